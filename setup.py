@@ -1,0 +1,49 @@
+"""Packaging of spec_t5x. Bounds are those the test suite was run within."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="spec_t5x",
+    version="0.1.0",
+    description="Lossless speculative decoding for encoder-decoder T5 in JAX",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["spec_t5x", "spec_t5x.*"]),
+    # The default pair: Orbax directories, whose files have no common ending.
+    package_data={"spec_t5x": ["pretrained/**/*"]},
+    install_requires=[
+        "jax>=0.10,<0.13",
+        "flax>=0.12,<0.13",
+        "optax>=0.2.6,<0.3",
+        "orbax-checkpoint>=0.11.30,<0.13",
+        "seqio>=0.0.20,<0.1",
+        "gin-config>=0.5,<0.6",
+        "numpy>=2.0,<3",
+        "sentencepiece>=0.2.1,<0.3",
+        "safetensors>=0.6,<1",
+        "ml_dtypes>=0.5,<1",
+        "jaxtyping>=0.3.3,<0.4",
+        "rich>=14,<16",
+        "sacrebleu>=2.5,<3",
+    ],
+    extras_require={
+        # Reading pytorch_model.bin, and the neighbour that tests compare with.
+        "hf": ["torch>=2.6", "transformers>=5.0,<6"],
+        "test": [
+            "beartype>=0.22,<1",
+            "hypothesis>=6.130,<7",
+            "pytest>=9,<10",
+            "scipy>=1.14,<2",
+            # One version: the tests compare with it token for token.
+            "torch==2.13.0",
+            "transformers>=5.0,<6",
+        ],
+    },
+    entry_points={"console_scripts": ["spec-t5x = spec_t5x.cli.main:main"]},
+)

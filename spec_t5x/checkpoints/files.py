@@ -1,0 +1,110 @@
+"""Checkpoint directories: JSON that explains its faults, all-or-nothing writes."""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+
+CONFIG_NAME = "config.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        InputError: the file is absent, unreadable, not JSON or not an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"no file {path}: give a complete checkpoint") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no JSON object: copy the file again")
+    return values
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes a JSON object for people to read.
+
+    Raises:
+        InputError: a value that JSON cannot hold.
+    """
+    try:
+        text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{path.name} cannot hold these values ({one_line(error)}): "
+            "give plain numbers, strings, lists and dicts"
+        ) from error
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def one_line(error: BaseException, limit: int = 160) -> str:
+    """The gist of an error, for a message that must stay on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@contextlib.contextmanager
+def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yields a directory beside ``directory`` that takes its place at the end.
+
+    When the body fails, nothing has changed. With ``overwrite`` an earlier
+    checkpoint is removed, once the new one is complete.
+
+    Raises:
+        InputError: something is there already, and it is not an empty directory
+            or ``overwrite`` is not set; or it is no checkpoint.
+    """
+    directory = Path(directory).resolve()
+    _check_destination(directory, overwrite)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unique = uuid.uuid4().hex[:8]
+    stage = directory.with_name(f".{directory.name}.writing-{unique}")
+    stage.mkdir()
+    try:
+        yield stage
+        _replace(directory, stage, directory.with_name(f".{directory.name}.old-{unique}"))
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _check_destination(directory: Path, overwrite: bool) -> None:
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise InputError(f"{directory} is a file: choose another directory")
+    if not any(directory.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
+    # A wrong path must not cost anybody their files.
+    if not (directory / CONFIG_NAME).is_file():
+        raise InputError(
+            f"{directory} holds no {CONFIG_NAME}, so it is no checkpoint to "
+            "overwrite: choose another directory"
+        )
+
+
+def _replace(directory: Path, stage: Path, retired: Path) -> None:
+    """Renames ``stage`` to ``directory``; what was there goes, but only then."""
+    if not directory.exists():
+        os.rename(stage, directory)
+        return
+    os.rename(directory, retired)
+    try:
+        os.rename(stage, directory)
+    except OSError:
+        os.rename(retired, directory)
+        raise
+    shutil.rmtree(retired)

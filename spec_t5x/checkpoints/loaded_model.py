@@ -1,0 +1,31 @@
+"""What every reader of checkpoints returns."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model read from disk, checked and ready to run."""
+
+    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``.
+    params: PyTree
+    # ``config.dtype`` is the type that was asked for, not the stored one.
+    config: T5Config
+    vocabulary: Vocabulary
+    # Where the model was read from.
+    directory: Path
+    # config.json as it stands there.
+    metadata: dict[str, Any]
+
+    @property
+    def num_params(self) -> int:
+        """Number of weights; an embedding that is also the output counts once."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -1,0 +1,1 @@
+"""The ``spec-t5x`` command: argument parsing and printing only."""

@@ -1,0 +1,64 @@
+"""Entry point of ``spec-t5x``: picks the command, turns mistakes into one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from spec_t5x.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Exit status 0, or 2 for a mistake of the user's."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(arguments)
+    args.gin_bindings = [item for item in rest if item.startswith("--gin.")]
+    try:
+        _check_known(rest, args.command)
+        return args.run(args)
+    except InputError as error:
+        if args.debug:
+            raise
+        # gin appends lines about its own calls to an error that passes through it.
+        print(f"spec-t5x: error: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left; nothing more is owed to anyone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line, without the usage before it."""
+
+    def error(self, message: str):
+        self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
+
+
+def _check_known(rest: list[str], command: str) -> None:
+    for item in rest:
+        if not item.startswith("--gin."):
+            raise InputError(f"unknown argument {item!r}: see spec-t5x {command} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from spec_t5x.cli import evaluate, generate, train
+
+    parser = _Parser(
+        prog="spec-t5x",
+        description="Lossless speculative decoding of encoder-decoder T5 models.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (generate, evaluate, train):
+        name = module.__name__.rpartition(".")[2]
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(command)
+        command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Models and decoding options: the flags that several commands share.
+
+Every value can come from a flag, from a gin file or from the default, in this
+order of precedence.
+"""
+
+import argparse
+import dataclasses
+
+from spec_t5x.errors import InputError
+
+DEFAULT_TARGET = "ende-target"
+DEFAULT_DRAFT = "ende-draft"
+NO_DRAFT = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """Which checkpoints to load; names as on the command line."""
+
+    target: str = DEFAULT_TARGET
+    draft: str | None = None
+    dtype: str = "float32"
+
+    def draft_name(self) -> str | None:
+        """The draft's name or directory, None for plain decoding."""
+        if self.draft == NO_DRAFT:
+            return None
+        if self.draft is None and self.target != DEFAULT_TARGET:
+            raise InputError(
+                f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
+            )
+        return self.draft or DEFAULT_DRAFT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags; one that is left out takes its value from gin."""
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--target",
+        metavar="NAME_OR_DIR",
+        help=f"checkpoint whose output is wanted (default: the packaged {DEFAULT_TARGET})",
+    )
+    models.add_argument(
+        "--draft",
+        metavar="NAME_OR_DIR",
+        help=f"checkpoint that proposes; {NO_DRAFT} is plain decoding "
+        f"(default: {DEFAULT_DRAFT} for {DEFAULT_TARGET})",
+    )
+    models.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="what the networks compute in (float32)"
+    )
+    _add_options(parser.add_argument_group("decoding"))
+    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
+
+
+def _add_options(group) -> None:
+    numbers = {
+        "gamma": (int, "tokens that the draft proposes in each iteration (4)"),
+        "temperature": (float, "0 is argmax (0)"),
+        "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
+        "top_p": (float, "sample from the nucleus of this mass; 0 from all (0)"),
+        "num_decodes": (int, "outputs for each input (1)"),
+        "seed": (int, "of the random draws (0)"),
+        "max_decode_len": (int, "tokens generated at most (128)"),
+        "batch_size": (int, "inputs decoded together (1)"),
+        "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
+    }
+    for name, (kind, text) in numbers.items():
+        group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    group.add_argument("--truncate", action="store_true", default=None, help="cut longer inputs")
+    group.add_argument(
+        "--rescale_log_probs",
+        action="store_true",
+        default=None,
+        help="scores under the sampled distribution, as T5X's default",
+    )
+
+
+def read(args: argparse.Namespace):
+    """``Models`` and ``GenerateOptions``: defaults, then gin, then flags."""
+    import gin
+
+    from spec_t5x.generation import GenerateOptions
+    from spec_t5x.gin_files import parse_gin
+
+    make_models = gin.external_configurable(Models, module="spec_t5x")
+    make_options = gin.external_configurable(GenerateOptions, module="spec_t5x")
+    parse_gin(args.gin_file, args.gin_bindings)
+
+    def given(cls):
+        names = [field.name for field in dataclasses.fields(cls)]
+        return {n: getattr(args, n) for n in names if getattr(args, n) is not None}
+
+    return make_models(**given(Models)), make_options(**given(GenerateOptions))

@@ -1,0 +1,20 @@
+"""``spec-t5x train``: trains a target or a draft as a gin file says."""
+
+import argparse
+
+HELP = "train a model as a gin file says; run again to go on after an interruption"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
+    parser.add_argument("--gin_file", action="append", required=True, metavar="FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains."""
+    from spec_t5x.gin_files import parse_gin
+    from spec_t5x.training.run import train
+
+    parse_gin(args.gin_file, args.gin_bindings)
+    train()
+    return 0

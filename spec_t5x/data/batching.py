@@ -1,0 +1,291 @@
+"""Length-bucketed batches whose order is a function of (seed, step) alone.
+
+A file is tokenised once and kept as four flat arrays. Every pair belongs to the
+smallest bucket that holds it; XLA compiles one program for each bucket. The
+shuffle of an epoch follows from (seed, epoch), and every epoch has the same
+number of batches, so that training resumed at step N gets batch N at the cost
+of one shuffle.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.types import EOS_ID, PAD_ID
+
+DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
+
+# Bump when the arrays of a stored file change their meaning.
+_CACHE_FORMAT = 1
+_TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenisedPairs:
+    """Pairs of id sequences, each ending in EOS, in the file's order.
+
+    Pair i is ``source_ids[source_ends[i - 1]:source_ends[i]]`` (from 0 for i = 0),
+    and likewise for the target.
+    """
+
+    source_ids: np.ndarray  # [total source tokens] int32
+    source_ends: np.ndarray  # [pairs] int64
+    target_ids: np.ndarray  # [total target tokens] int32
+    target_ends: np.ndarray  # [pairs] int64
+    num_dropped: int  # pairs longer than the limits, or with an empty side
+
+    def __len__(self) -> int:
+        return len(self.source_ends)
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """Tokens of every source, EOS included, [pairs]."""
+        return np.diff(self.source_ends, prepend=0)
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """Tokens of every target, EOS included, [pairs]."""
+        return np.diff(self.target_ends, prepend=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One batch; rows past the last pair and positions past EOS hold padding."""
+
+    encoder_input_tokens: np.ndarray  # [batch, source] int32
+    decoder_input_tokens: np.ndarray  # [batch, length] int32, shifted right
+    decoder_target_tokens: np.ndarray  # [batch, length] int32
+    num_pairs: int  # rows that hold a pair
+
+    @property
+    def num_tokens(self) -> int:
+        """Target tokens, padding excluded."""
+        return int(np.count_nonzero(self.decoder_target_tokens))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A batch shape and the pairs that use it."""
+
+    source: int  # padded source length
+    target: int  # padded target length
+    batch_size: int  # rows
+    pairs: np.ndarray  # [pairs of this bucket] indices, increasing
+
+
+def tokenise_file(
+    path: str | Path,
+    vocabulary: Vocabulary,
+    *,
+    source_column: int,
+    target_column: int,
+    num_columns: int,
+    max_source_length: int,
+    max_target_length: int,
+    cache_dir: str | Path | None,
+) -> TokenisedPairs:
+    """Tokenises the pairs of a file, or loads them from an earlier call.
+
+    Args:
+        path: a tab-separated file, see ``tsv.read_pairs``.
+        vocabulary: encodes both sides; EOS is appended to each.
+        source_column, target_column, num_columns: see ``tsv.read_pairs``.
+        max_source_length, max_target_length: in tokens, EOS included; longer pairs
+            are dropped and counted.
+        cache_dir: where to keep the arrays, named by a hash of the file's content,
+            the vocabulary and the other arguments; None keeps nothing.
+
+    Raises:
+        InputError: the file cannot be read, or no pair is left.
+    """
+    options = (source_column, target_column, num_columns)
+    limits = (max_source_length, max_target_length)
+    if cache_dir is not None and Path(path).is_file():
+        key = _cache_key(path, vocabulary, options, limits)
+        cache = Path(cache_dir) / f"pairs-{key}.npz"
+        if cache.is_file():
+            return _load(cache)
+    pairs = _tokenise(read_pairs(path, *options), vocabulary, *limits)
+    if not len(pairs):
+        raise InputError(
+            f"{path}: all {pairs.num_dropped} pairs are empty or longer than "
+            f"{max_source_length}/{max_target_length} tokens: raise the limits"
+        )
+    if cache_dir is not None:
+        _store(cache, pairs)
+    return pairs
+
+
+def _tokenise(
+    texts: Iterator[tuple[str, str]],
+    vocabulary: Vocabulary,
+    max_source_length: int,
+    max_target_length: int,
+) -> TokenisedPairs:
+    sources, targets, num_dropped = [], [], 0
+    threads = os.cpu_count() or 1
+    while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
+        source_chunk = vocabulary.encode_batch([pair[0] for pair in chunk], threads)
+        target_chunk = vocabulary.encode_batch([pair[1] for pair in chunk], threads)
+        for source, target in zip(source_chunk, target_chunk, strict=True):
+            fits = len(source) < max_source_length and len(target) < max_target_length
+            if fits and source and target:
+                sources.append(np.array([*source, EOS_ID], np.int32))
+                targets.append(np.array([*target, EOS_ID], np.int32))
+            else:
+                num_dropped += 1
+    empty = [np.zeros(0, np.int32)]
+    return TokenisedPairs(
+        source_ids=np.concatenate(sources or empty),
+        source_ends=np.cumsum([len(ids) for ids in sources], dtype=np.int64),
+        target_ids=np.concatenate(targets or empty),
+        target_ends=np.cumsum([len(ids) for ids in targets], dtype=np.int64),
+        num_dropped=num_dropped,
+    )
+
+
+def _cache_key(path, vocabulary, options, limits) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    segmentation = vocabulary.segmentation_fingerprint()
+    digest.update(repr((_CACHE_FORMAT, segmentation, options, limits)).encode())
+    return digest.hexdigest()[:24]
+
+
+def _store(cache: Path, pairs: TokenisedPairs) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed, so that a kill leaves no half file behind.
+    descriptor, temporary = tempfile.mkstemp(dir=cache.parent, suffix=".npz")
+    with os.fdopen(descriptor, "wb") as stream:
+        np.savez(stream, **dataclasses.asdict(pairs))
+    os.replace(temporary, cache)
+
+
+def _load(cache: Path) -> TokenisedPairs:
+    with np.load(cache) as arrays:
+        fields = {name: arrays[name] for name in arrays.files}
+    return TokenisedPairs(**fields | {"num_dropped": int(fields["num_dropped"])})
+
+
+class Batches:
+    """The batches of tokenised pairs, in a reproducible order.
+
+    In an epoch each bucket's pairs are shuffled and cut into full batches; the
+    remainder waits for the next epoch's shuffle, except that a bucket with less
+    than one batch gives one that is filled with padding rows. The batches of all
+    buckets are then shuffled.
+    """
+
+    def __init__(
+        self,
+        pairs: TokenisedPairs,
+        *,
+        tokens_per_batch: int,
+        seed: int,
+        buckets: Sequence[int] = DEFAULT_BUCKETS,
+    ):
+        """Sorts the pairs into buckets.
+
+        Args:
+            pairs: what to batch.
+            tokens_per_batch: padded target tokens of a batch; a bucket of length L
+                has ``max(1, tokens_per_batch // L)`` rows.
+            seed: with the epoch, decides the order.
+            buckets: padded lengths, of source and target alike, increasing.
+
+        Raises:
+            InputError: a pair fits no bucket, or tokens_per_batch < 1.
+        """
+        if tokens_per_batch < 1:
+            raise InputError(f"tokens_per_batch is {tokens_per_batch}: give 1 or more")
+        self._pairs = pairs
+        self._seed = seed
+        self.buckets = _assign_buckets(pairs, sorted(set(buckets)), tokens_per_batch)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The same in every epoch."""
+        return sum(max(1, len(b.pairs) // b.batch_size) for b in self.buckets)
+
+    def batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Yields batch ``start_step``, ``start_step + 1``, ... without end."""
+        epoch, offset = divmod(start_step, self.batches_per_epoch)
+        for epoch in itertools.count(epoch):
+            for bucket, indices in self._epoch_plan(epoch)[offset:]:
+                yield make_batch(self._pairs, bucket, indices)
+            offset = 0
+
+    def one_pass(self) -> Iterator[Batch]:
+        """Yields every pair once, unshuffled; last batches have padding rows."""
+        for bucket in self.buckets:
+            for start in range(0, len(bucket.pairs), bucket.batch_size):
+                indices = bucket.pairs[start : start + bucket.batch_size]
+                yield make_batch(self._pairs, bucket, indices)
+
+    def _epoch_plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        plan = []
+        for bucket in self.buckets:
+            shuffled = rng.permutation(bucket.pairs)
+            for i in range(max(1, len(shuffled) // bucket.batch_size)):
+                start = i * bucket.batch_size
+                plan.append((bucket, shuffled[start : start + bucket.batch_size]))
+        return [plan[i] for i in rng.permutation(len(plan))]
+
+
+def _assign_buckets(
+    pairs: TokenisedPairs, lengths: Sequence[int], tokens_per_batch: int
+) -> list[Bucket]:
+    longest = np.maximum(pairs.source_lengths, pairs.target_lengths)
+    if longest.max(initial=0) > lengths[-1]:
+        raise InputError(
+            f"a pair has {longest.max()} tokens, the largest bucket {lengths[-1]}: "
+            "add a bucket or lower the maximum lengths"
+        )
+    which = np.searchsorted(lengths, longest)
+    return [
+        Bucket(
+            source=length,
+            target=length,
+            batch_size=max(1, tokens_per_batch // length),
+            pairs=np.flatnonzero(which == i),
+        )
+        for i, length in enumerate(lengths)
+        if np.any(which == i)
+    ]
+
+
+def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> Batch:
+    """The pairs ``indices`` (at most ``bucket.batch_size``), padded to the bucket."""
+    rows = bucket.batch_size
+    source = _padded(pairs.source_ids, pairs.source_ends, indices, rows, bucket.source)
+    target = _padded(pairs.target_ids, pairs.target_ends, indices, rows, bucket.target)
+    shifted = np.full_like(target, PAD_ID)
+    shifted[:, 1:] = target[:, :-1]
+    return Batch(
+        encoder_input_tokens=source,
+        decoder_input_tokens=shifted,
+        decoder_target_tokens=target,
+        num_pairs=len(indices),
+    )
+
+
+def _padded(
+    ids: np.ndarray, ends: np.ndarray, indices: np.ndarray, rows: int, length: int
+) -> np.ndarray:
+    padded = np.full((rows, length), PAD_ID, np.int32)
+    for row, i in enumerate(indices):
+        sequence = ids[ends[i - 1] if i else 0 : ends[i]]
+        padded[row, : len(sequence)] = sequence
+    return padded

@@ -1,0 +1,271 @@
+"""Vocabularies with T5's conventions: SentencePiece and bytes.
+
+Both reserve pad 0, eos 1 and unk 2, encode without EOS, and decode up to the
+first EOS. A target and its draft must share the ids; ``fingerprint`` says
+whether they do.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from spec_t5x.errors import InputError
+from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
+
+SPIECE_NAME = "spiece.model"
+
+# SentencePiece sums expected counts thread by thread, so that the result depends
+# on the number of threads: a constant, not the number of cores.
+_TRAINER_THREADS = 4
+
+_BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
+_NUM_BYTES = 256
+
+
+class SentencePieceVocabulary:
+    """A SentencePiece model with T5's extra ids appended after its pieces.
+
+    ``<extra_id_0>`` is the highest id, ``vocab_size - 1``, as in T5.
+    """
+
+    def __init__(self, path: str | Path, extra_ids: int = 0):
+        """Loads the model.
+
+        Args:
+            path: a SentencePiece model file (``spiece.model``).
+            extra_ids: number of sentinels to append (100 for the original T5).
+
+        Raises:
+            InputError: the file is absent or not a SentencePiece model, its
+                special ids are not pad 0, eos 1, unk 2, or extra_ids < 0.
+        """
+        self.path = Path(path)
+        self.extra_ids = extra_ids
+        if extra_ids < 0:
+            raise InputError(f"extra_ids is {extra_ids}: give 0 or more")
+        if not self.path.is_file():
+            raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
+        content = self.path.read_bytes()
+        self._content_hash = hashlib.sha256(content).hexdigest()
+        try:
+            if extra_ids:
+                content = _append_sentinels(content, extra_ids)
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except Exception as error:  # the parsers raise assorted types
+            raise InputError(
+                f"{self.path} is not a SentencePiece model: give a spiece.model file"
+            ) from error
+        self._check_special_ids()
+
+    def _check_special_ids(self) -> None:
+        processor = self._processor
+        found = (processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if found != (PAD_ID, EOS_ID, UNK_ID):
+            raise InputError(
+                f"{self.path} has pad, eos, unk = {found}, T5 needs (0, 1, 2): "
+                "train it with train_sentencepiece"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, sentinels included."""
+        return self._processor.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+        return self._processor.encode(text)
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts, on ``num_threads`` threads."""
+        return self._processor.encode(list(texts), num_threads=num_threads)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+        return self._processor.decode(_ids_before_eos(ids, self.vocab_size))
+
+    def piece(self, token: int) -> str:
+        """The piece of an id as it stands in the vocabulary ("▁Haus")."""
+        return self._processor.id_to_piece(token)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
+        processor = self._processor
+        pieces = [processor.id_to_piece(i) for i in range(self.vocab_size)]
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 (hex) that also covers scores and normalisation.
+
+        Vocabularies with one ``fingerprint`` may still cut a text differently;
+        tokenised data is cached under this one.
+        """
+        content = f"{self._content_hash} {self.extra_ids}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def save(self, directory: str | Path) -> None:
+        """Copies the model file to ``directory/spiece.model``."""
+        destination = Path(directory) / SPIECE_NAME
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if destination.resolve() != self.path.resolve():
+            shutil.copyfile(self.path, destination)
+
+
+class ByteVocabulary:
+    """ByT5's vocabulary: the id of a UTF-8 byte is its value plus 3."""
+
+    def __init__(self, extra_ids: int = 125):
+        """Appends ``extra_ids`` sentinels, which decode to nothing.
+
+        Raises:
+            InputError: extra_ids < 0.
+        """
+        if extra_ids < 0:
+            raise InputError(f"extra_ids is {extra_ids}: give 0 or more")
+        self.extra_ids = extra_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ids and sentinels included (384 for ByT5)."""
+        return _BYTE_OFFSET + _NUM_BYTES + self.extra_ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+        return [byte + _BYTE_OFFSET for byte in text.encode("utf-8")]
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts; ``num_threads`` has no effect here."""
+        del num_threads
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS.
+
+        Padding, sentinels and foreign ids are skipped, as are bytes that do not
+        form UTF-8.
+        """
+        end_of_bytes = _BYTE_OFFSET + _NUM_BYTES
+        kept = _ids_before_eos(ids, end_of_bytes)
+        data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
+        return data.decode("utf-8", errors="ignore")
+
+    def piece(self, token: int) -> str:
+        """The byte of an id as an ASCII character or as "<0xE4>"."""
+        byte = token - _BYTE_OFFSET
+        if not 0 <= byte < _NUM_BYTES:
+            return f"<{token}>"
+        return chr(byte) if 32 < byte < 127 else f"<0x{byte:02X}>"
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what defines the ids."""
+        content = f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def segmentation_fingerprint(self) -> str:
+        """The same as ``fingerprint``: bytes can be cut in one way only."""
+        return self.fingerprint()
+
+    def save(self, directory: str | Path) -> None:
+        """Writes nothing: ``extra_ids`` says it all."""
+        del directory
+
+
+Vocabulary = SentencePieceVocabulary | ByteVocabulary
+
+
+def train_sentencepiece(
+    text_iterator: Iterable[str],
+    model_prefix_path: str | Path,
+    vocab_size: int,
+    *,
+    character_coverage: float = 0.9999,
+    seed: int = 0,
+) -> Path:
+    """Trains a unigram vocabulary with T5's special ids and no BOS.
+
+    Normalisation is the identity and runs of spaces are kept: T5's own
+    ``nmt_nfkc`` rewrites characters ("…" to "...", "²" to "2") that the decoder
+    could then never produce. The price is that a rare character is unknown, and
+    decodes to " ⁇ ", where NFKC would have found a relative.
+
+    Args:
+        text_iterator: sentences of every language the vocabulary is to hold.
+        model_prefix_path: ``<prefix>.model`` and ``<prefix>.vocab`` are written.
+        vocab_size: number of pieces, the three special ones included.
+        character_coverage: share of the characters that get a piece.
+        seed: equal seeds and texts give equal vocabularies.
+
+    Returns:
+        The path of the model file.
+
+    Raises:
+        InputError: the texts cannot yield that many pieces, or there are none.
+    """
+    prefix = Path(model_prefix_path)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    sentencepiece.set_random_generator_seed(seed)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text_iterator),
+            model_prefix=str(prefix),
+            model_type="unigram",
+            vocab_size=vocab_size,
+            character_coverage=character_coverage,
+            pad_id=PAD_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            bos_id=-1,
+            byte_fallback=False,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            num_threads=_TRAINER_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise InputError(
+            f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
+            "change vocab_size or give more text"
+        ) from error
+    path = prefix.with_name(prefix.name + ".model")
+    _forget_paths(path)
+    return path
+
+
+def _ids_before_eos(ids: Iterable[int], limit: int) -> list[int]:
+    kept = []
+    for token in map(int, ids):
+        if token == EOS_ID:
+            break
+        if token != PAD_ID and 0 <= token < limit:
+            kept.append(token)
+    return kept
+
+
+def _forget_paths(path: Path) -> None:
+    """Takes out where the model was trained: a vocabulary is shared, a path is not."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    model.trainer_spec.ClearField("model_prefix")
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _append_sentinels(content: bytes, extra_ids: int) -> bytes:
+    """The model with ``<extra_id_{n-1}>`` .. ``<extra_id_0>`` as its last pieces."""
+    # The protocol buffer is needed for this only; plain models load without.
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    for i in reversed(range(extra_ids)):
+        # With the word boundary in front, as seqio has it: "a <extra_id_0> b" gets
+        # no lone boundary piece.
+        model.pieces.add(
+            piece=f"\u2581<extra_id_{i}>",
+            score=0.0,
+            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+        )
+    return model.SerializeToString()

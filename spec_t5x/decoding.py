@@ -1,0 +1,371 @@
+"""Speculative decoding: Algorithm 1 of Leviathan et al. (2023), batched and compiled.
+
+One iteration, for all rows at once:
+
+    propose   the draft proposes gamma tokens, one after the other
+    score     ONE target call over the row's last token and the gamma proposals
+    verify    how many proposals stand, and the token that follows them
+    commit    append them; set each row's length, which is all a rollback takes
+
+Shapes are fixed, rows advance by 1 … gamma + 1 tokens at their own pace, and the
+loop runs on the device until every row has ended.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x import autoregressive
+from spec_t5x import outputs as outputs_lib
+from spec_t5x.distributions import Sampling, overlap, standardize
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Draft, DraftState, Proposal, Target
+from spec_t5x.outputs import Decoded, Outputs
+from spec_t5x.scoring import token_log_probs
+from spec_t5x.types import EOS_ID, Array, Float32, Int, Key, PyTree
+from spec_t5x.verification import Verdict, greedy_verification, token_verification
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeStats:
+    """Counts for each row, over the iterations before it ended."""
+
+    # Target calls, which are iterations.
+    target_calls: Int[Array, "*rows"]
+    # Draft tokens proposed: gamma in each iteration.
+    proposed: Int[Array, "*rows"]
+    # Draft tokens that are part of the output.
+    accepted: Int[Array, "*rows"]
+    # The same by position in the block; divide by target_calls for rates.
+    accepted_by_position: Int[Array, "*rows gamma"]
+    # Positions at which a draft stood for verification, all before it accepted,
+    # and the sum there of beta = sum min(p, q).
+    verified: Int[Array, "*rows"]
+    beta_sum: Float32[Array, "*rows"]
+
+    @property
+    def mean_acceptance_length(self) -> Array:
+        """Tokens for each target call: ``1 + accepted / target_calls``.
+
+        A row that got 9 drafts accepted in 3 calls has (3 + 9) / 3 = 4.
+        """
+        return 1.0 + self.accepted / jnp.maximum(self.target_calls, 1)
+
+    @property
+    def alpha(self) -> Array:
+        """Mean of beta over verified positions: the low-variance estimate of alpha.
+
+        The probability of accepting, in place of the count of acceptances
+        (Corollary 3.6). NaN where nothing was verified.
+        """
+        return self.beta_sum / self.verified
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeState:
+    """All that one iteration hands to the next."""
+
+    # Sequences, lengths, limits, ended rows and scores.
+    outputs: Outputs
+    # The target's cache: every token of a row but its last one.
+    target_cache: Cache
+    # Whatever the draft keeps.
+    draft_state: DraftState
+    # One key for each row.
+    keys: Key[Array, "batch"]
+    stats: DecodeStats
+
+
+@flax.struct.dataclass(kw_only=True)
+class Iteration:
+    """What happened in one iteration: a line of Figure 1."""
+
+    # What the draft proposed.
+    proposed: Int[Array, "batch gamma"]
+    # How many leading proposals entered the output; the next one was rejected,
+    # unless the row ended before it or all were accepted.
+    num_accepted: Int[Array, "batch"]
+    # Tokens appended, and how many of them count: the accepted proposals, then
+    # (unless the row ended before it) the target's own token.
+    appended: Int[Array, "batch gamma+1"]
+    num_appended: Int[Array, "batch"]
+    ended: Array
+
+
+def init(
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    keys: Key[Array, "rows"],
+    *,
+    gamma: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*batch"] | None = None,
+    num_decodes: int = 1,
+) -> DecodeState:
+    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each."""
+    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
+    # The last call may start at position max_decode_len (an ended row) and runs
+    # gamma further.
+    max_length = max_decode_len + gamma + 1
+    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
+    draft_state = draft.prefill(inputs, prompts, max_length)
+    outputs, target_cache, draft_state = outputs_lib.repeat_rows(
+        (outputs, target_cache, draft_state), num_decodes
+    )
+    return DecodeState(
+        outputs=outputs,
+        target_cache=target_cache,
+        draft_state=draft_state,
+        keys=keys,
+        stats=_no_stats(outputs.lengths.shape[0], gamma),
+    )
+
+
+def step(
+    target: Target,
+    draft: Draft,
+    state: DecodeState,
+    settings: Sampling,
+    *,
+    gamma: int,
+    eos_id: int = EOS_ID,
+    rescale_log_probs: bool = True,
+) -> tuple[DecodeState, Iteration]:
+    """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row."""
+    outputs = state.outputs
+    emit_keys, accept_keys, draft_keys = outputs_lib.position_keys(state.keys, outputs.lengths, 3)
+
+    proposal, draft_state = draft.propose(
+        state.draft_state, outputs.sequences, outputs.lengths, draft_keys, gamma, settings
+    )
+    block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
+    logits, target_cache = target.score(state.target_cache, block)
+    target_probs = standardize(logits, settings)
+
+    verdict = _verify(proposal, target_probs, accept_keys, emit_keys, settings)
+    tokens = _emitted(proposal.tokens, verdict)
+    log_probs = token_log_probs(logits, target_probs, tokens, settings, rescale_log_probs)
+    outputs, num_appended = outputs_lib.append(
+        outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
+    )
+    num_accepted = jnp.minimum(verdict.num_accepted, num_appended)
+
+    state = state.replace(
+        outputs=outputs,
+        target_cache=target.rollback(target_cache, outputs.lengths),
+        draft_state=draft.commit(draft_state, outputs.lengths),
+        stats=_count(
+            state.stats, ~state.outputs.ended, proposal, target_probs, num_accepted, num_appended
+        ),
+    )
+    return state, Iteration(
+        proposed=proposal.tokens,
+        num_accepted=num_accepted,
+        appended=tokens,
+        num_appended=num_appended,
+        ended=outputs.ended,
+    )
+
+
+def done(state: DecodeState) -> Array:
+    """Whether every row has ended."""
+    return jnp.all(state.outputs.ended)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("gamma", "max_decode_len", "num_decodes", "eos_id", "rescale_log_probs"),
+)
+def speculative_decode(
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    rng: Key[Array, "*batch"],
+    settings: Sampling,
+    *,
+    gamma: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*batch"] | None = None,
+    num_decodes: int = 1,
+    eos_id: int = EOS_ID,
+    rescale_log_probs: bool = True,
+) -> Decoded:
+    """Decodes with the target's distribution, exactly, at the draft's pace.
+
+    The text at temperature 0 is that of ``autoregressive_decode``; at any other the
+    texts follow the same distribution. ``gamma = 0`` is plain decoding, seed for
+    seed. Statistics come back for each sequence in ``Decoded.stats``.
+
+    Args:
+      target: the model whose output is wanted, a pytree.
+      draft: what proposes; it must share the target's vocabulary.
+      inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
+      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
+        on the right; ``zeros([batch, 1])`` where nothing is forced.
+      rng: one key, or one for each input (``outputs.row_keys``).
+      settings: the distribution to sample from (``distributions.sampling``).
+      gamma: tokens proposed in each iteration, at least 0.
+      max_decode_len: room for tokens, the prompt's included.
+      max_decode_steps: tokens to generate at most, after the prompt.
+      num_decodes: sequences for each input.
+      eos_id: the token that ends a row; in a prompt it does not.
+      rescale_log_probs: whether scores are under the sampled distribution (T5X's
+        default: argmax scores 0) or under the model's own.
+
+    Raises:
+      InputError: ``gamma`` below 0, vocabularies that differ, or prompts longer
+        than ``max_decode_len``.
+    """
+    check_arguments(target, draft, prompts, gamma, max_decode_len)
+    keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
+    settings = settings.repeat(num_decodes)
+    state = init(
+        target,
+        draft,
+        inputs,
+        prompts,
+        keys,
+        gamma=gamma,
+        max_decode_len=max_decode_len,
+        max_decode_steps=max_decode_steps,
+        num_decodes=num_decodes,
+    )
+
+    def body(state):
+        return step(
+            target,
+            draft,
+            state,
+            settings,
+            gamma=gamma,
+            eos_id=eos_id,
+            rescale_log_probs=rescale_log_probs,
+        )[0]
+
+    state = lax.while_loop(lambda state: ~done(state), body, state)
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
+
+
+# The stepper's two programs, compiled once for each shape. The state is donated:
+# its caches are updated in place.
+_jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decodes"))
+_jit_step = jax.jit(
+    step, static_argnames=("gamma", "eos_id", "rescale_log_probs"), donate_argnames="state"
+)
+
+
+def speculative_steps(
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    rng: Key[Array, "*batch"],
+    settings: Sampling,
+    *,
+    gamma: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*batch"] | None = None,
+    num_decodes: int = 1,
+    eos_id: int = EOS_ID,
+    rescale_log_probs: bool = True,
+) -> Iterator[Iteration]:
+    """``speculative_decode``, driven from the host: yields after each iteration.
+
+    For streaming and for traces. Same arguments, same text; slower by a round trip
+    for each iteration. The generator's return value is the ``Decoded`` result.
+    """
+    check_arguments(target, draft, prompts, gamma, max_decode_len)
+    keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
+    settings = settings.repeat(num_decodes)
+    state = _jit_init(
+        target,
+        draft,
+        inputs,
+        prompts,
+        keys,
+        gamma=gamma,
+        max_decode_len=max_decode_len,
+        max_decode_steps=max_decode_steps,
+        num_decodes=num_decodes,
+    )
+    while not done(state):
+        state, iteration = _jit_step(
+            target,
+            draft,
+            state,
+            settings,
+            gamma=gamma,
+            eos_id=eos_id,
+            rescale_log_probs=rescale_log_probs,
+        )
+        yield jax.device_get(iteration)
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
+
+
+def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
+    """Raises ``InputError`` for arguments that cannot be decoded with."""
+    if gamma < 0:
+        raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
+    if draft.vocab_size != target.vocab_size:
+        raise InputError(
+            f"the draft has {draft.vocab_size} tokens and the target {target.vocab_size}: "
+            "use a draft with the target's vocabulary"
+        )
+    outputs_lib.check_prompts(prompts, max_decode_len)
+
+
+def _verify(
+    proposal: Proposal, target_probs, accept_keys, emit_keys, settings: Sampling
+) -> Verdict:
+    if settings.greedy:
+        target_tokens = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
+        return jax.vmap(greedy_verification)(proposal.tokens, target_tokens)
+    return jax.vmap(token_verification)(
+        accept_keys, emit_keys, proposal.tokens, proposal.probs, target_probs
+    )
+
+
+def _emitted(drafts: Int[Array, "batch gamma"], verdict: Verdict) -> Int[Array, "batch gamma+1"]:
+    """The accepted drafts, then the verifier's token (and again, to fill the block)."""
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
+    return jnp.where(is_draft, padded, verdict.next_token[:, None])
+
+
+def _no_stats(batch: int, gamma: int) -> DecodeStats:
+    zeros = jnp.zeros(batch, jnp.int32)
+    return DecodeStats(
+        target_calls=zeros,
+        proposed=zeros,
+        accepted=zeros,
+        accepted_by_position=jnp.zeros((batch, gamma), jnp.int32),
+        verified=zeros,
+        beta_sum=jnp.zeros(batch, jnp.float32),
+    )
+
+
+def _count(
+    stats: DecodeStats, live, proposal: Proposal, target_probs, num_accepted, num_appended
+) -> DecodeStats:
+    """Adds one iteration. What a row would have got after its end does not count."""
+    gamma = proposal.tokens.shape[1]
+    positions = jnp.arange(gamma)[None, :]
+    accepted_here = positions < num_accepted[:, None]
+    # A position was verified when its draft entered the output or was replaced.
+    verified_here = positions < num_appended[:, None]
+    beta = overlap(target_probs[:, :gamma], proposal.probs)
+    return DecodeStats(
+        target_calls=stats.target_calls + live,
+        proposed=stats.proposed + gamma * live,
+        accepted=stats.accepted + num_accepted,
+        accepted_by_position=stats.accepted_by_position + accepted_here,
+        verified=stats.verified + jnp.sum(verified_here, axis=1, dtype=jnp.int32),
+        beta_sum=stats.beta_sum + jnp.sum(jnp.where(verified_here, beta, 0.0), axis=1),
+    )

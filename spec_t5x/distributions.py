@@ -1,0 +1,170 @@
+"""From logits to the distribution that is sampled ("standardized sampling", 2.2).
+
+Draft and target both go through ``standardize``, so every later module deals with
+plain probabilities: argmax, temperature, top-k and nucleus sampling are all
+sampling from an adjusted distribution (Leviathan et al. 2023, section 2.2).
+
+The order of operations and the treatment of ties are T5X's: temperature, then
+top-k or top-p; a temperature below 1e-4 is argmax; tokens that tie with the last
+one kept are kept too.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from spec_t5x.errors import InputError
+from spec_t5x.types import Array, Float, Float32, Int, Key
+
+# Temperatures up to this one mean argmax, as in T5X.
+MIN_TEMPERATURE = 1e-4
+
+
+@flax.struct.dataclass
+class Sampling:
+    """How logits become the sampled distribution. Make one with ``sampling(...)``.
+
+    A pytree: the temperature is traced, so that changing it compiles nothing; the
+    rest is part of the program.
+    """
+
+    # One temperature for all rows, or one for each row.
+    temperature: Float32[Array, "*batch"]
+    # Keep the k likeliest tokens; 0 keeps all.
+    top_k: int = flax.struct.field(pytree_node=False, default=0)
+    # Keep the smallest set of tokens with at least this mass; 0 keeps all.
+    top_p: float = flax.struct.field(pytree_node=False, default=0.0)
+    # Every row is known to be argmax while tracing: no noise is drawn for it.
+    greedy: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def repeat(self, times: int) -> "Sampling":
+        """The settings of ``times`` consecutive copies of each row."""
+        if self.temperature.ndim == 0:
+            return self
+        return dataclasses.replace(self, temperature=jnp.repeat(self.temperature, times))
+
+
+def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
+    """Checked sampling settings.
+
+    Args:
+      temperature: a number, or an array ``[batch]`` with one for each row.
+      top_k: number of tokens kept, 0 for all.
+      top_p: mass of the nucleus kept, in [0, 1); 0 for all.
+
+    Raises:
+      InputError: a negative or non-finite temperature, a negative ``top_k``,
+        ``top_p`` outside [0, 1], or both ``top_k`` and ``top_p``.
+    """
+    values = np.asarray(temperature, np.float32)
+    if values.ndim > 1 or not np.all(np.isfinite(values)) or np.any(values < 0):
+        raise InputError(
+            f"temperature is {temperature}: give a finite number of at least 0 (0 is argmax)"
+        )
+    if top_k < 0 or int(top_k) != top_k:
+        raise InputError(f"top_k is {top_k}: give a whole number of at least 0 (0 keeps all)")
+    if not 0 <= top_p <= 1:
+        raise InputError(f"top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
+    if top_k and top_p:
+        raise InputError(f"top_k is {top_k} and top_p is {top_p}: set one of them to 0")
+    return Sampling(
+        temperature=jnp.asarray(values),
+        top_k=int(top_k),
+        top_p=float(top_p),
+        greedy=bool(np.all(values <= MIN_TEMPERATURE)),
+    )
+
+
+def standardize(
+    logits: Float[Array, "batch *positions vocab"], settings: Sampling
+) -> Float32[Array, "batch *positions vocab"]:
+    """The distribution that ``settings`` sample from, in float32 (section 2.2)."""
+    logits = logits.astype(jnp.float32)
+    if settings.greedy:
+        return argmax_probs(logits)
+    temperature = settings.temperature
+    if temperature.ndim:
+        temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
+    warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
+    if settings.top_k:
+        warped = keep_top_k(warped, settings.top_k)
+    probs = jax.nn.softmax(warped, axis=-1)
+    if settings.top_p:
+        probs = keep_top_p(probs, settings.top_p)
+    return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
+
+
+def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows vocab"]:
+    """All mass on the likeliest token (the first of several)."""
+    return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=jnp.float32)
+
+
+def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
+    """Minus infinity for all but the k largest logits and what ties with them."""
+    if k >= logits.shape[-1]:
+        return logits
+    smallest_kept = lax.top_k(logits, k)[0][..., -1:]
+    return jnp.where(logits >= smallest_kept, logits, -jnp.inf)
+
+
+def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array, "*rows vocab"]:
+    """The nucleus: the likeliest tokens whose mass reaches ``p``, normalised.
+
+    Bisects the threshold over the bit patterns of float32, which order like the
+    numbers they stand for as long as these are not negative: 31 masked sums
+    instead of a sort of the vocabulary.
+    """
+
+    def narrow(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        threshold = lax.bitcast_convert_type(middle, jnp.float32)
+        mass = jnp.sum(jnp.where(probs >= threshold, probs, 0.0), axis=-1, keepdims=True)
+        enough = mass >= p
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    bits = lax.bitcast_convert_type(probs, jnp.int32)
+    # The lower bound always keeps enough (all tokens), the upper one never does.
+    high = jnp.max(bits, axis=-1, keepdims=True) + 1
+    low, _ = lax.fori_loop(0, 31, narrow, (jnp.zeros_like(high), high))
+    kept = jnp.where(probs >= lax.bitcast_convert_type(low, jnp.float32), probs, 0.0)
+    return kept / jnp.sum(kept, axis=-1, keepdims=True)
+
+
+def residual(
+    target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
+) -> Float[Array, "*rows vocab"]:
+    """``norm(max(0, p - q))``: what a rejected draft is resampled from (2.3).
+
+    A draft is only rejected where the target has mass that the draft lacks, so a
+    residual without mass comes from rounding alone; the target itself stands in.
+    """
+    excess = jnp.maximum(target_probs - draft_probs, 0.0)
+    mass = jnp.sum(excess, axis=-1, keepdims=True)
+    has_mass = mass > 0
+    return jnp.where(has_mass, excess / jnp.where(has_mass, mass, 1.0), target_probs)
+
+
+def overlap(
+    target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
+) -> Float[Array, "*rows"]:
+    """``beta = sum min(p, q) = 1 - D_LK(p, q)`` (Theorem 3.5)."""
+    return jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1)
+
+
+def sample(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Int[Array, ""]:
+    """One token from a distribution; a token of probability zero is never drawn."""
+    return jax.random.categorical(key, jnp.log(probs)).astype(jnp.int32)
+
+
+def sample_rows(
+    keys: Key[Array, "batch"], probs: Float[Array, "batch vocab"], settings: Sampling
+) -> Int[Array, "batch"]:
+    """One token for each row, from the row's own key: rows do not affect each other."""
+    if settings.greedy:
+        return jnp.argmax(probs, axis=-1).astype(jnp.int32)
+    return jax.vmap(sample)(keys, probs)

@@ -1,0 +1,1 @@
+"""Drafts: one family a file, all under ``interfaces.Draft``."""

@@ -1,0 +1,1 @@
+"""Measurements: comparisons, benchmarks, and what the paper's tables need."""

@@ -1,0 +1,216 @@
+"""Speculative against plain decoding: same inputs, same process, compilation apart."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x import theory
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.step_times import StepTimes, measure_step_times
+from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator
+from spec_t5x.types import PAD_ID
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """The first place where two texts that should be equal are not."""
+
+    input: str
+    # Index of the token.
+    position: int
+    plain_token: int
+    speculative_token: int
+    # The target's logit of the plain token minus that of the other one.
+    margin: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One comparison. Rates are medians over repeats of the whole set of inputs."""
+
+    num_inputs: int
+    gamma: int
+    temperature: float
+    # Generated tokens, end of sequence included, padding rows not.
+    plain_tokens: int
+    speculative_tokens: int
+    # Seconds for all inputs, encoding included, compilation not: every repeat.
+    plain_seconds: list[float]
+    speculative_seconds: list[float]
+    plain_compile_seconds: float
+    speculative_compile_seconds: float
+    target_calls: int
+    mean_acceptance_length: float
+    alpha: float
+    step_times: StepTimes
+    # None when sampling: the texts are then different draws from one distribution.
+    identical: bool | None
+    divergences: list[Divergence]
+    outputs: list[list[Generation]]
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding."""
+        return self.plain_tokens / statistics.median(self.plain_seconds)
+
+    @property
+    def speculative_rate(self) -> float:
+        """Tokens per second of speculative decoding."""
+        return self.speculative_tokens / statistics.median(self.speculative_seconds)
+
+    @property
+    def speed_up(self) -> float:
+        """Ratio of the rates."""
+        return self.speculative_rate / self.plain_rate
+
+    @property
+    def predicted(self) -> float:
+        """Theorem 3.8 with the measured alpha and c, verification as one step."""
+        return theory.wall_time_improvement(self.alpha, self.gamma, self.step_times.c)
+
+    @property
+    def predicted_with_verification(self) -> float:
+        """The same with the measured cost of scoring gamma + 1 tokens."""
+        return theory.wall_time_improvement(
+            self.alpha, self.gamma, self.step_times.c, self.step_times.verification_cost
+        )
+
+    def to_dict(self) -> dict:
+        """All of it but the outputs, as JSON can hold it."""
+        fields = dataclasses.asdict(self)
+        del fields["outputs"]
+        return fields | {
+            "plain_tokens_per_second": self.plain_rate,
+            "speculative_tokens_per_second": self.speculative_rate,
+            "speed_up": self.speed_up,
+            "c": self.step_times.c,
+            "verification_cost": self.step_times.verification_cost,
+            "predicted_speed_up": self.predicted,
+            "predicted_speed_up_with_verification": self.predicted_with_verification,
+        }
+
+
+def compare(
+    generator: Generator, texts: Sequence[str], options: GenerateOptions, repeats: int = 3
+) -> Comparison:
+    """Decodes the inputs both ways, batch by batch in turn, ``repeats`` times.
+
+    Raises:
+      InputError: the generator has no draft, gamma is 0, or an input cannot be
+        decoded.
+    """
+    if generator.draft is None or options.gamma == 0:
+        raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
+    plain = generator.plain()
+    batches = generator.batches(texts, options)
+    plain_compile = sum(_warm_up(plain, batches, options))
+    speculative_compile = sum(_warm_up(generator, batches, options))
+    plain_seconds, speculative_seconds = [], []
+    for _ in range(repeats):
+        runs = [
+            (_timed(plain, batch, options), _timed(generator, batch, options)) for batch in batches
+        ]
+        plain_seconds.append(sum(run[0][0] for run in runs))
+        speculative_seconds.append(sum(run[1][0] for run in runs))
+
+    plain_outputs, outputs = (
+        [
+            outputs
+            for batch, run in zip(batches, runs, strict=True)
+            for outputs in which.collect(batch, run[index][1])
+        ]
+        for index, which in enumerate((plain, generator))
+    )
+    divergences = (
+        [] if options.temperature else _divergences(plain, plain_outputs, outputs, options)
+    )
+    flat = [generation for group in outputs for generation in group]
+    return Comparison(
+        num_inputs=len(texts),
+        gamma=options.gamma,
+        temperature=options.temperature,
+        plain_tokens=sum(len(g.output_ids) for group in plain_outputs for g in group),
+        speculative_tokens=sum(len(g.output_ids) for g in flat),
+        plain_seconds=plain_seconds,
+        speculative_seconds=speculative_seconds,
+        plain_compile_seconds=plain_compile,
+        speculative_compile_seconds=speculative_compile,
+        target_calls=sum(g.target_calls for g in flat),
+        mean_acceptance_length=1
+        + sum(g.accepted for g in flat) / sum(g.target_calls for g in flat),
+        alpha=_alpha(runs),
+        step_times=measure_step_times(
+            generator.target,
+            generator.draft.model,
+            jnp.asarray(batches[0].tokens),
+            gamma=options.gamma,
+            max_decode_len=options.max_decode_len,
+        ),
+        identical=None if options.temperature else not divergences,
+        divergences=divergences,
+        outputs=outputs,
+    )
+
+
+def _warm_up(generator: Generator, batches: list[Batch], options) -> list[float]:
+    """Compiles every shape; seconds of first run minus second, for each."""
+    seconds, seen = [], set()
+    for batch in batches:
+        if batch.tokens.shape not in seen:
+            seen.add(batch.tokens.shape)
+            first, _ = _timed(generator, batch, options)
+            second, _ = _timed(generator, batch, options)
+            seconds.append(max(first - second, 0.0))
+    return seconds
+
+
+def _timed(generator: Generator, batch: Batch, options):
+    start = time.perf_counter()
+    decoded = jax.block_until_ready(generator.decode(batch, options))
+    return time.perf_counter() - start, decoded
+
+
+def _alpha(runs) -> float:
+    """Mean beta over all verified positions of all sequences."""
+    stats = [jax.device_get(run[1][1].stats) for run in runs]
+    return float(sum(s.beta_sum.sum() for s in stats) / sum(s.verified.sum() for s in stats))
+
+
+def _divergences(
+    generator: Generator, plain: list[list[Generation]], speculative, options
+) -> list[Divergence]:
+    pairs = [
+        (ours, theirs)
+        for plain_group, group in zip(plain, speculative, strict=True)
+        for ours, theirs in zip(plain_group, group, strict=True)
+        if ours.output_ids != theirs.output_ids
+    ]
+    return [_divergence(generator, ours, theirs, options) for ours, theirs in pairs]
+
+
+def _divergence(
+    generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
+) -> Divergence:
+    """Where two outputs part, and by how little the target preferred the first."""
+    ours, theirs = plain.output_ids, other.output_ids
+    width = max(len(ours), len(theirs))
+    padded = np.full((2, width), PAD_ID, np.int32)
+    padded[0, : len(ours)], padded[1, : len(theirs)] = ours, theirs
+    position = int(np.argmax(padded[0] != padded[1]))
+    source = jnp.asarray([generator.tokenize(plain.input, options)])
+    cache = generator.target.prefill(source, position + 1)
+    prefix = jnp.asarray([[PAD_ID, *padded[0, :position]]], jnp.int32)
+    logits, _ = generator.target.score(cache, prefix)
+    first, second = int(padded[0, position]), int(padded[1, position])
+    return Divergence(
+        input=plain.input,
+        position=position,
+        plain_token=first,
+        speculative_token=second,
+        margin=float(logits[0, -1, first] - logits[0, -1, second]),
+    )

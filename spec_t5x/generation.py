@@ -1,0 +1,295 @@
+"""Text in, text out: tokenising, batching and decoding with a target and a draft.
+
+What the command line, the notebooks and the benchmarks call. Shapes are taken from
+a short list, so that few programs are compiled: sources are padded to a bucket,
+batches to ``batch_size``.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
+from spec_t5x.distributions import Sampling, sampling
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.outputs import Decoded
+from spec_t5x.types import EOS_ID, PAD_ID
+
+# Where a checkpoint does not say how long its sources were in training.
+DEFAULT_MAX_SOURCE_LENGTH = 512
+_SMALLEST_BUCKET = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Settings of a run. The names are those of the command line and of gin."""
+
+    # Tokens that the draft proposes in each iteration; 0 is plain decoding.
+    gamma: int = 4
+    # 0 is argmax. At most one of top_k and top_p, 0 for none.
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    # Sequences for each input.
+    num_decodes: int = 1
+    seed: int = 0
+    # Tokens generated at most.
+    max_decode_len: int = 128
+    # Inputs decoded together.
+    batch_size: int = 1
+    # Longest source in tokens, end of sequence included; None takes the checkpoint's.
+    max_source_len: int | None = None
+    # Cut longer sources instead of refusing them.
+    truncate: bool = False
+    # Scores under the sampled distribution instead of the model's own.
+    rescale_log_probs: bool = False
+
+    def __post_init__(self):
+        if self.gamma < 0:
+            raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
+        for name in ("num_decodes", "max_decode_len", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
+        if self.max_source_len is not None and self.max_source_len < 2:
+            raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
+        self.sampling()
+
+    def sampling(self) -> Sampling:
+        """The distribution to sample from."""
+        return sampling(self.temperature, self.top_k, self.top_p)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One output. Counts are of this sequence alone; ``None`` in plain decoding."""
+
+    input: str
+    output: str
+    # Generated token ids, end of sequence included.
+    output_ids: list[int]
+    # Log-probability (natural logarithm).
+    score: float
+    target_calls: int
+    proposed: int | None = None
+    accepted: int | None = None
+    accepted_by_position: list[int] | None = None
+    mean_acceptance_length: float | None = None
+    # Mean of sum min(p, q) over verified positions; None if there were none.
+    alpha: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Inputs ready for the device, padded to shapes that recur."""
+
+    # The real inputs; rows beyond them are padding.
+    texts: list[str]
+    tokens: np.ndarray  # [batch, source] int32
+    keys: jax.Array  # [batch] keys
+    # 0 for padding rows, which end at once.
+    max_decode_steps: np.ndarray  # [batch] int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generator:
+    """A target, an optional draft and their vocabulary."""
+
+    target: T5Model
+    vocabulary: Vocabulary
+    max_source_len: int
+    draft: TransformerDraft | None = None
+
+    @classmethod
+    def load(
+        cls,
+        target: str | Path,
+        draft: str | Path | None = None,
+        dtype: str = "float32",
+    ) -> "Generator":
+        """Reads checkpoints: directories or the names of packaged models.
+
+        Raises:
+          InputError: a checkpoint that cannot be read, or a draft whose vocabulary
+            is not the target's.
+        """
+        loaded = load(target, dtype=dtype)
+        if draft is None:
+            return cls.create(loaded)
+        loaded_draft = load(draft, dtype=dtype)
+        check_same_vocabulary(loaded, loaded_draft)
+        return cls.create(loaded, loaded_draft)
+
+    @classmethod
+    def create(cls, target: LoadedModel, draft: LoadedModel | None = None) -> "Generator":
+        """Binds models that were loaded already."""
+        return cls(
+            target=T5Model.create(target.params, target.config),
+            vocabulary=target.vocabulary,
+            max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+            draft=draft and TransformerDraft(T5Model.create(draft.params, draft.config)),
+        )
+
+    def plain(self) -> "Generator":
+        """The same without its draft."""
+        return dataclasses.replace(self, draft=None)
+
+    def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
+        """Ids of one input, end of sequence included.
+
+        Raises:
+          InputError: empty text, or text longer than ``max_source_len`` tokens
+            unless ``options.truncate``.
+        """
+        if not text.strip():
+            raise InputError("the text is empty: give at least one word")
+        limit = options.max_source_len or self.max_source_len
+        ids = self.vocabulary.encode(text)
+        if len(ids) + 1 > limit and not options.truncate:
+            raise InputError(
+                f"the text has {len(ids) + 1} tokens and the encoder takes {limit} "
+                f"({text[:40]!r}…): shorten it, raise max_source_len, or pass truncate"
+            )
+        return [*ids[: limit - 1], EOS_ID]
+
+    def batches(self, texts: Sequence[str], options: GenerateOptions) -> list[Batch]:
+        """The inputs in order, in batches of ``options.batch_size``.
+
+        Each input has a random key of its own, by its place among ``texts``: a
+        sampled text does not depend on the batch it is in.
+        """
+        ids = [self.tokenize(text, options) for text in texts]
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.key(options.seed), jnp.arange(len(texts))
+        )
+        size = options.batch_size
+        return [
+            self._batch(texts[i : i + size], ids[i : i + size], keys[i : i + size], options)
+            for i in range(0, len(texts), size)
+        ]
+
+    def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
+        """Decodes one batch on the device; returns at once, before it is done."""
+        prompts = jnp.zeros((len(batch.tokens), 1), jnp.int32)
+        common = _loop_options(batch, options)
+        if self.draft is None:
+            return autoregressive_decode(
+                self.target, batch.tokens, prompts, batch.keys, options.sampling(), **common
+            )
+        return speculative_decode(
+            self.target,
+            self.draft,
+            batch.tokens,
+            prompts,
+            batch.keys,
+            options.sampling(),
+            gamma=options.gamma,
+            **common,
+        )
+
+    def generate(
+        self, texts: Sequence[str], options: GenerateOptions | None = None
+    ) -> Iterator[list[Generation]]:
+        """Yields, for each input in order, its outputs by increasing score."""
+        options = options or GenerateOptions()
+        for batch in self.batches(texts, options):
+            yield from self.collect(batch, self.decode(batch, options))
+
+    def steps(self, text: str, options: GenerateOptions | None = None) -> Iterator[Iteration]:
+        """Decodes one input, yielding after each iteration; returns its outputs.
+
+        Raises:
+          InputError: there is no draft, or more than one decode was asked for.
+        """
+        options = options or GenerateOptions()
+        if self.draft is None:
+            raise InputError("no draft to step with: give one, or use generate")
+        if options.num_decodes != 1:
+            raise InputError(f"num_decodes is {options.num_decodes}: stepping decodes 1")
+        (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1))
+        decoded = yield from speculative_steps(
+            self.target,
+            self.draft,
+            batch.tokens,
+            jnp.zeros((1, 1), jnp.int32),
+            batch.keys,
+            options.sampling(),
+            gamma=options.gamma,
+            **_loop_options(batch, options),
+        )
+        return next(self.collect(batch, decoded))
+
+    def collect(self, batch: Batch, decoded: Decoded) -> Iterator[list[Generation]]:
+        """Fetches a batch's results and turns them into text."""
+        decoded = jax.device_get(decoded)
+        for row, text in enumerate(batch.texts):
+            yield [
+                self._generation(text, decoded, row, decode)
+                for decode in range(decoded.tokens.shape[1])
+            ]
+
+    def _generation(self, text: str, decoded: Decoded, row: int, decode: int) -> Generation:
+        at = (row, decode)
+        ids = decoded.tokens[at][: decoded.lengths[at]].tolist()
+        common = {
+            "input": text,
+            "output": self.vocabulary.decode(ids),
+            "output_ids": ids,
+            "score": float(decoded.scores[at]),
+        }
+        if decoded.stats is None:
+            return Generation(**common, target_calls=len(ids))
+        stats = jax.tree.map(lambda leaf: leaf[at], decoded.stats)
+        return Generation(
+            **common,
+            target_calls=int(stats.target_calls),
+            proposed=int(stats.proposed),
+            accepted=int(stats.accepted),
+            accepted_by_position=stats.accepted_by_position.tolist(),
+            mean_acceptance_length=float(stats.mean_acceptance_length),
+            alpha=float(stats.beta_sum / stats.verified) if stats.verified else None,
+        )
+
+    def _batch(self, texts, ids, keys, options: GenerateOptions) -> Batch:
+        limit = options.max_source_len or self.max_source_len
+        tokens = np.full((options.batch_size, bucket(max(map(len, ids)), limit)), PAD_ID, np.int32)
+        # A padding row needs something to attend to.
+        tokens[:, 0] = EOS_ID
+        for row, row_ids in enumerate(ids):
+            tokens[row, : len(row_ids)] = row_ids
+        steps = np.zeros(options.batch_size, np.int32)
+        steps[: len(ids)] = options.max_decode_len
+        missing = options.batch_size - len(ids)
+        if missing:
+            keys = jnp.concatenate([keys, jnp.repeat(keys[:1], missing)])
+        return Batch(texts=list(texts), tokens=tokens, keys=keys, max_decode_steps=steps)
+
+
+def bucket(length: int, limit: int) -> int:
+    """The padded length of a source: the next power of two, at least 16.
+
+    >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
+    [16, 32, 64, 96]
+    """
+    size = _SMALLEST_BUCKET
+    while size < length:
+        size *= 2
+    return max(length, min(size, limit))
+
+
+def _loop_options(batch: Batch, options: GenerateOptions) -> dict:
+    return {
+        "max_decode_len": options.max_decode_len,
+        "max_decode_steps": batch.max_decode_steps,
+        "num_decodes": options.num_decodes,
+        "rescale_log_probs": options.rescale_log_probs,
+    }

@@ -1,0 +1,1 @@
+"""Networks (Flax linen) and the functional caches that decoding runs on."""

@@ -1,0 +1,151 @@
+"""Multi-head attention as T5 has it, over whole sequences and over a cache.
+
+T5 does not rescale the scores by ``head_dim ** -0.5`` (the query's initializer
+holds the factor) and adds a learned bias by relative position, shared by all
+layers of a stack.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.partitioning import param_with_axes, with_sharding_constraint
+
+from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.layers import Dense, dropout, fan_in_normal
+from spec_t5x.types import Array, Bool, Float, Float32, Int
+
+# Added where attention is not allowed; large enough that exp underflows to zero.
+MASKED = -1e10
+
+
+class Attention(nn.Module):
+    """Queries from one sequence, keys and values from another (or the same)."""
+
+    emb_dim: int
+    num_heads: int
+    head_dim: int
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+
+    def setup(self):
+        features, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
+
+        def query_init(*args):
+            return fan_in_normal(*args) * self.head_dim**-0.5
+
+        self.query = Dense(features, axes, self.dtype, query_init)
+        self.key = Dense(features, axes, self.dtype, fan_in_normal)
+        self.value = Dense(features, axes, self.dtype, fan_in_normal)
+        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal)
+        self.weights_dropout = dropout(self.dropout_rate)
+
+    def attend(
+        self,
+        inputs: Float[Array, "batch new embed"],
+        keys: Float[Array, "batch heads length head_dim"],
+        values: Float[Array, "batch heads length head_dim"],
+        bias: Float32[Array, "#batch #heads #new length"],
+        deterministic: bool = True,
+    ) -> Float[Array, "batch new embed"]:
+        """Attends from ``inputs`` to ready keys and values; softmax in float32."""
+        queries = self._split_heads(self.query(inputs))
+        scores = jnp.einsum("bhnd,bhld->bhnl", queries, keys, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores + bias, axis=-1).astype(self.dtype)
+        weights = self.weights_dropout(weights, deterministic=deterministic)
+        context = jnp.einsum("bhnl,bhld->bnhd", weights, values)
+        return self.out(context.reshape(*context.shape[:2], -1))
+
+    def keys_values(
+        self, inputs: Float[Array, "batch length embed"]
+    ) -> tuple[
+        Float[Array, "batch heads length head_dim"],
+        Float[Array, "batch heads length head_dim"],
+    ]:
+        """Keys and values of ``inputs``, in the cache's layout."""
+        return self._split_heads(self.key(inputs)), self._split_heads(self.value(inputs))
+
+    def __call__(self, inputs, sources, bias, deterministic: bool = True):
+        """Attention over whole sequences: ``inputs`` attend to ``sources``."""
+        return self.attend(inputs, *self.keys_values(sources), bias, deterministic)
+
+    def extend(self, inputs, keys, values, starts, bias):
+        """Writes ``inputs`` into the cache at ``starts``, then attends to all of it.
+
+        Returns the output ``[batch, new, embed]`` and the new keys and values.
+        """
+        new_keys, new_values = self.keys_values(inputs)
+        keys = cache_lib.write(keys, new_keys, starts)
+        values = cache_lib.write(values, new_values, starts)
+        return self.attend(inputs, keys, values, bias), keys, values
+
+    def _split_heads(self, joined):
+        batch, length, _ = joined.shape
+        heads = joined.reshape(batch, length, self.num_heads, self.head_dim)
+        heads = with_sharding_constraint(heads, ("batch", "length", "heads", "kv"))
+        return heads.transpose(0, 2, 1, 3)
+
+
+class RelativeBias(nn.Module):
+    """T5's bias by relative position: ``rel_embedding [heads, buckets]``."""
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+
+    def setup(self):
+        self.rel_embedding = param_with_axes(
+            "rel_embedding",
+            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+            (self.num_heads, self.num_buckets),
+            jnp.float32,
+            axes=("heads", "relpos_buckets"),
+        )
+
+    def full(self, length: int, bidirectional: bool) -> Float32[Array, "1 heads length length"]:
+        """Bias between all pairs of positions; rows are queries."""
+        positions = np.arange(length)
+        relative = positions[None, :] - positions[:, None]
+        buckets = self._bucket(relative, bidirectional)
+        return jnp.take(self.rel_embedding, buckets, axis=1)[None]
+
+    def causal_at(
+        self, starts: Int[Array, "batch"], new: int, length: int
+    ) -> Float32[Array, "batch heads new length"]:
+        """Bias of ``new`` queries at ``starts[b] + 0, 1, …`` over a cache of ``length``.
+
+        Keys that come after their query are masked, so whatever the cache holds
+        beyond a row's length has no influence.
+        """
+        # The bias depends on the distance alone: a table over distances first.
+        by_distance = jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
+        queries = starts[:, None] + jnp.arange(new)[None, :]
+        distances = queries[:, :, None] - jnp.arange(length)[None, None, :]
+        bias = jnp.take(by_distance, jnp.maximum(distances, 0), axis=1, mode="clip")
+        return jnp.where(distances[None] >= 0, bias, MASKED).transpose(1, 0, 2, 3)
+
+    def _bucket(self, relative: np.ndarray, bidirectional: bool) -> np.ndarray:
+        """Bucket of ``key position - query position``, a constant of the program.
+
+        Half of the buckets hold exact distances, the other half grow
+        logarithmically up to ``max_distance`` (Raffel et al. 2020, section 2.1).
+        """
+        num_buckets, offset = self.num_buckets, 0
+        distance = np.maximum(-relative, 0)
+        if bidirectional:
+            num_buckets //= 2
+            offset = (relative > 0) * num_buckets
+            distance = np.abs(relative)
+        exact = num_buckets // 2
+        # float32, and the epsilon, as T5X and Mesh TensorFlow have it: trained
+        # weights belong to these very buckets.
+        ratio = distance.astype(np.float32) / exact + np.finfo(np.float32).eps
+        log_range = np.log(self.max_distance / exact)
+        logarithmic = exact + (np.log(ratio) / log_range * (num_buckets - exact)).astype(np.int32)
+        logarithmic = np.minimum(logarithmic, num_buckets - 1)
+        return offset + np.where(distance < exact, distance, logarithmic)
+
+
+def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """Zero where attention is allowed, a large negative number where it is not."""
+    return jnp.where(allowed, 0.0, MASKED)

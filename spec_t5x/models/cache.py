@@ -1,0 +1,67 @@
+"""The decoder's static cache: fixed shapes, one write position for each row.
+
+Two properties make speculation possible and are relied on everywhere:
+
+* writes overwrite. The cache never accumulates, so entries beyond a row's length
+  may hold anything, and the next write at that position replaces them;
+* a row's length is data, not shape. Rolling a row back by n tokens is subtracting
+  n from its length; no array is touched.
+"""
+
+import flax.struct
+import jax
+from jax import lax
+
+from spec_t5x.types import Array, Bool, Float, Int
+
+
+@flax.struct.dataclass
+class LayerCache:
+    """Keys and values of one decoder layer. Every leaf leads with the batch axis."""
+
+    # Self-attention, written as decoding goes on.
+    keys: Float[Array, "batch heads length head_dim"]
+    values: Float[Array, "batch heads length head_dim"]
+    # Cross-attention, computed once per input and only read afterwards.
+    cross_keys: Float[Array, "batch heads source head_dim"]
+    cross_values: Float[Array, "batch heads source head_dim"]
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """All that a decoder remembers of a batch. Every leaf leads with the batch axis."""
+
+    layers: tuple[LayerCache, ...]
+    # True where the encoder's input is a token, False where it is padding.
+    source_mask: Bool[Array, "batch source"]
+    # How many decoder tokens, the start token included, are cached for each row.
+    lengths: Int[Array, "batch"]
+
+    @property
+    def max_length(self) -> int:
+        """Number of decoder positions there is room for."""
+        return self.layers[0].keys.shape[2]
+
+    def at(self, lengths: Int[Array, "batch"]) -> "DecoderCache":
+        """The same cache with each row cut back (rolled back) to ``lengths``."""
+        return self.replace(lengths=lengths)
+
+
+def write(
+    cached: Float[Array, "batch heads length head_dim"],
+    new: Float[Array, "batch heads new head_dim"],
+    starts: Int[Array, "batch"],
+) -> Float[Array, "batch heads length head_dim"]:
+    """Overwrites ``cached[b, :, starts[b]:starts[b] + new]`` with ``new[b]``.
+
+    The caller allocates enough room: XLA clamps a start that would run over the
+    end, which would overwrite valid entries.
+    """
+
+    def write_row(row, update, start):
+        return lax.dynamic_update_slice(row, update, (0, start, 0))
+
+    if cached.shape[0] == 1:
+        # A plain update in place; the batched form below lowers to a scatter.
+        return write_row(cached[0], new[0], starts[0])[None]
+    return jax.vmap(write_row)(cached, new, starts)

@@ -1,0 +1,52 @@
+"""A T5 and its parameters, bound together as the loops' ``Target``."""
+
+import flax.struct
+import jax
+
+from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.types import Array, Float32, Int, PyTree
+
+
+@flax.struct.dataclass
+class T5Model:
+    """An encoder-decoder T5 that scores tokens against a static cache.
+
+    A pytree whose leaves are the parameters, so that it is passed into compiled
+    functions. Serves as a target, and as the model inside a ``TransformerDraft``.
+    """
+
+    params: PyTree
+    module: Transformer = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def create(cls, params: PyTree, config: T5Config) -> "T5Model":
+        """Binds a parameter tree (T5X's names) to its configuration."""
+        return cls(params=jax.tree.map(jax.numpy.asarray, params), module=Transformer(config))
+
+    @property
+    def config(self) -> T5Config:
+        """The sizes of the network."""
+        return self.module.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, padding of the vocabulary included."""
+        return self.config.vocab_size
+
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderCache:
+        """Encodes the source; the cache has room for ``max_length`` tokens."""
+        return self._apply(inputs, max_length, method=Transformer.empty_cache)
+
+    def score(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        return self._apply(cache, tokens, method=Transformer.extend)
+
+    def rollback(self, cache: DecoderCache, lengths: Int[Array, "batch"]) -> DecoderCache:
+        """The cache with each row's length set to ``lengths``."""
+        return cache.at(lengths)
+
+    def _apply(self, *args, method):
+        return self.module.apply({"params": self.params}, *args, method=method)

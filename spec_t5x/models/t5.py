@@ -1,0 +1,331 @@
+"""The T5 network, versions 1.0 and 1.1 (Flan, mT5, ByT5), in Flax linen.
+
+The parameter tree and its logical axes are those of T5X's ``examples/t5``. Three
+ways to call it:
+
+* ``encode`` the source;
+* ``decode`` a whole target sequence, teacher-forced (with ``encode`` this is
+  ``__call__``, the training path);
+* ``extend`` a static cache by any number of tokens, each row at its own position.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.attention import Attention, RelativeBias, mask_bias
+from spec_t5x.models.cache import DecoderCache, LayerCache
+from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
+from spec_t5x.types import Array, Bool, Float, Float32, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Sizes of a T5. The defaults are T5 1.0 small."""
+
+    vocab_size: int = 32128
+    emb_dim: int = 512
+    num_heads: int = 8
+    head_dim: int = 64
+    mlp_dim: int = 2048
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    # ('relu',) in T5 1.0, ('gelu', 'linear') in 1.1, Flan, mT5 and ByT5.
+    mlp_activations: Sequence[str] = ("relu",)
+    # T5 1.0 ties its output layer to the embedding, 1.1 does not.
+    logits_via_embedding: bool = True
+    dropout_rate: float = 0.1
+    # What the layers compute in; parameters and logits are float32 regardless.
+    dtype: str = "float32"
+    relpos_num_buckets: int = 32
+    relpos_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+
+    def __post_init__(self):
+        # gin and JSON hand lists over; the config must stay hashable.
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise InputError(f"T5Config.{field.name} is {value}: it must be at least 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(f"T5Config.dtype is {self.dtype!r}: choose float32 or bfloat16")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON can hold it."""
+        return {**dataclasses.asdict(self), "mlp_activations": list(self.mlp_activations)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "T5Config":
+        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InputError(
+                f"unknown T5 setting {unknown[0]!r}: the known ones are {', '.join(sorted(known))}"
+            )
+        return cls(**values)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the whole source, then feed-forward."""
+
+    config: T5Config
+
+    def setup(self):
+        cfg = self.config
+        self.pre_attention_layer_norm = _norm(cfg)
+        self.attention = _attention(cfg)
+        self.pre_mlp_layer_norm = _norm(cfg)
+        self.mlp = _mlp(cfg)
+        self.residual_dropout = dropout(cfg.dropout_rate)
+
+    def __call__(self, inputs, bias, deterministic):
+        normed = self.pre_attention_layer_norm(inputs)
+        attended = self.attention(normed, normed, bias, deterministic)
+        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
+        update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
+        return states + self.residual_dropout(update, deterministic=deterministic)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source, feed-forward."""
+
+    config: T5Config
+
+    def setup(self):
+        cfg = self.config
+        self.pre_self_attention_layer_norm = _norm(cfg)
+        self.self_attention = _attention(cfg)
+        self.pre_cross_attention_layer_norm = _norm(cfg)
+        self.encoder_decoder_attention = _attention(cfg)
+        self.pre_mlp_layer_norm = _norm(cfg)
+        self.mlp = _mlp(cfg)
+        self.residual_dropout = dropout(cfg.dropout_rate)
+
+    def __call__(self, inputs, encoded, bias, cross_bias, deterministic):
+        """The layer over a whole sequence, teacher-forced."""
+        normed = self.pre_self_attention_layer_norm(inputs)
+        attended = self.self_attention(normed, normed, bias, deterministic)
+        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
+        normed = self.pre_cross_attention_layer_norm(states)
+        attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
+        states = states + self.residual_dropout(attended, deterministic=deterministic)
+        update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
+        return states + self.residual_dropout(update, deterministic=deterministic)
+
+    def empty_cache(self, encoded, max_length: int) -> LayerCache:
+        """Room for ``max_length`` tokens, and the source's keys and values."""
+        cfg = self.config
+        cross_keys, cross_values = self.encoder_decoder_attention.keys_values(encoded)
+        room = jnp.zeros((encoded.shape[0], cfg.num_heads, max_length, cfg.head_dim), cfg.dtype)
+        return LayerCache(room, room, cross_keys, cross_values)
+
+    def extend(self, inputs, cache: LayerCache, starts, bias, cross_bias):
+        """The layer over new tokens at ``starts``: their states and the new cache."""
+        normed = self.pre_self_attention_layer_norm(inputs)
+        attended, keys, values = self.self_attention.extend(
+            normed, cache.keys, cache.values, starts, bias
+        )
+        states = inputs + attended
+        attended = self.encoder_decoder_attention.attend(
+            self.pre_cross_attention_layer_norm(states),
+            cache.cross_keys,
+            cache.cross_values,
+            cross_bias,
+        )
+        states = states + attended
+        states = states + self.mlp(self.pre_mlp_layer_norm(states))
+        return states, cache.replace(keys=keys, values=values)
+
+
+class Encoder(nn.Module):
+    """The encoder stack, from embedded tokens to its normed output."""
+
+    config: T5Config
+
+    def setup(self):
+        cfg = self.config
+        self.relpos_bias = _relative_bias(cfg)
+        self.layers = [EncoderLayer(cfg) for _ in range(cfg.num_encoder_layers)]
+        self.encoder_norm = _norm(cfg)
+        self.input_dropout = dropout(cfg.dropout_rate)
+        self.output_dropout = nn.Dropout(cfg.dropout_rate)
+
+    def __call__(self, embedded, allowed, deterministic):
+        states = self.input_dropout(embedded, deterministic=deterministic)
+        bias = self.relpos_bias.full(states.shape[1], True) + mask_bias(allowed)
+        for layer in self.layers:
+            states = layer(states, bias, deterministic)
+        return self.output_dropout(self.encoder_norm(states), deterministic=deterministic)
+
+
+class Decoder(nn.Module):
+    """The decoder stack, from embedded tokens to its normed output."""
+
+    config: T5Config
+
+    def setup(self):
+        cfg = self.config
+        self.relpos_bias = _relative_bias(cfg)
+        self.layers = [DecoderLayer(cfg) for _ in range(cfg.num_decoder_layers)]
+        self.decoder_norm = _norm(cfg)
+        self.stack_dropout = dropout(cfg.dropout_rate)
+        if not cfg.logits_via_embedding:
+            # In float32 for stability, whatever the layers compute in.
+            self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
+
+    def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
+        states = self.stack_dropout(embedded, deterministic=deterministic)
+        bias = self.relpos_bias.full(states.shape[1], False) + mask_bias(allowed)
+        cross_bias = mask_bias(cross_allowed)
+        for layer in self.layers:
+            states = layer(states, encoded, bias, cross_bias, deterministic)
+        return self.stack_dropout(self.decoder_norm(states), deterministic=deterministic)
+
+    def empty_cache(self, encoded, source_mask, max_length: int) -> DecoderCache:
+        layers = tuple(layer.empty_cache(encoded, max_length) for layer in self.layers)
+        return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
+
+    def extend(self, embedded, cache: DecoderCache):
+        starts, states, layers = cache.lengths, embedded, []
+        bias = self.relpos_bias.causal_at(starts, embedded.shape[1], cache.max_length)
+        cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            states, layer_cache = layer.extend(states, layer_cache, starts, bias, cross_bias)
+            layers.append(layer_cache)
+        lengths = starts + embedded.shape[1]
+        return self.decoder_norm(states), cache.replace(layers=tuple(layers), lengths=lengths)
+
+
+class Transformer(nn.Module):
+    """The encoder-decoder T5."""
+
+    config: T5Config
+
+    def setup(self):
+        cfg = self.config
+        self.token_embedder = Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype)
+        self.encoder = Encoder(cfg)
+        self.decoder = Decoder(cfg)
+
+    def __call__(
+        self,
+        encoder_input_tokens: Int[Array, "batch source"],
+        decoder_input_tokens: Int[Array, "batch length"],
+        decoder_target_tokens: Int[Array, "batch length"],
+        encoder_segment_ids: Int[Array, "batch source"] | None = None,
+        decoder_segment_ids: Int[Array, "batch length"] | None = None,
+        *,
+        enable_dropout: bool = True,
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits of every target token given the ones before it (training).
+
+        Dropout draws from the ``dropout`` rng stream. ``decoder_target_tokens``
+        serves only to tell padding; segment ids keep packed examples apart.
+        """
+        encoded = self.encode(
+            encoder_input_tokens, encoder_segment_ids, enable_dropout=enable_dropout
+        )
+        return self.decode(
+            encoded,
+            encoder_input_tokens,
+            decoder_input_tokens,
+            decoder_target_tokens,
+            encoder_segment_ids,
+            decoder_segment_ids,
+            enable_dropout=enable_dropout,
+        )
+
+    def encode(
+        self,
+        encoder_input_tokens: Int[Array, "batch source"],
+        encoder_segment_ids: Int[Array, "batch source"] | None = None,
+        *,
+        enable_dropout: bool = False,
+    ) -> Float[Array, "batch source embed"]:
+        """The encoder's output. Padding (0) is neither attended to nor meaningful."""
+        is_token = encoder_input_tokens > 0
+        allowed = _pairs(is_token, is_token)
+        if encoder_segment_ids is not None:
+            allowed &= _same_segment(encoder_segment_ids, encoder_segment_ids)
+        embedded = self.token_embedder(encoder_input_tokens)
+        return self.encoder(embedded, allowed, not enable_dropout)
+
+    def decode(
+        self,
+        encoded: Float[Array, "batch source embed"],
+        encoder_input_tokens: Int[Array, "batch source"],
+        decoder_input_tokens: Int[Array, "batch length"],
+        decoder_target_tokens: Int[Array, "batch length"],
+        encoder_segment_ids: Int[Array, "batch source"] | None = None,
+        decoder_segment_ids: Int[Array, "batch length"] | None = None,
+        *,
+        enable_dropout: bool = False,
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits of a whole target sequence, teacher-forced."""
+        is_target = decoder_target_tokens > 0
+        length = decoder_input_tokens.shape[1]
+        allowed = jnp.tril(jnp.ones((1, 1, length, length), bool)) & _pairs(is_target, is_target)
+        cross_allowed = _pairs(is_target, encoder_input_tokens > 0)
+        if encoder_segment_ids is not None:
+            allowed &= _same_segment(decoder_segment_ids, decoder_segment_ids)
+            cross_allowed &= _same_segment(decoder_segment_ids, encoder_segment_ids)
+        embedded = self.token_embedder(decoder_input_tokens)
+        states = self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
+        return self._logits(states)
+
+    def empty_cache(
+        self, encoder_input_tokens: Int[Array, "batch source"], max_length: int
+    ) -> DecoderCache:
+        """Encodes the source and makes a cache for ``max_length`` decoder tokens."""
+        encoded = self.encode(encoder_input_tokens)
+        return self.decoder.empty_cache(encoded, encoder_input_tokens > 0, max_length)
+
+    def extend(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
+        """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
+
+        Returns the logits after each of them and the cache, longer by ``new``.
+        The caller sees to it that ``lengths + new`` stays within the cache.
+        """
+        states, cache = self.decoder.extend(self.token_embedder(tokens), cache)
+        return self._logits(states), cache
+
+    def _logits(self, states) -> Float32[Array, "batch length vocab"]:
+        if self.config.logits_via_embedding:
+            return self.token_embedder.attend(states)
+        return self.decoder.logits_dense(states)
+
+
+def _norm(cfg: T5Config) -> RMSNorm:
+    return RMSNorm(cfg.layer_norm_epsilon, cfg.dtype)
+
+
+def _attention(cfg: T5Config) -> Attention:
+    return Attention(cfg.emb_dim, cfg.num_heads, cfg.head_dim, cfg.dropout_rate, cfg.dtype)
+
+
+def _mlp(cfg: T5Config) -> Mlp:
+    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype)
+
+
+def _relative_bias(cfg: T5Config) -> RelativeBias:
+    return RelativeBias(cfg.num_heads, cfg.relpos_num_buckets, cfg.relpos_max_distance)
+
+
+def _pairs(
+    queries: Bool[Array, "batch length"], keys: Bool[Array, "batch source"]
+) -> Bool[Array, "batch 1 length source"]:
+    return queries[:, None, :, None] & keys[:, None, None, :]
+
+
+def _same_segment(
+    queries: Int[Array, "batch length"], keys: Int[Array, "batch source"]
+) -> Bool[Array, "batch 1 length source"]:
+    return queries[:, None, :, None] == keys[:, None, None, :]

@@ -1,0 +1,35 @@
+"""Log-probabilities of emitted tokens, with T5X's ``rescale_log_probs`` meaning."""
+
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.distributions import Sampling
+from spec_t5x.types import Array, Float32, Int
+
+
+def token_log_probs(
+    logits: Float32[Array, "batch new vocab"],
+    probs: Float32[Array, "batch new vocab"],
+    tokens: Int[Array, "batch new"],
+    settings: Sampling,
+    rescale_log_probs: bool,
+) -> Float32[Array, "batch new"]:
+    """Natural log-probability of each token.
+
+    Args:
+      logits: the target's.
+      probs: the same after ``standardize``.
+      tokens: one for each position.
+      settings: what ``probs`` were made with.
+      rescale_log_probs: under the sampled distribution (where an argmax token
+        scores 0) or, if false, under the model's own softmax.
+    """
+
+    def of_tokens(values):
+        return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
+
+    if not rescale_log_probs:
+        return of_tokens(logits) - jax.nn.logsumexp(logits, axis=-1)
+    if settings.greedy:
+        return jnp.zeros(tokens.shape, jnp.float32)
+    return jnp.log(of_tokens(probs))

@@ -1,0 +1,370 @@
+"""Tiny targets and drafts whose distributions are known exactly.
+
+``StubTarget`` wraps a function of three lines, ``TableTarget`` looks its logits up
+under a hash of the row's source and whole prefix. Both work from a cache that holds
+nothing but tokens by position: a token written to the wrong place, or one that
+outlives its rollback, shows as other logits. ``sequence_law`` enumerates what such a
+target generates, so that a loop, a verifier or a draft of one's own can be checked
+against the exact law:
+
+    target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
+    draft = TableDraft.create(seed=1, vocab_size=4)
+    law = sequence_law(target, [2, 3], sampling(1.0), max_decode_len=3)
+"""
+
+from collections.abc import Callable, Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax import lax
+from jaxtyping import UInt32
+
+from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.distributions import Sampling, sample_rows, standardize
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Proposal
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, Key
+
+# What a cache holds where nothing was written; no token.
+UNWRITTEN = -1
+
+
+@flax.struct.dataclass
+class PrefixCache:
+    """The tokens fed so far, each at the position it was fed to."""
+
+    sources: Int[Array, "batch source"]
+    tokens: Int[Array, "batch length"]
+    # How many tokens are cached for each row.
+    lengths: Int[Array, "batch"]
+
+
+class PrefixTarget:
+    """A target that works out its logits anew from source and prefix.
+
+    Subclasses have a ``vocab_size`` and give the logits of whole sequences;
+    ``score`` reads them off at the rows' positions.
+    """
+
+    def next_logits(
+        self, sources: Int[Array, "batch source"], prefixes: Int[Array, "batch length"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits after each token of ``prefixes``, start token first."""
+        raise NotImplementedError
+
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> PrefixCache:
+        """An empty cache for ``max_length`` tokens."""
+        batch = inputs.shape[0]
+        return PrefixCache(
+            sources=jnp.asarray(inputs, jnp.int32),
+            tokens=jnp.full((batch, max_length), UNWRITTEN, jnp.int32),
+            lengths=jnp.zeros(batch, jnp.int32),
+        )
+
+    def score(
+        self, cache: PrefixCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], PrefixCache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache.
+
+        Logits beyond the end of the cache are NaN.
+        """
+        new = tokens.shape[1]
+        written = jax.vmap(lambda row, update, at: lax.dynamic_update_slice(row, update, (at,)))(
+            cache.tokens, tokens, cache.lengths
+        )
+        positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
+        logits = self.next_logits(cache.sources, written)
+        logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
+        return logits, cache.replace(tokens=written, lengths=cache.lengths + new)
+
+    def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
+        """The cache with each row's length set to ``lengths``; keeps the rest."""
+        return cache.replace(lengths=lengths)
+
+
+@flax.struct.dataclass
+class StubTarget(PrefixTarget):
+    """A target from a function ``(sources, prefixes) -> logits``, see ``next_logits``."""
+
+    function: Callable = flax.struct.field(pytree_node=False)
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def next_logits(self, sources, prefixes):
+        """What the function says."""
+        return self.function(sources, prefixes)
+
+
+@flax.struct.dataclass
+class TableTarget(PrefixTarget):
+    """Logits from a table, under a hash of the row's source and whole prefix.
+
+    Padding of the source has no influence, as in a real model. Two targets of one
+    shape share a compiled program: the table is an array.
+    """
+
+    # One row for each value of the hash; -inf for probability zero.
+    table: Float32[Array, "contexts vocab"]
+
+    @classmethod
+    def create(
+        cls,
+        seed: int,
+        vocab_size: int,
+        *,
+        contexts: int = 211,
+        scale: float = 1.5,
+        zeros: float = 0.0,
+    ) -> "TableTarget":
+        """Random logits.
+
+        Args:
+          seed: of the table.
+          vocab_size: number of tokens, at least 2.
+          contexts: rows of the table, 1 for a law that ignores the prefix.
+          scale: standard deviation of the logits.
+          zeros: share of the tokens that have probability zero; one token of each
+            row, taken at random, is spared.
+        """
+        return cls(_random_table(seed, vocab_size, contexts, scale, zeros))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.table.shape[1]
+
+    def next_logits(self, sources, prefixes):
+        """The table's rows; every token of the prefix and its place count."""
+        return self.table[_contexts(sources, prefixes, self.table.shape[0])]
+
+
+@flax.struct.dataclass
+class TableDraft:
+    """Proposes from a table like ``TableTarget``'s, read off the committed text.
+
+    It keeps the sources and, at the lengths it was told, nothing else: a loop that
+    forgets ``commit``, or reports other lengths than it proposes from, gets the
+    proposals of another source.
+    """
+
+    table: Float32[Array, "contexts vocab"]
+    # How this draft samples; None takes the target's settings.
+    settings: Sampling | None = None
+
+    @classmethod
+    def create(
+        cls,
+        seed: int,
+        vocab_size: int,
+        *,
+        contexts: int = 211,
+        scale: float = 1.5,
+        zeros: float = 0.0,
+        settings: Sampling | None = None,
+    ) -> "TableDraft":
+        """Random logits; the arguments are those of ``TableTarget.create``."""
+        return cls(_random_table(seed, vocab_size, contexts, scale, zeros), settings)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.table.shape[1]
+
+    def prefill(
+        self,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        max_length: int,
+    ) -> PrefixCache:
+        """Remembers the sources and the prompts' lengths."""
+        return PrefixCache(
+            sources=jnp.asarray(inputs, jnp.int32),
+            tokens=jnp.zeros((inputs.shape[0], 0), jnp.int32),
+            lengths=jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32),
+        )
+
+    def propose(
+        self,
+        state: PrefixCache,
+        sequences: Int[Array, "batch width"],
+        lengths: Int[Array, "batch"],
+        keys: Key[Array, "batch"],
+        gamma: int,
+        settings: Sampling,
+    ) -> tuple[Proposal, PrefixCache]:
+        """``gamma`` tokens, each sampled given the ones before it."""
+        settings = settings if self.settings is None else self.settings
+        agreed = (state.lengths == lengths)[:, None]
+        sources = jnp.where(agreed, state.sources, state.sources + 1)
+        text, tokens, probs = sequences, [], []
+        for i in range(gamma):
+            contexts = _contexts(sources, text, self.table.shape[0])
+            at = (lengths + i)[:, None]
+            here = self.table[jnp.take_along_axis(contexts, at, axis=1)[:, 0]]
+            probs.append(standardize(here, settings))
+            position_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+            tokens.append(sample_rows(position_keys, probs[i], settings))
+            text = jax.vmap(lambda row, token, at: row.at[at].set(token))(
+                text, tokens[i], lengths + i + 1
+            )
+        batch = lengths.shape[0]
+        return Proposal(
+            tokens=jnp.stack(tokens, 1) if gamma else jnp.zeros((batch, 0), jnp.int32),
+            probs=jnp.stack(probs, 1) if gamma else jnp.zeros((batch, 0, self.vocab_size)),
+        ), state
+
+    def commit(self, state: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
+        """Takes note of the rows' lengths."""
+        return state.replace(lengths=lengths)
+
+
+@flax.struct.dataclass
+class ConstantDraft:
+    """Proposes the same token for ever, and says so."""
+
+    token: Int[Array, ""]
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def prefill(self, inputs, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
+        """Nothing to keep."""
+        return ()
+
+    def propose(
+        self,
+        state: Cache,
+        sequences: Int[Array, "batch width"],
+        lengths: Int[Array, "batch"],
+        keys: Key[Array, "batch"],
+        gamma: int,
+        settings: Sampling,
+    ) -> tuple[Proposal, Cache]:
+        """``gamma`` times the token."""
+        tokens = jnp.full((lengths.shape[0], gamma), self.token, jnp.int32)
+        return Proposal(tokens=tokens, probs=jax.nn.one_hot(tokens, self.vocab_size)), state
+
+    def commit(self, state: Cache, lengths: Int[Array, "batch"]) -> Cache:
+        """Nothing to forget."""
+        return state
+
+
+def sequence_law(
+    target: PrefixTarget,
+    source: Sequence[int],
+    settings: Sampling,
+    *,
+    max_decode_len: int,
+    prompt: Sequence[int] = (),
+    eos_id: int = EOS_ID,
+) -> dict[tuple[int, ...], float]:
+    """Probability of each text that a row can end with, by enumeration.
+
+    Texts are the tokens after the start token, the prompt's included, up to the
+    end-of-sequence token or ``max_decode_len`` tokens. Texts of probability zero are
+    left out. Nothing of the loops takes part: logits come from whole prefixes.
+
+    Args:
+      target: whose texts.
+      source: the row's source tokens.
+      settings: the distribution sampled from; one temperature.
+      max_decode_len: length at which a text ends.
+      prompt: tokens that every text begins with.
+      eos_id: the token that ends a text after the prompt.
+    """
+    if settings.temperature.ndim:
+        raise InputError("sequence_law takes settings with one temperature, for one row")
+    law, open_texts = {}, {tuple(prompt): 1.0}
+    for length in range(len(prompt), max_decode_len):
+        texts = list(open_texts)
+        conditionals = next_probs(target, source, texts, settings)
+        reached = {}
+        for text, conditional in zip(texts, conditionals, strict=True):
+            for token in np.flatnonzero(conditional):
+                longer = (*text, int(token))
+                ends = token == eos_id or length + 1 == max_decode_len
+                (law if ends else reached)[longer] = open_texts[text] * conditional[token]
+        open_texts = reached
+    return law or open_texts
+
+
+def next_probs(
+    target: PrefixTarget,
+    source: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    settings: Sampling,
+) -> np.ndarray:
+    """Distribution of the token after each text ``[texts, vocab]``, in float64.
+
+    The texts, without their start token, are of one length.
+    """
+    prefixes = np.asarray([[PAD_ID, *text] for text in texts], np.int32)
+    sources = np.tile(np.asarray(source, np.int32), (len(prefixes), 1))
+    logits = target.next_logits(jnp.asarray(sources), jnp.asarray(prefixes))[:, -1]
+    probs = np.asarray(standardize(logits, settings), np.float64)
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+
+def tiny_t5(seed: int, **changes) -> T5Model:
+    """A T5 1.1 of about 8,000 random parameters, with clear-cut logits.
+
+    Args:
+      seed: of the parameters.
+      **changes: fields of ``T5Config`` to set otherwise.
+    """
+    sizes = {
+        "vocab_size": 30,
+        "emb_dim": 16,
+        "num_heads": 2,
+        "head_dim": 8,
+        "mlp_dim": 24,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "mlp_activations": ("gelu", "linear"),
+        "logits_via_embedding": False,
+        # Few and close together, so that short texts reach all of them.
+        "relpos_num_buckets": 8,
+        "relpos_max_distance": 12,
+    }
+    config = T5Config(**{**sizes, **changes})
+    rng = np.random.default_rng(seed)
+    flat = {
+        path: rng.normal(scale=0.4, size=shape).astype(np.float32)
+        for path, shape in sorted(expected_shapes(config).items())
+    }
+    return T5Model.create(unflatten_dict(flat, sep="/"), config)
+
+
+def _random_table(seed, vocab_size, contexts, scale, zeros) -> Array:
+    if vocab_size < 2:
+        raise InputError(f"vocab_size is {vocab_size}: give at least 2")
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=scale, size=(contexts, vocab_size))
+    is_zero = rng.random((contexts, vocab_size)) < zeros
+    is_zero[np.arange(contexts), rng.integers(vocab_size, size=contexts)] = False
+    return jnp.asarray(np.where(is_zero, -np.inf, logits), jnp.float32)
+
+
+def _contexts(
+    sources: Int[Array, "batch source"], prefixes: Int[Array, "batch length"], num: int
+) -> Int[Array, "batch length"]:
+    """A number below ``num`` for the source and the prefix up to each position."""
+    of_source = jnp.where(sources == PAD_ID, 0, _hash_tokens(sources))
+    of_source = _mix(jnp.sum(of_source, axis=1, dtype=jnp.uint32))
+    of_prefix = jnp.cumsum(_hash_tokens(prefixes), axis=1, dtype=jnp.uint32)
+    return (_mix(of_source[:, None] + of_prefix) % jnp.uint32(num)).astype(jnp.int32)
+
+
+def _hash_tokens(tokens: Int[Array, "batch length"]) -> UInt32[Array, "batch length"]:
+    """A number for each token at its position; the sum of them tells texts apart."""
+    positions = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.uint32)[None, :]
+    return _mix(positions * jnp.uint32(1 << 16) + (tokens + 2).astype(jnp.uint32))
+
+
+def _mix(values: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """The finalizer of MurmurHash3: every bit of the input reaches every bit."""
+    values = (values ^ (values >> 16)) * jnp.uint32(0x85EBCA6B)
+    values = (values ^ (values >> 13)) * jnp.uint32(0xC2B2AE35)
+    return values ^ (values >> 16)

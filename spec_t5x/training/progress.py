@@ -1,0 +1,137 @@
+"""What a training run says: a bar on a terminal, plain lines elsewhere, JSON lines."""
+
+import dataclasses
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import rich.progress
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Window:
+    """Counts since the last report."""
+
+    started: float
+    steps: int = 0
+    tokens: int = 0
+    pairs: int = 0
+
+
+class ProgressReporter:
+    """Shows where a run stands; a context manager.
+
+    Every report is also a line of ``metrics.jsonl``. Rates are those since the last
+    report, evaluation and checkpoints excluded.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        start_step: int,
+        steps: int,
+        stream: io.TextIOBase | None = None,
+    ):
+        """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr)."""
+        self._stream = stream if stream is not None else sys.stderr
+        self._metrics_path = directory / "metrics.jsonl"
+        self._steps = steps
+        self._bar = _make_bar(self._stream) if self._stream.isatty() else None
+        if self._bar:
+            self._task = self._bar.add_task("", total=steps, completed=start_step)
+        self._window = _Window(started=time.monotonic())
+        self._step_seconds = 0.0
+
+    def __enter__(self):
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._bar:
+            self._bar.stop()
+
+    def count(self, step: int, tokens: int, pairs: int) -> None:
+        """Notes a finished step; ``step`` is the number of steps now taken."""
+        self._window.steps += 1
+        self._window.tokens += tokens
+        self._window.pairs += pairs
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def report(self, step: int, *, loss: float, accuracy: float, rate: float) -> None:
+        """Shows loss (nats per token), accuracy, learning rate and speed."""
+        window, now = self._window, time.monotonic()
+        seconds = max(now - window.started, 1e-9)
+        self._window = _Window(started=now)
+        self._step_seconds = seconds / max(window.steps, 1)
+        tokens_per_s, pairs_per_s = window.tokens / seconds, window.pairs / seconds
+        text = (
+            f"loss {loss:.4f}  acc {accuracy:.3f}  lr {rate:.2e}  "
+            f"{tokens_per_s:,.0f} tokens/s  {pairs_per_s:,.0f} pairs/s"
+        )
+        if self._bar:
+            self._bar.update(self._task, description=text)
+        else:
+            left = _clock((self._steps - step) * self._step_seconds)
+            self.say(f"step {step}/{self._steps}  {text}  {left} left")
+        self._record(
+            step=step,
+            loss=loss,
+            accuracy=accuracy,
+            learning_rate=rate,
+            tokens_per_s=tokens_per_s,
+            pairs_per_s=pairs_per_s,
+        )
+
+    def report_dev(self, step: int, cross_entropy: float, accuracy: float) -> None:
+        """Shows the held-out loss."""
+        self.say(f"step {step}  dev loss {cross_entropy:.4f}  dev acc {accuracy:.3f}")
+        self._record(step=step, dev_loss=cross_entropy, dev_accuracy=accuracy)
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        if self._bar:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def pause(self) -> "_Pause":
+        """A context whose duration does not count for the rates."""
+        return _Pause(self._window)
+
+    def _record(self, **values: Any) -> None:
+        with self._metrics_path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(values) + "\n")
+
+
+class _Pause:
+    def __init__(self, window: _Window):
+        self._window = window
+
+    def __enter__(self):
+        self._started = time.monotonic()
+
+    def __exit__(self, *_):
+        self._window.started += time.monotonic() - self._started
+
+
+def _make_bar(stream: io.TextIOBase) -> rich.progress.Progress:
+    return rich.progress.Progress(
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.BarColumn(bar_width=None),
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.TimeRemainingColumn(compact=True),
+        console=rich.console.Console(file=stream),
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

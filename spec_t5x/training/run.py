@@ -1,0 +1,229 @@
+"""Trains a T5 on a tab-separated file of text pairs, as a gin file says.
+
+    spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
+
+The output directory gets ``vocabulary/`` (unless one is given), ``cache/`` (the
+tokenised pairs), ``checkpoints/``, ``metrics.jsonl`` and, at the end, ``model/``,
+which ``spec_t5x.checkpoints.native.load_model`` reads. Run the same command again
+to go on after an interruption.
+"""
+
+import dataclasses
+import itertools
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import gin
+
+from spec_t5x.checkpoints.native import load_model, save_model
+from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, tokenise_file
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import (
+    SPIECE_NAME,
+    SentencePieceVocabulary,
+    train_sentencepiece,
+)
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.optimizers import make_optimizer
+from spec_t5x.training.schedules import make_schedule
+from spec_t5x.training.trainer import Teacher, TrainOptions, TrainResult, fit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The pairs, the vocabulary and the batches."""
+
+    directory: str  # the files' names are relative to it
+    train_file: str
+    dev_file: str | None = None
+    source_column: int = 0
+    target_column: int = 1
+    num_columns: int = 2
+    # A SentencePiece model; None trains one on the pairs, of the model's vocab_size.
+    vocabulary: str | None = None
+    vocabulary_pairs: int = 100_000  # sampled for training the vocabulary
+    max_source_length: int = 96  # tokens, EOS included
+    max_target_length: int = 96
+    buckets: Sequence[int] = DEFAULT_BUCKETS
+    tokens_per_batch: int = 4096  # padded target tokens
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Keyword arguments for ``read_pairs``."""
+        return {
+            "source_column": self.source_column,
+            "target_column": self.target_column,
+            "num_columns": self.num_columns,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """Arguments of ``make_optimizer`` and ``make_schedule``."""
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    warmup_steps: int = 1000
+    decay: str = "constant"
+    cooldown_steps: int = 0
+    clip_norm: float = 1.0
+    weight_decay: float = 0.0
+
+
+for _settings in (T5Config, TrainOptions, DataOptions, OptimizerOptions):
+    gin.external_configurable(_settings, module="spec_t5x")
+
+
+@gin.configurable
+def train(
+    *,
+    output_dir: str,
+    model: T5Config,
+    data: DataOptions,
+    optimizer: OptimizerOptions,
+    options: TrainOptions,
+    teacher: str | None = None,
+    export_dtype: str = "bfloat16",
+) -> TrainResult:
+    """Trains, evaluates and exports.
+
+    Args:
+        output_dir: made if absent; training goes on from what it holds.
+        model: sizes; its vocab_size must hold the vocabulary.
+        data, optimizer, options: see the classes.
+        teacher: directory of an exported model with the same vocabulary, whose
+            distributions the new model learns (word-level distillation).
+        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+
+    Raises:
+        InputError: files, vocabulary, teacher or settings that cannot be used.
+    """
+    directory = Path(output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    vocabulary = _vocabulary(data, directory, model.vocab_size)
+    train_batches, dev_batches = _batches(data, vocabulary, directory, options.seed)
+    schedule = make_schedule(
+        peak=optimizer.learning_rate,
+        steps=options.steps,
+        warmup_steps=optimizer.warmup_steps,
+        decay=optimizer.decay,
+        cooldown_steps=optimizer.cooldown_steps,
+    )
+    transformation = make_optimizer(
+        optimizer.name,
+        schedule,
+        clip_norm=optimizer.clip_norm,
+        weight_decay=optimizer.weight_decay,
+    )
+    loaded_teacher = _teacher(teacher, vocabulary, model) if teacher else None
+    result = fit(
+        model,
+        transformation,
+        schedule,
+        train_batches,
+        dev_batches,
+        options,
+        directory,
+        loaded_teacher,
+    )
+    _export(result, directory / "model", model, vocabulary, export_dtype)
+    return result
+
+
+def _vocabulary(data: DataOptions, directory: Path, vocab_size: int) -> SentencePieceVocabulary:
+    """The vocabulary that was given, or trained earlier, or trained now."""
+    path = Path(data.vocabulary) if data.vocabulary else directory / "vocabulary"
+    if not data.vocabulary:
+        path /= SPIECE_NAME
+        if not path.is_file():
+            _say(f"training a vocabulary of {vocab_size} pieces")
+            _train_vocabulary(data, path, vocab_size)
+    vocabulary = SentencePieceVocabulary(path)
+    if vocabulary.vocab_size > vocab_size:
+        raise InputError(
+            f"{path} has {vocabulary.vocab_size} pieces, the model room for "
+            f"{vocab_size}: raise T5Config.vocab_size"
+        )
+    return vocabulary
+
+
+def _train_vocabulary(data: DataOptions, path: Path, vocab_size: int) -> None:
+    pairs = list(read_pairs(Path(data.directory) / data.train_file, **data.columns))
+    # A generator of its own: the sample does not depend on the training seed.
+    sample = random.Random(0).sample(pairs, min(data.vocabulary_pairs, len(pairs)))
+    # Trained aside and renamed, so that a kill leaves no half file behind.
+    trained = train_sentencepiece(
+        itertools.chain.from_iterable(sample),
+        path.with_name("unfinished"),
+        vocab_size,
+    )
+    trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
+    trained.replace(path)
+
+
+def _batches(
+    data: DataOptions, vocabulary: SentencePieceVocabulary, directory: Path, seed: int
+) -> tuple[Batches, Batches | None]:
+    def load(name: str) -> Batches:
+        pairs = tokenise_file(
+            Path(data.directory) / name,
+            vocabulary,
+            **data.columns,
+            max_source_length=data.max_source_length,
+            max_target_length=data.max_target_length,
+            cache_dir=directory / "cache",
+        )
+        _say(
+            f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
+            f"{pairs.target_lengths.mean():.1f} tokens; {pairs.num_dropped:,} dropped "
+            "(too long, or empty)"
+        )
+        return Batches(
+            pairs,
+            tokens_per_batch=data.tokens_per_batch,
+            seed=seed,
+            buckets=data.buckets,
+        )
+
+    train_batches = load(data.train_file)
+    _say(f"{train_batches.batches_per_epoch:,} batches an epoch")
+    return train_batches, load(data.dev_file) if data.dev_file else None
+
+
+def _teacher(directory: str, vocabulary: SentencePieceVocabulary, model: T5Config) -> Teacher:
+    loaded = load_model(directory)
+    if loaded.vocabulary.fingerprint() != vocabulary.fingerprint():
+        raise InputError(
+            f"the teacher in {directory} has another vocabulary than {vocabulary.path}"
+            ": set DataOptions.vocabulary to the teacher's spiece.model"
+        )
+    if loaded.config.vocab_size != model.vocab_size:
+        raise InputError(
+            f"the teacher's vocab_size is {loaded.config.vocab_size}, the model's "
+            f"{model.vocab_size}: make them equal"
+        )
+    return Teacher(config=loaded.config, params=loaded.params)
+
+
+def _export(result, directory, model, vocabulary, dtype) -> None:
+    extra = {"step": int(result.state.step)}
+    if result.dev is not None:
+        extra |= dataclasses.asdict(result.dev)
+    save_model(
+        directory,
+        result.state.params,
+        model,
+        vocabulary,
+        dtype=dtype,
+        extra=extra,
+        overwrite=True,  # an earlier, shorter run's
+    )
+    ending = "finished" if result.finished else "out of time"
+    _say(f"{ending} at step {int(result.state.step)}; model in {directory}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

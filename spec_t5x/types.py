@@ -1,0 +1,36 @@
+"""Array aliases and the special token ids that T5 vocabularies share.
+
+The aliases are jaxtyping annotations. They document shapes at run time too: the
+test suite installs a hook (``tests/conftest.py``) that checks every annotated
+call. Axis names used throughout the package:
+
+    batch    rows decoded together (``num_inputs * num_decodes`` inside a loop)
+    source   encoder length, padding included
+    length   decoder length
+    new      tokens handed to one cached call (1 in plain decoding, gamma + 1 in
+             verification)
+    gamma    drafts proposed in one iteration
+    vocab    size of the (padded) vocabulary
+"""
+
+from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Key, PyTree
+
+# T5's vocabularies, of every size, reserve the first three ids. Padding doubles
+# as the decoder's start token.
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+
+__all__ = [
+    "Array",
+    "Bool",
+    "EOS_ID",
+    "Float",
+    "Float32",
+    "Int",
+    "Integer",
+    "Key",
+    "PAD_ID",
+    "PyTree",
+    "UNK_ID",
+]

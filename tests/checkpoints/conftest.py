@@ -1,0 +1,94 @@
+"""A tiny vocabulary and tiny models for the tests of checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+_REPOSITORY = Path(__file__).parents[2]
+
+TINY = {
+    "vocab_size": 96,
+    "emb_dim": 16,
+    "num_heads": 2,
+    "head_dim": 8,
+    "mlp_dim": 24,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def configs() -> dict[str, T5Config]:
+    """A tiny T5 of either version."""
+    return {
+        "1.0": T5Config(**TINY),
+        "1.1": T5Config(**TINY, mlp_activations=("gelu", "linear"), logits_via_embedding=False),
+    }
+
+
+@pytest.fixture(scope="session")
+def random_params() -> Callable[..., PyTree]:
+    """``random_params(config, seed=0)``: weights of that model, on the host."""
+
+    def make(config: T5Config, seed: int = 0) -> PyTree:
+        rng = np.random.default_rng(seed)
+        flat = {
+            path: rng.normal(scale=0.3, size=shape).astype(np.float32)
+            for path, shape in expected_shapes(config).items()
+        }
+        return unflatten_dict(flat, sep="/")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def spiece(tmp_path_factory) -> Path:
+    """A SentencePiece model of 40 pieces."""
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "lazy",
+        "dogs",
+        "while",
+        "seven",
+        "wizards",
+        "box",
+    ]
+    lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
+    prefix = tmp_path_factory.mktemp("vocabulary") / "tiny"
+    return train_sentencepiece(lines, prefix, 40)
+
+
+@pytest.fixture(scope="session")
+def vocabulary(spiece) -> SentencePieceVocabulary:
+    return SentencePieceVocabulary(spiece)
+
+
+@pytest.fixture(scope="session")
+def t5_spiece() -> Path:
+    """T5's own vocabulary, which is not part of the repository."""
+    path = _REPOSITORY / "../shared/data/vocab/t5.spiece.model"
+    if not path.is_file():
+        pytest.skip("T5's vocabulary (../shared/data/vocab) is not on this machine")
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path, vocabulary, configs, random_params) -> Path:
+    """A sound checkpoint of the project's own format."""
+    config = configs["1.1"]
+    save_model(tmp_path / "sound", random_params(config), config, vocabulary)
+    return tmp_path / "sound"

@@ -1,0 +1,188 @@
+"""Every fault of a checkpoint is one line that names it and says what to do."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints import loading
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.validate import check_params
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.errors import InputError
+
+
+def message_of(function, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def edit_config(directory, **changes):
+    path = directory / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def test_no_directory(tmp_path):
+    message = message_of(load, tmp_path / "absent")
+    assert f"no directory {tmp_path / 'absent'}" in message
+
+
+def test_packaged_names_are_found_and_listed(saved, monkeypatch):
+    monkeypatch.setattr(loading, "PACKAGED_MODELS", saved.parent)
+    assert load("sound").directory == saved
+    assert "one of the packaged sound" in message_of(load, "absent")
+
+
+def test_a_file_or_an_empty_directory(saved, tmp_path):
+    assert "is a file" in message_of(load, saved / "config.json")
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.json" in message_of(load, tmp_path / "empty")
+
+
+def test_corrupt_config(saved):
+    (saved / "config.json").write_text('{"format": "spec_t5x", ')
+    assert f"cannot read {saved / 'config.json'} as JSON" in message_of(load, saved)
+    (saved / "config.json").write_text("[]")
+    assert "no JSON object" in message_of(load, saved)
+    (saved / "config.json").write_text("{}")
+    assert "neither format 'spec_t5x' nor a model_type" in message_of(load, saved)
+
+
+def test_config_of_another_version_or_without_a_model(saved):
+    edit_config(saved, version=2)
+    assert "version 2" in message_of(load, saved)
+    edit_config(saved, version=1, model={"vocab_size": 96, "n_layer": 3})
+    assert "'n_layer'" in message_of(load, saved)
+    edit_config(saved, model={"vocab_size": "many"})
+    assert "describes no T5" in message_of(load, saved)
+
+
+def test_unknown_dtype(saved, vocabulary, configs, random_params):
+    assert "'float16'" in message_of(load, saved, dtype="float16")
+    config = configs["1.1"]
+    message = message_of(save_model, saved, random_params(config), config, vocabulary, dtype="int8")
+    assert "'int8'" in message
+
+
+def test_missing_vocabulary_and_weights(saved):
+    (saved / "params").rename(saved / "elsewhere")
+    assert f"no directory {saved / 'params'}" in message_of(load, saved)
+    (saved / "spiece.model").unlink()
+    assert f"no vocabulary at {saved / 'spiece.model'}" in message_of(load, saved)
+
+
+def test_replaced_vocabulary(saved, t5_spiece, configs):
+    (saved / "spiece.model").write_bytes(t5_spiece.read_bytes())
+    edit_config(saved, model={**configs["1.1"].to_dict(), "vocab_size": 32128})
+    assert "is not the vocabulary" in message_of(load, saved)
+
+
+@pytest.mark.parametrize("pattern", ["manifest.ocdbt", "ocdbt.process_0/d/*", "_METADATA"])
+def test_truncated_weights(saved, pattern):
+    for path in (saved / "params").glob(pattern):
+        path.write_bytes(path.read_bytes()[:8])
+    message = message_of(load, saved)
+    assert "cannot read" in message
+    assert str(saved / "params") in message
+
+
+def test_weights_of_another_shape(saved, configs):
+    edit_config(saved, model={**configs["1.1"].to_dict(), "vocab_size": 128, "mlp_dim": 32})
+    message = message_of(load, saved)
+    assert "11 of the wrong shape" in message
+    assert "decoder/layers_0/mlp/wo/kernel is [24, 16], not [32, 16]" in message
+    assert "and 8 more" in message
+
+
+def test_vocabulary_larger_than_the_embedding(saved, configs):
+    edit_config(saved, model={**configs["1.1"].to_dict(), "vocab_size": 32})
+    assert "the vocabulary has 40 ids, the model embeds 32" in message_of(load, saved)
+
+
+def test_all_faults_of_a_tree_at_once(configs, random_params):
+    config = configs["1.0"]
+    params = random_params(config)
+    del params["encoder"]["layers_1"]
+    del params["decoder"]["decoder_norm"]
+    params["decoder"]["logits_dense"] = {"kernel": np.zeros((16, 96))}
+    params["token_embedder"]["embedding"] = np.zeros((97, 16))
+    message = message_of(check_params, params, config, "here")
+    assert message.startswith("here: ")
+    assert "9 missing" in message
+    assert "decoder/decoder_norm/scale" in message
+    assert "and 6 more" in message
+    assert "1 unexpected (decoder/logits_dense/kernel)" in message
+    assert "token_embedder/embedding is [97, 16], not [96, 16]" in message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite(value, dtype, configs, random_params):
+    config = configs["1.0"]
+    params = random_params(config)
+    params["encoder"]["layers_1"]["mlp"]["wi"]["kernel"][3, 5] = value
+    params = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.dtype(dtype)), params)
+    message = message_of(check_params, params, config, "here")
+    assert "in 1 of" in message
+    assert "encoder/layers_1/mlp/wi/kernel" in message
+
+
+def test_saving_weights_that_are_not_finite(tmp_path, vocabulary, configs, random_params):
+    config = configs["1.0"]
+    params = random_params(config)
+    params["token_embedder"]["embedding"][0, 0] = np.nan
+    message = message_of(save_model, tmp_path / "model", params, config, vocabulary)
+    assert "token_embedder/embedding" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_extra_entries_may_not_hide_the_formats_own(tmp_path, vocabulary, configs, random_params):
+    config = configs["1.0"]
+    message = message_of(
+        save_model,
+        tmp_path / "model",
+        random_params(config),
+        config,
+        vocabulary,
+        extra={"version": 3},
+    )
+    assert "'version'" in message
+
+
+def test_different_vocabularies_name_the_first_different_id(saved, spiece):
+    target = load(saved)
+    draft = dataclasses.replace(
+        target,
+        vocabulary=SentencePieceVocabulary(spiece, extra_ids=2),
+        directory=Path("draft"),
+    )
+    message = message_of(check_same_vocabulary, target, draft)
+    assert str(saved) in message
+    assert "draft draft" in message
+    assert "40 and 42 ids" in message
+
+    other = SentencePieceVocabulary(spiece, extra_ids=1)
+    message = message_of(
+        check_same_vocabulary, draft, dataclasses.replace(target, vocabulary=other)
+    )
+    assert "id 40 is '<extra_id_1>' and '<extra_id_0>'" in message
+
+    as_bytes = dataclasses.replace(target, vocabulary=ByteVocabulary())
+    assert "ByteVocabulary" in message_of(check_same_vocabulary, target, as_bytes)
+
+
+def test_different_padded_sizes(saved):
+    target = load(saved)
+    config = dataclasses.replace(target.config, vocab_size=128)
+    draft = dataclasses.replace(target, config=config)
+    message = message_of(check_same_vocabulary, target, draft)
+    assert "embeds 96 ids" in message
+    assert "128" in message

@@ -1,0 +1,432 @@
+"""Hugging Face's checkpoints: the same logits as transformers, in both directions."""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from spec_t5x.checkpoints.huggingface import export_huggingface, load_huggingface
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.native import load_model, save_model
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config, Transformer
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+# Differences in float32 between two implementations of one network.
+TOLERANCE = 2e-4
+
+# (source, target) lengths; distances beyond 128 share the last relative bucket.
+LENGTHS = [(45, 17), (150, 140)]
+SHORT = [(20, 9)]
+
+SIZES = {
+    "vocab_size": 160,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 3,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "decoder_start_token_id": 0,
+}
+
+
+def torch_model(version: str, **changes):
+    """A tiny T5 in which every weight, biases and norms included, has a say."""
+    sizes = {**SIZES, **changes}
+    torch.manual_seed(0)
+    if version == "1.0":
+        config = transformers.T5Config(**sizes, feed_forward_proj="relu")
+        model = transformers.T5ForConditionalGeneration(config)
+    elif version == "1.1":
+        config = transformers.T5Config(
+            **sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+        )
+        model = transformers.T5ForConditionalGeneration(config)
+        untie(model)
+    else:
+        config = transformers.MT5Config(**sizes)
+        model = transformers.MT5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "relative_attention_bias" in name:
+                weight.normal_()
+            elif "layer_norm" in name:
+                weight.normal_(1.0, 0.2)
+    return model.eval()
+
+
+def untie(model):
+    """An output layer of its own; version 5 ties every T5 that it builds."""
+    config = model.config
+    model.lm_head = torch.nn.Linear(config.d_model, config.vocab_size, bias=False)
+    model.all_tied_weights_keys = {}
+
+
+def add_vocabulary(directory, spiece, extra_ids=100):
+    (directory / "spiece.model").write_bytes(spiece.read_bytes())
+    values = {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids}
+    (directory / "tokenizer_config.json").write_text(json.dumps(values))
+
+
+@pytest.fixture
+def write(tmp_path, spiece):
+    """Saves a model with its vocabulary and returns the directory."""
+
+    def save(model, **kwargs):
+        directory = tmp_path / "theirs"
+        model.save_pretrained(directory, **kwargs)
+        add_vocabulary(directory, spiece)
+        return directory
+
+    return save
+
+
+def edit_config(directory, *remove, **changes):
+    path = directory / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
+
+
+def batch(source_length: int, target_length: int, vocab_size: int = 160):
+    """Three rows of ids with padding at the end of all but the first."""
+    rng = np.random.default_rng(0)
+    sources = rng.integers(2, vocab_size, (3, source_length))
+    targets = rng.integers(2, vocab_size, (3, target_length))
+    for row in (1, 2):
+        sources[row, source_length // (row + 1) :] = 0
+        targets[row, target_length // (row + 1) :] = 0
+    return sources.astype(np.int32), targets.astype(np.int32)
+
+
+@functools.cache
+def forward(config):
+    """The model's compiled forward pass; tests of one configuration share it."""
+    return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
+
+
+def assert_same_logits(loaded, model, lengths=SHORT):
+    for source_length, target_length in lengths:
+        sources, targets = batch(source_length, target_length)
+        inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        variables = {"params": loaded.params}
+        ours = forward(loaded.config)(variables, sources, inputs, targets)
+        with torch.no_grad():
+            theirs = model(
+                input_ids=torch.tensor(sources).long(),
+                attention_mask=torch.tensor(sources != 0).long(),
+                decoder_input_ids=torch.tensor(inputs).long(),
+            ).logits.numpy()
+        real = targets > 0
+        np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1", "mt5"])
+def test_logits_equal_those_of_transformers(write, version):
+    model = torch_model(version, num_layers=3)
+    loaded = load(write(model))
+    assert loaded.config.num_encoder_layers == 3
+    assert loaded.config.num_decoder_layers == 2
+    assert loaded.config.logits_via_embedding == (version == "1.0")
+    assert_same_logits(loaded, model, LENGTHS)
+
+
+def test_relative_buckets_of_other_sizes(write):
+    model = torch_model(
+        "1.0", relative_attention_num_buckets=12, relative_attention_max_distance=50
+    )
+    assert_same_logits(load(write(model)), model, LENGTHS[-1:])
+
+
+def test_configurations_of_version_4(write):
+    """Before version 5, tie_word_embeddings alone said whether logits are rescaled."""
+    model = torch_model("1.1")
+    directory = write(model)
+    edit_config(directory, "scale_decoder_outputs", tie_word_embeddings=False)
+    assert_same_logits(load(directory), model)
+
+    model = torch_model("1.0")
+    directory = write(model)
+    edit_config(directory, "scale_decoder_outputs", "tie_word_embeddings")
+    assert_same_logits(load(directory), model)
+
+
+def test_tied_but_not_rescaled(write):
+    """What version 5 makes of a fresh T5 1.1: one embedding, logits as they are."""
+    config = transformers.T5Config(
+        **SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    loaded = load(write(model))
+    assert not loaded.config.logits_via_embedding
+    assert_same_logits(loaded, model)
+
+
+@pytest.mark.parametrize("projection", ["gated-relu", "gated-silu", "silu", "gelu_new"])
+def test_other_activations(write, projection):
+    config = transformers.T5Config(**SIZES, feed_forward_proj=projection)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    assert_same_logits(load(write(model)), model)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_torch_files(write, version, sharded):
+    model = torch_model(version)
+    directory = write(model)
+    (directory / "model.safetensors").unlink()
+    # With every alias of the embedding and the leftover that old files carry.
+    state = model.state_dict()
+    state["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(
+        32, 3
+    )
+    if sharded:
+        weight_map = {name: f"pytorch_model-{len(name) % 2}.bin" for name in state}
+        for file in set(weight_map.values()):
+            part = {name: state[name] for name in state if weight_map[name] == file}
+            torch.save(part, directory / file)
+        (directory / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"weight_map": weight_map})
+        )
+    else:
+        torch.save(state, directory / "pytorch_model.bin")
+    assert_same_logits(load(directory), model)
+
+
+def test_sharded_safetensors(write):
+    model = torch_model("1.1")
+    directory = write(model, max_shard_size="20KB")
+    shards = list(directory.glob("*.safetensors"))
+    assert len(shards) > 2
+    assert_same_logits(load(directory), model)
+    shards[0].unlink()
+    with pytest.raises(InputError, match=f"no file .*{shards[0].name}"):
+        load(directory)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("file", ["safetensors", "bin"])
+def test_half_precision_is_read_exactly(write, dtype, file):
+    model = torch_model("1.0").to(getattr(torch, dtype))
+    directory = write(model)
+    if file == "bin":
+        (directory / "model.safetensors").unlink()
+        torch.save(model.state_dict(), directory / "pytorch_model.bin")
+    assert_same_logits(load(directory), model.float())
+
+
+def test_loads_as_bfloat16_and_on_the_host(write):
+    directory = write(torch_model("1.1"))
+    loaded = load(directory, dtype="bfloat16", on_host=True)
+    assert loaded.config.dtype == "bfloat16"
+    for leaf in jax.tree.leaves(loaded.params):
+        assert isinstance(leaf, np.ndarray)
+        assert leaf.dtype == jnp.bfloat16
+
+
+def test_bytes(write):
+    model = torch_model("1.1", vocab_size=384)
+    directory = write(model)
+    (directory / "spiece.model").unlink()
+    values = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
+    (directory / "tokenizer_config.json").write_text(json.dumps(values))
+    loaded = load(directory)
+    assert isinstance(loaded.vocabulary, ByteVocabulary)
+    assert loaded.vocabulary.vocab_size == 384
+    (directory / "tokenizer_config.json").unlink()
+    assert isinstance(load(directory).vocabulary, ByteVocabulary)
+    assert_same_logits(loaded, model)
+
+
+def test_number_of_extra_ids(write, spiece):
+    directory = write(torch_model("1.0"))
+    assert load(directory).vocabulary.vocab_size == 40 + 100
+    add_vocabulary(directory, spiece, extra_ids=7)
+    assert load(directory).vocabulary.vocab_size == 40 + 7
+    (directory / "tokenizer_config.json").unlink()
+    assert load(directory).vocabulary.vocab_size == 40 + 100
+    edit_config(directory, model_type="mt5")
+    assert load(directory).vocabulary.vocab_size == 40
+
+
+def test_through_the_projects_own_format(write, tmp_path):
+    model = torch_model("1.1")
+    theirs = load(write(model))
+    save_model(
+        tmp_path / "ours",
+        theirs.params,
+        theirs.config,
+        theirs.vocabulary,
+        dtype="float32",
+    )
+    ours = load_model(tmp_path / "ours")
+    assert ours.vocabulary.fingerprint() == theirs.vocabulary.fingerprint()
+    assert_same_logits(ours, model)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_params, version):
+    config = T5Config(**{**configs[version].to_dict(), "vocab_size": 160})
+    save_model(tmp_path / "ours", random_params(config), config, vocabulary)
+    loaded = load_model(tmp_path / "ours")
+    export_huggingface(tmp_path / "theirs", loaded)
+    model, report = transformers.T5ForConditionalGeneration.from_pretrained(
+        tmp_path / "theirs", output_loading_info=True
+    )
+    assert not any(report.values())
+    assert model.generation_config.decoder_start_token_id == 0
+    assert_same_logits(loaded, model.eval())
+    # And back again.
+    again = load(tmp_path / "theirs")
+    assert again.config == loaded.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    assert again.vocabulary.fingerprint() == loaded.vocabulary.fingerprint()
+
+
+def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
+    config = T5Config(**{**configs["1.0"].to_dict(), "vocab_size": 32128})
+    save_model(tmp_path / "ours", random_params(config), config, t5_spiece)
+    loaded = load_model(tmp_path / "ours")
+    export_huggingface(tmp_path / "theirs", loaded, dtype="bfloat16")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    for text in ("translate English to German: That is good.", "Über 3.5% mehr"):
+        ids = loaded.vocabulary.encode(text)
+        assert tokenizer(text).input_ids == [*ids, 1]
+
+
+# --- what is refused ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "umt5"}, "is a umt5"),
+        ({"model_type": "bart"}, "model_type 'bart'"),
+        ({"decoder_start_token_id": 5}, "decoder_start_token_id 5"),
+        ({"eos_token_id": 3}, "eos_token_id 3"),
+        ({"feed_forward_proj": "gelu"}, "feed_forward_proj 'gelu'"),
+        ({"is_encoder_decoder": False}, "encoder alone"),
+        ({"quantization_config": {}}, "is quantized"),
+        ({"d_model": None}, "has no d_model"),
+        ({"num_heads": 0}, "describes no T5"),
+        ({"vocab_size": 120}, "has 140 ids, the model embeds 120"),
+        ({"d_kv": 16}, "EncDecAttention.q.weight is [24, 32], not [48, 32]"),
+        ({"num_layers": 2}, "8 missing (encoder.block.1"),
+        ({"num_decoder_layers": 1}, "13 unexpected (decoder.block.1"),
+    ],
+)
+def test_unsuitable_configurations(write, changes, expected):
+    directory = write(torch_model("1.0"))
+    edit_config(directory, **changes)
+    assert_refused(directory, expected)
+
+
+def assert_refused(directory, expected):
+    with pytest.raises(InputError) as caught:
+        load_huggingface(directory)
+    message = str(caught.value)
+    assert expected in message
+    assert str(directory) in message
+    assert "\n" not in message
+
+
+def test_start_token_of_the_generation_config(write):
+    directory = write(torch_model("1.0"))
+    edit_config(directory, "decoder_start_token_id")
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({"decoder_start_token_id": 2}))
+    assert_refused(directory, "decoder_start_token_id 2")
+
+
+def edit_tensors(directory, **changes):
+    path = directory / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+
+
+def test_unsuitable_tensors(write):
+    directory = write(torch_model("1.1"))
+    original = (directory / "model.safetensors").read_bytes()
+    name = "encoder.final_layer_norm.weight"
+    for value, expected in (
+        (None, f"1 missing ({name})"),
+        (np.full(32, np.nan, np.float32), name),
+        (np.ones(32, np.int8), f"{name} is int8"),
+    ):
+        (directory / "model.safetensors").write_bytes(original)
+        edit_tensors(directory, **{name: value})
+        assert_refused(directory, expected)
+
+
+def test_output_layer_that_contradicts_the_configuration(write):
+    directory = write(torch_model("1.1"))
+    edit_config(directory, "scale_decoder_outputs", tie_word_embeddings=True)
+    assert_refused(directory, "lm_head.weight differs from shared.weight")
+    edit_config(directory, tie_word_embeddings=False)
+    edit_tensors(directory, **{"lm_head.weight": None})
+    assert_refused(directory, "1 missing (lm_head.weight)")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_truncated_weights(write, file):
+    model = torch_model("1.0")
+    directory = write(model)
+    if file == "pytorch_model.bin":
+        (directory / "model.safetensors").unlink()
+        torch.save(model.state_dict(), directory / file)
+    content = (directory / file).read_bytes()
+    (directory / file).write_bytes(content[: len(content) // 2])
+    assert_refused(directory, f"cannot read the weights in {directory / file}")
+
+
+def test_torch_files_run_no_code(write):
+    directory = write(torch_model("1.0"))
+    (directory / "model.safetensors").unlink()
+    torch.save({"shared.weight": print}, directory / "pytorch_model.bin")
+    assert_refused(directory, "cannot read the weights")
+
+
+def test_torch_is_optional(write, monkeypatch):
+    model = torch_model("1.0")
+    directory = write(model)
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert_refused(directory, "pip install torch")
+
+
+def test_missing_files(write):
+    directory = write(torch_model("1.0"))
+    (directory / "model.safetensors").unlink()
+    assert_refused(directory, "holds no weights")
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "spiece.model").unlink()
+    assert_refused(directory, "has tokenizer.json but no spiece.model")
+    (directory / "tokenizer.json").unlink()
+    assert_refused(directory, "no vocabulary at")
+
+
+def test_added_tokens(write):
+    directory = write(torch_model("1.0"))
+    path = directory / "added_tokens.json"
+    path.write_text(json.dumps({"<extra_id_0>": 139}))
+    load(directory)
+    path.write_text(json.dumps({"<speaker>": 140}))
+    assert_refused(directory, "'<speaker>' with id 140")
+
+
+def test_export_of_activations_unknown_there(tmp_path, saved):
+    loaded = load(saved)
+    config = T5Config(**{**loaded.config.to_dict(), "mlp_activations": ("linear", "gelu")})
+    model = type(loaded)(**{**vars(loaded), "config": config})
+    with pytest.raises(InputError, match="linear.*gelu"):
+        export_huggingface(tmp_path / "theirs", model)
+    with pytest.raises(InputError, match="exists"):
+        export_huggingface(saved, loaded)

@@ -1,0 +1,192 @@
+"""Batches: every pair, the right shapes, and an order that can be resumed."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from spec_t5x.data import batching
+from spec_t5x.data.batching import Batches, TokenisedPairs, tokenise_file
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
+
+COLUMNS = {"source_column": 0, "target_column": 1, "num_columns": 2}
+
+
+def make_pairs(lengths, seed=0):
+    """Pairs of random tokens; source i starts with token 3 + i, so it can be told."""
+    rng = np.random.default_rng(seed)
+
+    def make(lengths, first):
+        rows = [rng.integers(3, 500, n) for n in lengths]
+        for i, row in enumerate(rows):
+            row[-1] = 1
+            if first:
+                row[0] = 3 + i
+        return np.concatenate(rows).astype(np.int32), np.cumsum(lengths)
+
+    source_ids, source_ends = make([source for source, _ in lengths], True)
+    target_ids, target_ends = make([target for _, target in lengths], False)
+    return TokenisedPairs(
+        source_ids=source_ids,
+        source_ends=source_ends,
+        target_ids=target_ids,
+        target_ends=target_ends,
+        num_dropped=0,
+    )
+
+
+def random_lengths(number):
+    rng = np.random.default_rng(1)
+    return [tuple(pair) for pair in rng.integers(2, 33, (number, 2)).tolist()]
+
+
+def make_batches(number=300, seed=0, **options):
+    options = {"tokens_per_batch": 128, "buckets": (8, 16, 32)} | options
+    return Batches(make_pairs(random_lengths(number)), seed=seed, **options)
+
+
+def first_tokens(batch):
+    return batch.encoder_input_tokens[: batch.num_pairs, 0].tolist()
+
+
+def assert_same(left, right):
+    for name in ("encoder_input_tokens", "decoder_input_tokens"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+
+
+def test_shapes_are_few_and_hold_about_the_same_number_of_tokens():
+    batches = make_batches()
+    shapes = {
+        batch.decoder_target_tokens.shape for batch in itertools.islice(batches.batches(), 100)
+    }
+    assert shapes == {(16, 8), (8, 16), (4, 32)}
+
+
+def test_arrays_of_a_batch():
+    pairs = make_pairs([(3, 2), (5, 4)])
+    batches = Batches(pairs, tokens_per_batch=24, seed=0, buckets=(8,))
+    (batch,) = batches.one_pass()
+    source, target = pairs.source_ids, pairs.target_ids
+    np.testing.assert_array_equal(
+        batch.encoder_input_tokens,
+        [[*source[:3], *[0] * 5], [*source[3:], *[0] * 3], [0] * 8],
+    )
+    np.testing.assert_array_equal(
+        batch.decoder_target_tokens,
+        [[*target[:2], *[0] * 6], [*target[2:], *[0] * 4], [0] * 8],
+    )
+    np.testing.assert_array_equal(
+        batch.decoder_input_tokens[:, 1:], batch.decoder_target_tokens[:, :-1]
+    )
+    assert not batch.decoder_input_tokens[:, 0].any()
+    assert (batch.num_pairs, batch.num_tokens) == (2, 6)
+
+
+def test_one_pass_gives_every_pair_once():
+    batches = make_batches(number=101)
+    seen = [token for batch in batches.one_pass() for token in first_tokens(batch)]
+    assert sorted(seen) == list(range(3, 104))
+
+
+def test_an_epoch_repeats_no_pair_and_later_epochs_give_the_rest():
+    batches = make_batches(number=101)
+    per_epoch = batches.batches_per_epoch
+    stream, seen = batches.batches(), set()
+    for _ in range(10):
+        epoch = [
+            token for batch in itertools.islice(stream, per_epoch) for token in first_tokens(batch)
+        ]
+        assert len(epoch) == len(set(epoch)) > 101 - 16 - 8 - 4
+        seen |= set(epoch)
+    assert seen == set(range(3, 104))
+
+
+def test_a_bucket_smaller_than_a_batch_is_padded():
+    batches = Batches(make_pairs([(5, 5)] * 3), tokens_per_batch=80, seed=0)
+    assert batches.batches_per_epoch == 1
+    batch = next(batches.batches())
+    assert batch.decoder_target_tokens.shape == (6, 12)
+    assert batch.num_pairs == 3
+
+
+@pytest.mark.parametrize("start", [0, 1, 25, 26, 60, 1000])
+def test_resuming_gives_the_same_batches(start):
+    undisturbed = itertools.islice(make_batches().batches(), start, start + 30)
+    resumed = make_batches().batches(start)
+    for expected, batch in zip(undisturbed, resumed, strict=False):
+        assert_same(expected, batch)
+
+
+def test_order_depends_on_seed_and_epoch():
+    batches = make_batches()
+    per_epoch = batches.batches_per_epoch
+    orders = [
+        [first_tokens(b) for b in itertools.islice(stream, 10)]
+        for stream in (
+            batches.batches(),
+            batches.batches(per_epoch),
+            make_batches(seed=1).batches(),
+        )
+    ]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_a_pair_longer_than_every_bucket():
+    with pytest.raises(InputError, match="33 tokens"):
+        Batches(make_pairs([(4, 33)]), tokens_per_batch=99, seed=0, buckets=(8, 32))
+
+
+def test_no_tokens_per_batch():
+    with pytest.raises(InputError, match="tokens_per_batch is 0"):
+        make_batches(tokens_per_batch=0)
+
+
+@pytest.fixture
+def tsv(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("abc\tab\n" + "x" * 10 + "\ty\n" + "\tempty\n" + "ä\tb\n")
+    return path
+
+
+def tokenise(tsv, cache_dir, **limits):
+    limits = {"max_source_length": 10, "max_target_length": 10} | limits
+    return tokenise_file(tsv, ByteVocabulary(), **COLUMNS, **limits, cache_dir=cache_dir)
+
+
+def test_tokenising_appends_eos_and_drops_long_and_empty_pairs(tsv):
+    pairs = tokenise(tsv, None)
+    assert (len(pairs), pairs.num_dropped) == (2, 2)
+    assert pairs.source_ids.tolist() == [100, 101, 102, 1, 198, 167, 1]
+    assert pairs.source_lengths.tolist() == [4, 3]
+    assert pairs.target_ids.tolist() == [100, 101, 1, 101, 1]
+    assert pairs.target_lengths.tolist() == [3, 2]
+
+
+def test_limits_count_eos(tsv):
+    assert len(tokenise(tsv, None, max_source_length=11)) == 3
+
+
+def test_tokenised_pairs_are_kept_until_something_changes(tsv, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first = tokenise(tsv, cache)
+    monkeypatch.setattr(batching, "read_pairs", None)  # must not be called again
+    again = tokenise(tsv, cache)
+    np.testing.assert_array_equal(first.source_ids, again.source_ids)
+    assert again.num_dropped == 2
+    monkeypatch.undo()
+    assert len(tokenise(tsv, cache, max_source_length=11)) == 3
+    tsv.write_text("other\ttext\n")
+    assert len(tokenise(tsv, cache)) == 1
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_nothing_left(tsv):
+    with pytest.raises(InputError, match="all 4 pairs"):
+        tokenise(tsv, None, max_source_length=1)
+
+
+def test_no_such_column(tsv):
+    with pytest.raises(InputError, match="column 2 of 2"):
+        next(read_pairs(tsv, 0, 2, 2))

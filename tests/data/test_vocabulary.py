@@ -1,0 +1,152 @@
+"""Vocabularies: T5's conventions, round trips, fingerprints."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+
+from spec_t5x.data.vocabulary import (
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    train_sentencepiece,
+)
+from spec_t5x.errors import InputError
+
+SYLLABLES = ("ba", "do", "ki", "lu", "mö", "ne", "ra", "schi", "to", "wü", "…", "»")
+
+
+def make_texts(number=400):
+    rng = random.Random(0)
+
+    def word():
+        return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))
+
+    return [" ".join(word() for _ in range(rng.randint(2, 9))) for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("vocabulary") / "spiece"
+    return train_sentencepiece(make_texts(), prefix, 120, character_coverage=1.0)
+
+
+def test_special_ids_and_size(model_path):
+    vocabulary = SentencePieceVocabulary(model_path)
+    assert vocabulary.vocab_size == 120
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    assert processor.id_to_piece([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
+    assert processor.bos_id() == -1
+
+
+def test_round_trip_keeps_the_text_as_it_is(model_path):
+    vocabulary = SentencePieceVocabulary(model_path)
+    # nmt_nfkc would turn the ellipsis into three dots and merge the spaces.
+    for text in [*make_texts(50), "ba…  do »ki", "mö\u2026"]:
+        ids = vocabulary.encode(text)
+        assert 1 not in ids
+        assert vocabulary.decode(ids) == text
+
+
+def test_batch_encoding_is_encoding(model_path):
+    vocabulary = SentencePieceVocabulary(model_path)
+    texts = make_texts(20)
+    assert vocabulary.encode_batch(texts, 2) == [vocabulary.encode(t) for t in texts]
+
+
+def test_decode_stops_at_eos_and_skips_foreign_ids(model_path):
+    vocabulary = SentencePieceVocabulary(model_path)
+    ids = vocabulary.encode("ba do")
+    assert vocabulary.decode([0, *ids, 120, 5000, -1, 0, 1, *ids]) == "ba do"
+    assert vocabulary.decode([]) == ""
+
+
+def test_extra_ids_follow_the_pieces_and_the_first_is_the_highest(model_path):
+    vocabulary = SentencePieceVocabulary(model_path, extra_ids=10)
+    assert vocabulary.vocab_size == 130
+    assert vocabulary.decode([129]) == "<extra_id_0>"
+    assert vocabulary.decode([120]) == "<extra_id_9>"
+    assert 129 in vocabulary.encode("ba <extra_id_0> do")
+
+
+def test_training_is_deterministic(model_path, tmp_path):
+    again = train_sentencepiece(make_texts(), tmp_path / "spiece", 120, character_coverage=1.0)
+    first, second = map(SentencePieceVocabulary, (model_path, again))
+    assert first.fingerprint() == second.fingerprint()
+
+
+def test_fingerprints_tell_vocabularies_apart(model_path, tmp_path):
+    other = train_sentencepiece(make_texts(), tmp_path / "other", 100, character_coverage=1.0)
+    fingerprints = {
+        SentencePieceVocabulary(model_path).fingerprint(),
+        SentencePieceVocabulary(model_path, extra_ids=1).fingerprint(),
+        SentencePieceVocabulary(other).fingerprint(),
+        ByteVocabulary().fingerprint(),
+        ByteVocabulary(0).fingerprint(),
+    }
+    assert len(fingerprints) == 5
+    assert all(len(fingerprint) == 64 for fingerprint in fingerprints)
+
+
+def test_save(model_path, tmp_path):
+    vocabulary = SentencePieceVocabulary(model_path, extra_ids=10)
+    vocabulary.save(tmp_path / "model")
+    saved = SentencePieceVocabulary(tmp_path / "model" / "spiece.model", extra_ids=10)
+    assert saved.fingerprint() == vocabulary.fingerprint()
+    saved.save(tmp_path / "model")  # onto itself
+    ByteVocabulary().save(tmp_path / "bytes")
+    assert not (tmp_path / "bytes").exists()
+
+
+def test_bytes():
+    vocabulary = ByteVocabulary()
+    assert vocabulary.vocab_size == 384  # ByT5's
+    assert vocabulary.encode("aä") == [100, 198, 167]
+    assert vocabulary.decode([100, 198, 167, 0, 259, 383, 400, 1, 100]) == "aä"
+    assert vocabulary.decode([198, 100]) == "a"  # half of a character
+
+
+@pytest.mark.parametrize("extra_ids", [0, 3])
+def test_not_a_model(tmp_path, extra_ids):
+    path = tmp_path / "spiece.model"
+    path.write_text("no model")
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        SentencePieceVocabulary(path, extra_ids)
+
+
+def test_absent_file(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.model"):
+        SentencePieceVocabulary(tmp_path / "nowhere.model")
+
+
+def test_other_special_ids(tmp_path):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(make_texts()),
+        model_prefix=str(tmp_path / "bos"),
+        vocab_size=100,
+        minloglevel=2,
+    )
+    with pytest.raises(InputError, match="pad, eos, unk"):
+        SentencePieceVocabulary(tmp_path / "bos.model")
+
+
+@pytest.mark.parametrize("vocabulary", [ByteVocabulary, SentencePieceVocabulary])
+def test_negative_extra_ids(model_path, vocabulary):
+    arguments = (model_path, -1) if vocabulary is SentencePieceVocabulary else (-1,)
+    with pytest.raises(InputError, match="extra_ids is -1"):
+        vocabulary(*arguments)
+
+
+@pytest.mark.parametrize("vocab_size", [5, 100_000])
+def test_impossible_vocabulary_size(tmp_path, vocab_size):
+    with pytest.raises(InputError, match=f"{vocab_size} pieces"):
+        train_sentencepiece(make_texts(), tmp_path / "spiece", vocab_size)
+
+
+def test_no_tensorflow():
+    program = (
+        "import sys, spec_t5x.data.batching, spec_t5x.data.vocabulary\n"
+        "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

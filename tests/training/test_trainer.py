@@ -1,0 +1,434 @@
+"""Losses, schedules, optimizers, and the training loop from file to exported model."""
+
+import dataclasses
+import io
+import json
+import random
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.checkpoints.native import load_model
+from spec_t5x.cli.main import main
+from spec_t5x.data.batching import Batches, tokenise_file
+from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.evaluate import bleu, translation_bleu
+from spec_t5x.training.losses import (
+    cross_entropy,
+    kl_divergence,
+    mean_loss,
+    token_losses,
+)
+from spec_t5x.training.optimizers import make_optimizer
+from spec_t5x.training.progress import ProgressReporter
+from spec_t5x.training.schedules import make_schedule
+from spec_t5x.training.trainer import (
+    Teacher,
+    TrainOptions,
+    fit,
+    init_state,
+    model_inputs,
+)
+
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
+CONFIG = T5Config(
+    vocab_size=32,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.1,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """The programs here run for a few steps only: compiling them is the cost."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
+
+
+def write_pairs(path, number, seed):
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(number):
+        words = rng.choices(list(WORDS), k=rng.randint(1, 3))
+        lines.append(" ".join(words) + "\t" + " ".join(WORDS[w] for w in words))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return lines
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = write_pairs(folder / "train.tsv", 300, seed=0)
+    write_pairs(folder / "dev.tsv", 40, seed=1)
+    train_sentencepiece(lines, folder / "spiece", 30, character_coverage=1.0)
+    return folder
+
+
+def make_batches(data, name, seed=0):
+    pairs = tokenise_file(
+        data / name,
+        SentencePieceVocabulary(data / "spiece.model"),
+        source_column=0,
+        target_column=1,
+        num_columns=2,
+        max_source_length=24,
+        max_target_length=24,
+        cache_dir=None,
+    )
+    return Batches(pairs, tokens_per_batch=192, seed=seed, buckets=(24,))
+
+
+def train(
+    data,
+    directory,
+    steps,
+    *,
+    config=CONFIG,
+    teacher=None,
+    optimizer="adamw",
+    **options,
+):
+    # One schedule, whatever the number of steps.
+    schedule = make_schedule(peak=1e-2, steps=40, warmup_steps=3)
+    defaults = {"log_period": 5, "eval_period": 0, "checkpoint_period": 4}
+    return fit(
+        config,
+        make_optimizer(optimizer, schedule),
+        schedule,
+        make_batches(data, "train.tsv"),
+        make_batches(data, "dev.tsv"),
+        TrainOptions(steps=steps, **defaults | options),
+        directory,
+        teacher,
+    )
+
+
+def assert_identical(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for ours, theirs in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# The loop.
+
+
+def test_loss_goes_down_and_is_recorded(data, tmp_path, capfd):
+    result = train(data, tmp_path, 40, eval_period=20)
+    assert result.finished and int(result.state.step) == 40
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.6 * losses[0]
+    dev = [line["dev_loss"] for line in lines if "dev_loss" in line]
+    assert len(dev) == 2 and dev[1] < dev[0]
+    assert result.dev.cross_entropy == pytest.approx(dev[1])
+    assert "step 40/40  loss" in capfd.readouterr().err
+
+
+def test_an_interrupted_run_ends_like_an_undisturbed_one(data, tmp_path, monkeypatch):
+    undisturbed = train(data, tmp_path / "undisturbed", 10)
+
+    # A kill after seven steps: the newest checkpoint is that of step four.
+    real = Batches.batches
+
+    def killed_at_seven(self, start_step=0):
+        for step, batch in enumerate(real(self, start_step), start=start_step):
+            if step == 7:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(Batches, "batches", killed_at_seven)
+    with pytest.raises(KeyboardInterrupt):
+        train(data, tmp_path / "killed", 10)
+    monkeypatch.undo()
+    resumed = train(data, tmp_path / "killed", 10)
+    assert_identical(undisturbed.state, resumed.state)
+
+
+def test_a_run_out_of_time_goes_on_later(data, tmp_path):
+    stopped = train(data, tmp_path / "run", 6, max_minutes=1e-9)
+    assert not stopped.finished and int(stopped.state.step) == 0
+    resumed = train(data, tmp_path / "run", 6)
+    assert_identical(resumed.state, train(data, tmp_path / "other", 6).state)
+
+
+def test_a_finished_run_is_left_as_it_is(data, tmp_path):
+    first = train(data, tmp_path, 3)
+    again = train(data, tmp_path, 3)
+    assert_identical(first.state, again.state)
+    assert again.dev == first.dev
+
+
+def test_old_checkpoints_go(data, tmp_path):
+    train(data, tmp_path, 9, checkpoint_period=2, keep_checkpoints=2)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["8", "9"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"optimizer": "adafactor"}, {"config": dataclasses.replace(CONFIG, mlp_dim=40)}],
+)
+def test_a_checkpoint_of_another_kind(data, tmp_path, change):
+    train(data, tmp_path, 1)
+    with pytest.raises(InputError, match="another model or optimizer"):
+        train(data, tmp_path, 2, **change)
+
+
+def test_a_teacher_changes_what_is_learnt(data, tmp_path):
+    optimizer = make_optimizer("adamw", make_schedule(peak=1e-2, steps=1))
+    teacher = Teacher(config=CONFIG, params=init_state(CONFIG, optimizer, seed=5).params)
+    # All weight on the teacher: the text must not matter to the loss.
+    student = train(data, tmp_path / "a", 30, teacher=teacher, distillation_weight=1.0)
+    alone = train(data, tmp_path / "b", 30)
+    batch = next(make_batches(data, "dev.tsv").one_pass())
+    inputs = tuple(map(jnp.asarray, model_inputs(batch)))
+
+    def logits(params):
+        return Transformer(CONFIG).apply({"params": params}, *inputs, enable_dropout=False)
+
+    def distance(result):
+        divergence = kl_divergence(logits(teacher.params), logits(result.state.params))
+        return float(divergence[inputs[2] > 0].mean())
+
+    assert distance(student) < 0.5 * distance(alone)
+
+
+# The loss.
+
+
+def random_logits(seed=0, shape=(2, 3, 7)):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+TARGETS = jnp.array([[3, 1, 0], [6, 2, 1]])
+
+
+def reference_loss(logits, label_smoothing, z_loss):
+    log_probs = jax.nn.log_softmax(logits)
+    labels = jax.nn.one_hot(TARGETS, logits.shape[-1])
+    labels = (1 - label_smoothing) * labels + label_smoothing / logits.shape[-1]
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    return -jnp.sum(labels * log_probs, axis=-1) + z_loss * log_z**2
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_cross_entropy_and_its_gradient(label_smoothing, z_loss):
+    logits, weights = random_logits(), random_logits(1, (2, 3))
+    ours, plain = cross_entropy(logits, TARGETS, label_smoothing, z_loss)
+    expected = reference_loss(logits, label_smoothing, z_loss)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    np.testing.assert_allclose(plain, reference_loss(logits, 0.0, 0.0), rtol=1e-5)
+
+    def ours_of(x):
+        return (cross_entropy(x, TARGETS, label_smoothing, z_loss)[0] * weights).sum()
+
+    def expected_of(x):
+        return (reference_loss(x, label_smoothing, z_loss) * weights).sum()
+
+    gradients = jax.grad(ours_of)(logits), jax.grad(expected_of)(logits)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_padding_does_not_count():
+    logits = random_logits()
+    sums = token_losses(logits, TARGETS)
+    assert sums.num_tokens == 5
+    changed = logits.at[0, 2].set(100.0)
+    assert_identical(sums, token_losses(changed, TARGETS))
+    empty = token_losses(logits, jnp.zeros_like(TARGETS))
+    assert mean_loss(empty) == 0.0
+
+
+def test_accuracy():
+    logits = 5.0 * jax.nn.one_hot(TARGETS, 7).at[0, 0].set(0.0).at[0, 0, 5].set(1.0)
+    assert token_losses(logits, TARGETS).num_correct == 4
+
+
+def test_kl_divergence():
+    teacher, student = random_logits(0), random_logits(1)
+    np.testing.assert_allclose(kl_divergence(teacher, teacher), 0.0, atol=1e-6)
+    probs, others = jax.nn.softmax(teacher), jax.nn.softmax(student)
+    expected = (probs * jnp.log(probs / others)).sum(-1)
+    np.testing.assert_allclose(kl_divergence(teacher, student), expected, rtol=1e-4)
+    gradient = jax.grad(lambda x: kl_divergence(x, student).sum())(teacher)
+    assert not gradient.any()
+
+
+def test_distillation_mixes():
+    student, teacher = random_logits(0), random_logits(1)
+    weights = (TARGETS > 0).astype(jnp.float32)
+    sums = token_losses(student, TARGETS, teacher_logits=teacher, distillation_weight=0.25)
+    expected = 0.75 * cross_entropy(student, TARGETS)[0]
+    expected += 0.25 * kl_divergence(teacher, student)
+    np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
+
+
+# Schedules and optimizers.
+
+
+def test_schedule_values():
+    schedule = make_schedule(peak=0.8, steps=20, warmup_steps=4, cooldown_steps=5)
+    values = [float(schedule(step)) for step in range(20)]
+    expected = [0.2, 0.4, 0.6, *[0.8] * 13, 0.64, 0.48, 0.32, 0.16]
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_rsqrt_schedule():
+    schedule = make_schedule(peak=1.0, steps=1000, warmup_steps=25, decay="rsqrt")
+    np.testing.assert_allclose(
+        [float(schedule(step)) for step in (0, 24, 25, 100, 400)],
+        [0.04, 1.0, 1.0, 0.5, 0.25],
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decay": "cosine"}, "cosine"),
+        ({"peak": 0.0}, "peak"),
+        ({"warmup_steps": 8, "cooldown_steps": 3}, "do not fit into 10 steps"),
+    ],
+)
+def test_impossible_schedules(changes, message):
+    with pytest.raises(InputError, match=message):
+        make_schedule(**{"peak": 1.0, "steps": 10} | changes)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_optimizers_move_against_the_gradient(name):
+    optimizer = make_optimizer(name, lambda step: 0.1)
+    params = {"matrix": jnp.ones((4, 4)), "scale": jnp.ones(4)}
+    state = optimizer.init(params)
+    updates, _ = optimizer.update(params, state, params)
+    new = optax.apply_updates(params, updates)
+    assert all((leaf < 1.0).all() for leaf in jax.tree.leaves(new))
+
+
+def test_unknown_optimizer():
+    with pytest.raises(InputError, match="'sgd'"):
+        make_optimizer("sgd", lambda step: 0.1)
+
+
+# Progress, BLEU and the command line.
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    reporter = ProgressReporter(tmp_path, start_step=0, steps=2, stream=stream)
+    with reporter:
+        reporter.count(1, tokens=10, pairs=2)
+        reporter.report(1, loss=1.5, accuracy=0.5, rate=1e-3)
+        reporter.say("a line")
+    assert "loss 1.5000" in stream.getvalue() and "a line" in stream.getvalue()
+
+
+def test_bleu():
+    text = ["a b c d e", "f g h i j"]
+    score = bleu(text, text)
+    assert score.score == pytest.approx(100.0)
+    assert "tok:13a" in score.signature and score.num_sentences == 2
+    pairs = [(line.upper(), line) for line in text]
+    decoded = translation_bleu(lambda sources: [s.lower() for s in sources], pairs)
+    assert decoded.score == pytest.approx(100.0)
+    with pytest.raises(InputError, match="1 hypotheses for 2"):
+        bleu(text[:1], text)
+
+
+GIN = """
+train.output_dir = %OUTPUT_DIR
+train.model = @T5Config()
+train.data = @DataOptions()
+train.optimizer = @OptimizerOptions()
+train.options = @TrainOptions()
+train.export_dtype = "float32"
+DataOptions.train_file = "train.tsv"
+DataOptions.dev_file = "dev.tsv"
+DataOptions.directory = %DATA_DIR  # a comment with a %MACRO
+DataOptions.buckets = (24, 96)
+DataOptions.tokens_per_batch = 192
+OptimizerOptions.warmup_steps = 1
+TrainOptions.steps = 2
+"""
+
+
+@pytest.fixture
+def gin_file(tmp_path):
+    sizes = dataclasses.asdict(CONFIG) | {"vocab_size": 26}
+    bindings = [f"T5Config.{name} = {value!r}" for name, value in sizes.items()]
+    path = tmp_path / "tiny.gin"
+    path.write_text(GIN + "\n".join(bindings) + "\n")
+    yield path
+    gin.clear_config()
+
+
+def test_command_line(data, gin_file, tmp_path, capfd):
+    output = tmp_path / "output"
+    arguments = [
+        f"--gin_file={gin_file}",
+        f"--gin.DATA_DIR='{data}'",
+        f"--gin.OUTPUT_DIR='{output}'",
+    ]
+    assert main(["train", *arguments]) == 0
+    loaded = load_model(output / "model")
+    assert loaded.config.emb_dim == CONFIG.emb_dim
+    vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
+    assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
+
+    # Go on for a step; then a student with this teacher, its vocabulary given.
+    gin.clear_config()
+    assert main(["train", *arguments, "--gin.TrainOptions.steps=3"]) == 0
+    assert (output / "checkpoints" / "3").is_dir()
+    gin.clear_config()
+    student = [
+        *arguments[:2],
+        f"--gin.OUTPUT_DIR='{tmp_path / 'student'}'",
+        f"--gin.train.teacher='{output / 'model'}'",
+    ]
+    given = f"--gin.DataOptions.vocabulary='{output / 'model' / 'spiece.model'}'"
+    assert main(["train", *student, given]) == 0
+    gin.clear_config()
+    another = train_sentencepiece(WORDS, tmp_path / "another", 16)
+    other = f"--gin.DataOptions.vocabulary='{another}'"
+    assert main(["train", *student, other]) == 2
+    assert "has another vocabulary" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs the macro OUTPUT_DIR: add --gin.OUTPUT_DIR=VALUE"),
+        (["--steps=3"], "unknown argument '--steps=3'"),
+        (["--gin.TrainOptions.step=3"], "step"),
+        (["--gin.OUTPUT_DIR='x"], "gin:"),
+    ],
+)
+def test_mistakes_on_the_command_line(gin_file, arguments, message, capfd):
+    assert main(["train", f"--gin_file={gin_file}", *arguments]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("spec-t5x: error: ") and message in error
+    assert error.count("\n") == 1
+
+
+def test_no_gin_file(capfd):
+    assert main(["train", "--gin_file=nowhere.gin"]) == 2
+    assert "no gin file nowhere.gin" in capfd.readouterr().err
