@@ -21,7 +21,7 @@ from jax import lax
 
 from spec_t5x import autoregressive
 from spec_t5x import outputs as outputs_lib
-from spec_t5x.distributions import Sampling, overlap, standardize
+from spec_t5x.distributions import Sampling, argmax, overlap, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, DraftState, Proposal, Target
 from spec_t5x.outputs import Decoded, Outputs
@@ -325,8 +325,7 @@ def _verify(
     proposal: Proposal, target_probs, accept_keys, emit_keys, settings: Sampling
 ) -> Verdict:
     if settings.greedy:
-        target_tokens = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
-        return jax.vmap(greedy_verification)(proposal.tokens, target_tokens)
+        return jax.vmap(greedy_verification)(proposal.tokens, argmax(target_probs))
     return jax.vmap(token_verification)(
         accept_keys, emit_keys, proposal.tokens, proposal.probs, target_probs
     )

@@ -248,7 +248,7 @@ class Generator:
         }
         if decoded.stats is None:
             return Generation(**common, target_calls=len(ids))
-        stats = jax.tree.map(lambda leaf: leaf[at], decoded.stats)
+        stats = jax.tree.map(lambda leaf: np.asarray(leaf[at]), decoded.stats)
         return Generation(
             **common,
             target_calls=int(stats.target_calls),

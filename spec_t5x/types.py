@@ -13,7 +13,12 @@ call. Axis names used throughout the package:
     vocab    size of the (padded) vocabulary
 """
 
-from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Key, PyTree
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree
+
+# On the device or on the host: results are fetched as the same dataclasses.
+Array = jax.Array | np.ndarray
 
 # T5's vocabularies, of every size, reserve the first three ids. Padding doubles
 # as the decoder's start token.

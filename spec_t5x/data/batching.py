@@ -220,8 +220,8 @@ class Batches:
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end."""
-        epoch, offset = divmod(start_step, self.batches_per_epoch)
-        for epoch in itertools.count(epoch):
+        first, offset = divmod(start_step, self.batches_per_epoch)
+        for epoch in itertools.count(first):
             for bucket, indices in self._epoch_plan(epoch)[offset:]:
                 yield make_batch(self._pairs, bucket, indices)
             offset = 0

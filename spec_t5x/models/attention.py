@@ -50,10 +50,12 @@ class Attention(nn.Module):
     ) -> Float[Array, "batch new embed"]:
         """Attends from ``inputs`` to ready keys and values; softmax in float32."""
         queries = self._split_heads(self.query(inputs))
-        scores = jnp.einsum("bhnd,bhld->bhnl", queries, keys, preferred_element_type=jnp.float32)
+        # Plain matmuls, row by column: an einsum straight to the layout wanted below
+        # swaps the operands, for which XLA's CPU backend has no fast kernel.
+        scores = jnp.matmul(queries, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(scores + bias, axis=-1).astype(self.dtype)
         weights = self.weights_dropout(weights, deterministic=deterministic)
-        context = jnp.einsum("bhnl,bhld->bnhd", weights, values)
+        context = jnp.matmul(weights, values).swapaxes(1, 2)
         return self.out(context.reshape(*context.shape[:2], -1))
 
     def keys_values(

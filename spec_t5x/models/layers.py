@@ -84,7 +84,11 @@ class RMSNorm(nn.Module):
             "scale", nn.initializers.ones, (inputs.shape[-1],), jnp.float32, axes=("embed",)
         )
         inputs = inputs.astype(jnp.float32)
-        mean_square = jnp.mean(lax.square(inputs), axis=-1, keepdims=True)
+        # A product with a vector of 1 / embed: XLA's CPU backend splits a mean into
+        # three small reductions, which costs more than all else in this layer. In full
+        # precision, since a TPU would otherwise multiply in bfloat16.
+        weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
+        mean_square = jnp.matmul(lax.square(inputs), weights, precision=lax.Precision.HIGHEST)
         normed = inputs * lax.rsqrt(mean_square + self.epsilon)
         # The rank is spelt out: strict rank promotion is an error in the tests.
         scale = scale.astype(self.dtype).reshape((1,) * (inputs.ndim - 1) + (-1,))

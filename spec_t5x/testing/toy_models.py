@@ -12,6 +12,7 @@ against the exact law:
     law = sequence_law(target, [2, 3], sampling(1.0), max_decode_len=3)
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import flax.struct
@@ -251,6 +252,36 @@ class ConstantDraft:
         return state
 
 
+def conditionals(
+    target: PrefixTarget,
+    source: Sequence[int],
+    settings: Sampling,
+    *,
+    max_decode_len: int,
+    prompt: Sequence[int] = (),
+) -> dict[tuple[int, ...], np.ndarray]:
+    """Distribution of the next token after every text shorter than ``max_decode_len``.
+
+    In float64, by text (the tokens after the start token). Nothing of the loops takes
+    part: logits come from whole prefixes. The arguments are ``sequence_law``'s.
+    """
+    if settings.temperature.ndim:
+        raise InputError("settings have a temperature for each row: give one for one row")
+    tokens = range(target.vocab_size)
+    continuations = itertools.product(tokens, repeat=max_decode_len - 1 - len(prompt))
+    texts = [(*prompt, *continuation) for continuation in continuations]
+    prefixes = jnp.asarray([[PAD_ID, *text] for text in texts], jnp.int32)
+    sources = jnp.tile(jnp.asarray(source, jnp.int32), (len(texts), 1))
+    probs = standardize(target.next_logits(sources, prefixes), settings)
+    probs = np.asarray(probs, np.float64)
+    probs /= probs.sum(axis=-1, keepdims=True)
+    return {
+        text[:length]: probs[row, length]
+        for row, text in enumerate(texts)
+        for length in range(len(prompt), max_decode_len)
+    }
+
+
 def sequence_law(
     target: PrefixTarget,
     source: Sequence[int],
@@ -264,47 +295,29 @@ def sequence_law(
 
     Texts are the tokens after the start token, the prompt's included, up to the
     end-of-sequence token or ``max_decode_len`` tokens. Texts of probability zero are
-    left out. Nothing of the loops takes part: logits come from whole prefixes.
+    left out.
 
     Args:
-      target: whose texts.
+      target: whose texts; of a small vocabulary.
       source: the row's source tokens.
-      settings: the distribution sampled from; one temperature.
-      max_decode_len: length at which a text ends.
+      settings: the distribution sampled from, with one temperature.
+      max_decode_len: length at which a text ends; more than the prompt's.
       prompt: tokens that every text begins with.
       eos_id: the token that ends a text after the prompt.
     """
-    if settings.temperature.ndim:
-        raise InputError("sequence_law takes settings with one temperature, for one row")
-    law, open_texts = {}, {tuple(prompt): 1.0}
-    for length in range(len(prompt), max_decode_len):
-        texts = list(open_texts)
-        conditionals = next_probs(target, source, texts, settings)
-        reached = {}
-        for text, conditional in zip(texts, conditionals, strict=True):
-            for token in np.flatnonzero(conditional):
-                longer = (*text, int(token))
-                ends = token == eos_id or length + 1 == max_decode_len
-                (law if ends else reached)[longer] = open_texts[text] * conditional[token]
-        open_texts = reached
-    return law or open_texts
-
-
-def next_probs(
-    target: PrefixTarget,
-    source: Sequence[int],
-    texts: Sequence[Sequence[int]],
-    settings: Sampling,
-) -> np.ndarray:
-    """Distribution of the token after each text ``[texts, vocab]``, in float64.
-
-    The texts, without their start token, are of one length.
-    """
-    prefixes = np.asarray([[PAD_ID, *text] for text in texts], np.int32)
-    sources = np.tile(np.asarray(source, np.int32), (len(prefixes), 1))
-    logits = target.next_logits(jnp.asarray(sources), jnp.asarray(prefixes))[:, -1]
-    probs = np.asarray(standardize(logits, settings), np.float64)
-    return probs / probs.sum(axis=-1, keepdims=True)
+    by_text = conditionals(
+        target, source, settings, max_decode_len=max_decode_len, prompt=prompt
+    )
+    law, under_way = {}, [(tuple(prompt), 1.0)]
+    while under_way:
+        text, probability = under_way.pop()
+        for token in np.flatnonzero(by_text[text]).tolist():
+            longer = (*text, token), probability * by_text[text][token]
+            if token == eos_id or len(longer[0]) == max_decode_len:
+                law[longer[0]] = longer[1]
+            else:
+                under_way.append(longer)
+    return law
 
 
 def tiny_t5(seed: int, **changes) -> T5Model:

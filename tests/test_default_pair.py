@@ -1,0 +1,71 @@
+"""The packaged English-German pair, on real sentences that it was not trained on."""
+
+import dataclasses
+
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.experiments.evaluation import evaluate
+from spec_t5x.generation import GenerateOptions, Generator
+
+BATCH_32 = GenerateOptions(gamma=4, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return Generator.load("ende-target", "ende-draft")
+
+
+@pytest.fixture(scope="module")
+def card():
+    """The figures that the packaged models claim."""
+    return load("ende-target", on_host=True).metadata["evaluation"]["dev"]
+
+
+@pytest.fixture(scope="module")
+def dev_pairs(shared_data, generator):
+    pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))
+    limit = generator.max_source_len
+    return [pair for pair in pairs if len(generator.vocabulary.encode(pair[0])) < limit]
+
+
+@pytest.fixture(scope="module")
+def evaluation(generator, dev_pairs):
+    """All of the dev set, decoded speculatively."""
+    return evaluate(generator, dev_pairs, BATCH_32)
+
+
+def test_dev_bleu_is_what_the_card_says(evaluation, card):
+    assert evaluation.num_pairs == card["num_pairs"]
+    assert evaluation.bleu_signature == card["bleu_signature"]
+    # Another processor may break a near-tie otherwise in a sentence or two.
+    assert evaluation.bleu == pytest.approx(card["bleu"], abs=0.1)
+
+
+def test_more_than_two_tokens_for_each_target_call(evaluation, card):
+    assert evaluation.mean_acceptance_length > 2
+    assert evaluation.mean_acceptance_length == pytest.approx(
+        card["mean_acceptance_length"], abs=0.02
+    )
+    assert evaluation.alpha == pytest.approx(card["alpha"], abs=0.01)
+
+
+@pytest.mark.parametrize(("batch_size", "gamma", "count"), [(1, 4, 60), (5, 7, 40), (32, 1, 320)])
+def test_same_text_as_plain_decoding(generator, dev_pairs, batch_size, gamma, count):
+    options = dataclasses.replace(BATCH_32, batch_size=batch_size, gamma=gamma)
+    texts = [source for source, _ in dev_pairs[:count]]
+    plain = [outputs[0].output_ids for outputs in generator.plain().generate(texts, options)]
+    ours = [outputs[0].output_ids for outputs in generator.generate(texts, options)]
+    assert ours == plain
+    assert len(plain) == count
+
+
+def test_target_as_its_own_draft_is_always_accepted(generator, dev_pairs):
+    itself = dataclasses.replace(
+        generator, draft=dataclasses.replace(generator.draft, model=generator.target)
+    )
+    texts = [source for source, _ in dev_pairs[:20]]
+    for (output,) in itself.generate(texts, GenerateOptions(gamma=3)):
+        # 4 tokens in every call but the last.
+        assert output.target_calls == -(-len(output.output_ids) // 4)
