@@ -6,7 +6,6 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 
 setup_env ""
-export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 if [ $# -eq 0 ]; then
   set -- "Tom put the cups on the shelf." \
          "This package contains the development files." \

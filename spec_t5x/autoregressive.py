@@ -38,7 +38,7 @@ def init(
     keys: Key[Array, "rows"],
     *,
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None = None,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
 ) -> AutoregressiveState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each."""
@@ -98,7 +98,7 @@ def autoregressive_decode(
     settings: Sampling,
     *,
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None = None,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
@@ -118,7 +118,11 @@ def autoregressive_decode(
       eos_id: the token that ends a row; in a prompt it does not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
+
+    Raises:
+      InputError: prompts longer than ``max_decode_len``.
     """
+    outputs_lib.check_prompts(prompts, max_decode_len)
     keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
     settings = settings.repeat(num_decodes)
     state = init(

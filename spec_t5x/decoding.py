@@ -105,7 +105,7 @@ def init(
     *,
     gamma: int,
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None = None,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each."""
@@ -192,7 +192,7 @@ def speculative_decode(
     *,
     gamma: int,
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None = None,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
@@ -271,7 +271,7 @@ def speculative_steps(
     *,
     gamma: int,
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None = None,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,

@@ -6,6 +6,7 @@ batches to ``batch_size``.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from spec_t5x.types import EOS_ID, PAD_ID
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
 _SMALLEST_BUCKET = 16
+# numpy's count as well.
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +58,21 @@ class GenerateOptions:
     rescale_log_probs: bool = False
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            # gin hands over whatever a file binds.
+            value = getattr(self, field.name)
+            if not isinstance(value, _NUMBERS.get(field.type, field.type)):
+                raise InputError(
+                    f"{field.name} is {value!r}: give a value of type "
+                    f"{getattr(field.type, '__name__', field.type)}"
+                )
         if self.gamma < 0:
             raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
         for name in ("num_decodes", "max_decode_len", "batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
         if self.max_source_len is not None and self.max_source_len < 2:
             raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
         self.sampling()
@@ -147,11 +160,16 @@ class Generator:
         """Ids of one input, end of sequence included.
 
         Raises:
-          InputError: empty text, or text longer than ``max_source_len`` tokens
-            unless ``options.truncate``.
+          InputError: empty text, text that is no Unicode, or text longer than
+            ``max_source_len`` tokens unless ``options.truncate``.
         """
         if not text.strip():
             raise InputError("the text is empty: give at least one word")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # Bytes that Python could not decode, from a pipe or the command line.
+            raise InputError(f"the text {text[:40]!r} is not UTF-8: give UTF-8 text") from error
         limit = options.max_source_len or self.max_source_len
         ids = self.vocabulary.encode(text)
         if len(ids) + 1 > limit and not options.truncate:
@@ -161,15 +179,18 @@ class Generator:
             )
         return [*ids[: limit - 1], EOS_ID]
 
-    def batches(self, texts: Sequence[str], options: GenerateOptions) -> list[Batch]:
+    def batches(
+        self, texts: Sequence[str], options: GenerateOptions, first: int = 0
+    ) -> list[Batch]:
         """The inputs in order, in batches of ``options.batch_size``.
 
-        Each input has a random key of its own, by its place among ``texts``: a
-        sampled text does not depend on the batch it is in.
+        Each input has a random key of its own, by its place among ``texts`` (the first
+        of which is at place ``first``): a sampled text does not depend on the batch it
+        is in.
         """
         ids = [self.tokenize(text, options) for text in texts]
         keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.key(options.seed), jnp.arange(len(texts))
+            jax.random.key(options.seed), first + jnp.arange(len(texts))
         )
         size = options.batch_size
         return [
@@ -204,8 +225,12 @@ class Generator:
         for batch in self.batches(texts, options):
             yield from self.collect(batch, self.decode(batch, options))
 
-    def steps(self, text: str, options: GenerateOptions | None = None) -> Iterator[Iteration]:
+    def steps(
+        self, text: str, options: GenerateOptions | None = None, place: int = 0
+    ) -> Iterator[Iteration]:
         """Decodes one input, yielding after each iteration; returns its outputs.
+
+        The text is the one that ``generate`` gives to the input at ``place``.
 
         Raises:
           InputError: there is no draft, or more than one decode was asked for.
@@ -215,7 +240,7 @@ class Generator:
             raise InputError("no draft to step with: give one, or use generate")
         if options.num_decodes != 1:
             raise InputError(f"num_decodes is {options.num_decodes}: stepping decodes 1")
-        (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1))
+        (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
         decoded = yield from speculative_steps(
             self.target,
             self.draft,

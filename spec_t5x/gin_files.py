@@ -1,6 +1,7 @@
 """Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them."""
 
 import re
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from spec_t5x.errors import InputError
 
 _BINDING = re.compile(r"--gin\.([^=]+=.+)", re.DOTALL)
 _MACRO = re.compile(r"%(\w+)")
+_STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
 
 
 def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
@@ -21,7 +23,7 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
 
     Raises:
       InputError: a file is absent, something cannot be parsed, or a macro that a
-        file uses is bound nowhere.
+        file or flag uses is bound nowhere.
     """
     for name in files:
         if not Path(name).is_file():
@@ -30,12 +32,20 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     try:
         # Not finalized: gin's own report of an unbound macro quotes the whole config.
         gin.parse_config_files_and_bindings(list(files), bindings, finalize_config=False)
-    except (ValueError, SyntaxError, AttributeError, ImportError) as error:
+    except (
+        ValueError,
+        SyntaxError,
+        AttributeError,
+        ImportError,
+        OSError,
+        tokenize.TokenError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"gin: {reason}: mend the file or the binding") from error
-    for name in files:
-        uncommented = re.sub("#.*", "", Path(name).read_text(encoding="utf-8"))
-        for macro in _MACRO.findall(uncommented):
+    texts = {name: Path(name).read_text(encoding="utf-8") for name in files}
+    texts |= dict(zip(flags, bindings, strict=True))
+    for name, text in texts.items():
+        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text)):
             _check_bound(macro, name)
 
 

@@ -52,7 +52,7 @@ class Decoded:
 def start(
     prompts: Int[Array, "batch width"],
     max_decode_len: int,
-    max_decode_steps: Int[Array, "*batch"] | None,
+    max_decode_steps: Int[Array, "*steps"] | None,
     room: int,
 ) -> Outputs:
     """Rows that hold their prompts (``prompts[:, 0]`` is the start token)."""

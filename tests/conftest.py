@@ -7,7 +7,16 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jaxtyping
+import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
+
+from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -16,6 +25,52 @@ SHARED = REPOSITORY.parent / "shared"
 jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# What the tiny vocabularies are trained on.
+ENGLISH = [
+    "The cat sleeps under the old table.",
+    "My sister reads a book in the garden.",
+    "We are going to the station tomorrow.",
+    "A green bird sings in front of the window.",
+    "Nobody knows where the keys are.",
+    "The children play football after school.",
+    "It is raining and the street is wet.",
+    "He drinks two cups of coffee every morning.",
+    "The train to Hamburg leaves at nine o'clock.",
+    "Our neighbours have bought a yellow car.",
+    "She writes long letters to her friends.",
+    "The bridge over the river is closed today.",
+    "I would like some bread and cheese.",
+    "The doctor works in a small hospital.",
+    "They walked through the forest for hours.",
+    "The shop opens early and closes late.",
+    "Yesterday the lamp in the kitchen broke.",
+    "Can you help me with this heavy box?",
+    "The film begins when it gets dark.",
+    "In winter the lake freezes over.",
+]
+GERMAN = [
+    "Die Katze schläft unter dem alten Tisch.",
+    "Meine Schwester liest ein Buch im Garten.",
+    "Wir gehen morgen zum Bahnhof.",
+    "Ein grüner Vogel singt vor dem Fenster.",
+    "Niemand weiß, wo die Schlüssel sind.",
+    "Die Kinder spielen nach der Schule Fußball.",
+    "Es regnet und die Straße ist nass.",
+    "Er trinkt jeden Morgen zwei Tassen Kaffee.",
+    "Der Zug nach Hamburg fährt um neun Uhr ab.",
+    "Unsere Nachbarn haben ein gelbes Auto gekauft.",
+    "Sie schreibt ihren Freunden lange Briefe.",
+    "Die Brücke über den Fluss ist heute gesperrt.",
+    "Ich hätte gerne etwas Brot und Käse.",
+    "Der Arzt arbeitet in einem kleinen Krankenhaus.",
+    "Sie liefen stundenlang durch den Wald.",
+    "Der Laden öffnet früh und schließt spät.",
+    "Gestern ging die Lampe in der Küche kaputt.",
+    "Kannst du mir mit dieser schweren Kiste helfen?",
+    "Der Film beginnt, wenn es dunkel wird.",
+    "Im Winter friert der See zu.",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +86,81 @@ def shared_data() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip(f"needs the real text of {SHARED.name}/data beside the repository")
     return SHARED / "data"
+
+
+@pytest.fixture
+def unchecked():
+    """As for a user: no hook checks the types of our calls."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """For tests whose programs run for a moment: compiling them is the cost."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory) -> Path:
+    """A directory with ``target``, ``draft`` and ``other``, saved with ``save_model``.
+
+    Random T5 1.1 of 128 ids over a vocabulary of 120, for sources of up to 48
+    tokens. The draft proposes about half of the target's tokens, texts depend on
+    their source, and some end early. ``other`` has another vocabulary of one size.
+    """
+    directory = tmp_path_factory.mktemp("tiny_pair")
+    ours = train_sentencepiece(ENGLISH + GERMAN, directory / "vocabularies" / "ours", 120)
+    other = train_sentencepiece(GERMAN, directory / "vocabularies" / "other", 120)
+    for seed, (name, spiece, sizes) in enumerate(
+        (
+            ("target", ours, {"emb_dim": 32, "num_encoder_layers": 2, "num_decoder_layers": 3}),
+            ("draft", ours, {"emb_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
+            ("other", other, {"emb_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
+        )
+    ):
+        config = T5Config(
+            vocab_size=128,
+            num_heads=2,
+            head_dim=8,
+            mlp_dim=48,
+            mlp_activations=("gelu", "linear"),
+            logits_via_embedding=False,
+            **sizes,
+        )
+        save_model(
+            directory / name,
+            _babbling_params(config, seed),
+            config,
+            spiece,
+            dtype="float32",
+            extra={"max_source_length": 48},
+        )
+    return directory
+
+
+def _babbling_params(config: T5Config, seed: int) -> PyTree:
+    """Random weights under which each token has a likely successor, the same for all seeds."""
+    rng = np.random.default_rng(seed)
+    shapes = sorted(expected_shapes(config).items())
+    flat = {path: rng.normal(scale=0.17, size=shape).astype(np.float32) for path, shape in shapes}
+    for path in flat:
+        if path.endswith("scale"):
+            flat[path] = 1.0 + flat[path]
+    embedding = rng.normal(size=(config.vocab_size, config.emb_dim)).astype(np.float32)
+    # After the start token, the source alone decides.
+    embedding[PAD_ID] = 0.0
+    flat["token_embedder/embedding"] = 2.5 * embedding
+    successors = np.random.default_rng(5).permutation(config.vocab_size)
+    before_end = np.random.default_rng(6).choice(config.vocab_size, 3, replace=False)
+    kernel = flat["decoder/logits_dense/kernel"]
+    kernel[:, successors] += embedding.T / np.sqrt(config.emb_dim)
+    kernel[:, EOS_ID] += embedding[before_end].sum(axis=0) / np.sqrt(config.emb_dim)
+    # Clear margins: rounding never decides.
+    kernel *= 4.0
+    return unflatten_dict(flat, sep="/")

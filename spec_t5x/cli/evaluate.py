@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 from spec_t5x.cli import settings
+from spec_t5x.errors import InputError
 
 HELP = "BLEU and acceptance over a tab-separated file of sentence pairs"
 
@@ -32,11 +33,14 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments.evaluation import evaluate
     from spec_t5x.generation import Generator
 
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"limit is {args.limit}: give at least 1")
     columns = (args.source_column, args.target_column, args.num_columns)
     pairs = list(read_pairs(args.data, *columns))[: args.limit]
     enable()
     generator = Generator.load(models.target, draft, models.dtype)
-    with Progress(console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(pairs))
         evaluation = evaluate(
             generator,

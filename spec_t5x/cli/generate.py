@@ -1,6 +1,7 @@
 """``spec-t5x generate``: the main job. Text in, the target's text out, sooner."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -76,6 +77,8 @@ def _check_flags(args, options, draft: str | None) -> None:
     if draft is None and (args.trace or args.compare):
         flag = "--trace" if args.trace else "--compare"
         raise InputError(f"{flag} needs a draft and --draft is {settings.NO_DRAFT}: give one")
+    if args.trace and args.compare:
+        raise InputError("both --trace and --compare were given: give one of them")
     if args.trace and options.num_decodes > 1:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
 
@@ -84,19 +87,22 @@ def _read_texts(args: argparse.Namespace) -> Iterator[str]:
     if args.text:
         yield from args.text
         return
-    if args.input in (None, "-"):
-        if sys.stdin.isatty() and args.input is None:
-            raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
-        yield from (line.rstrip("\r\n") for line in sys.stdin)
-        return
+    if args.input is None and sys.stdin.isatty():
+        raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
+    name = "-" if args.input is None else args.input
     try:
-        with open(args.input, encoding="utf-8") as file:
+        with _open(name) as file:
             yield from (line.rstrip("\r\n") for line in file)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(
-            f"cannot read --input {args.input} ({reason}): give a text file"
-        ) from error
+        raise InputError(f"cannot read --input {name} ({reason}): give a text file") from error
+
+
+def _open(name: str):
+    if name == "-":
+        return contextlib.nullcontext(sys.stdin)
+    # Without the byte order mark that some editors put first.
+    return open(name, encoding="utf-8-sig")
 
 
 def _check(generator, number: int, text: str, options) -> Line:
@@ -133,24 +139,28 @@ def _streams(args, generator, options) -> bool:
 
 def _stream(generator, lines: list[Line], options) -> None:
     """Prints text as it is accepted."""
+    place = 0
     for line in lines:
+        if line.error:
+            print(flush=True)
+            continue
         ids, shown = [], ""
-        for iteration in generator.steps(line.text, options) if not line.error else ():
+        for iteration in generator.steps(line.text, options, place):
             ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
-            text = _one_line(generator.vocabulary.decode(ids))
             # A character whose bytes are still to come may yet change.
+            text = _one_line(generator.vocabulary.decode(ids)).rstrip("\N{REPLACEMENT CHARACTER}")
             if text.startswith(shown):
                 print(text[len(shown) :], end="", flush=True)
                 shown = text
         print(_one_line(generator.vocabulary.decode(ids))[len(shown) :], flush=True)
+        place += 1
 
 
 def _trace(generator, lines: list[Line], options) -> None:
     from spec_t5x.cli.trace import print_trace
 
-    for line in lines:
-        if not line.error:
-            print_trace(generator, line.text, options)
+    for place, text in enumerate(_good(lines)):
+        print_trace(generator, text, options, place=place)
 
 
 def _compare(args, generator, lines: list[Line], options) -> None:

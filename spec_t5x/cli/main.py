@@ -10,9 +10,11 @@ from spec_t5x.errors import InputError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Exit status 0, or 2 for a mistake of the user's."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(arguments)
-    args.gin_bindings = [item for item in rest if item.startswith("--gin.")]
+    arguments = sys.argv[1:] if arguments is None else arguments
+    bindings = [item for item in arguments if item.startswith("--gin.")]
+    # Taken out first: argparse would read one that holds a space as a TEXT.
+    args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
+    args.gin_bindings = bindings
     try:
         _check_known(rest, args.command)
         return args.run(args)
@@ -38,9 +40,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _check_known(rest: list[str], command: str) -> None:
-    for item in rest:
-        if not item.startswith("--gin."):
-            raise InputError(f"unknown argument {item!r}: see spec-t5x {command} --help")
+    if rest:
+        raise InputError(f"unknown argument {rest[0]!r}: see spec-t5x {command} --help")
 
 
 def _parser() -> argparse.ArgumentParser:

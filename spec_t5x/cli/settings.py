@@ -22,6 +22,13 @@ class Models:
     draft: str | None = None
     dtype: str = "float32"
 
+    def __post_init__(self):
+        for name in ("target", "draft", "dtype"):
+            value = getattr(self, name)
+            # gin hands over whatever a file binds.
+            if not isinstance(value, str | None) or (value is None and name != "draft"):
+                raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+
     def draft_name(self) -> str | None:
         """The draft's name or directory, None for plain decoding."""
         if self.draft == NO_DRAFT:

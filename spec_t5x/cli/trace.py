@@ -10,15 +10,17 @@ from spec_t5x.types import EOS_ID
 ACCEPTED, REJECTED, TARGET = "green", "red strike", "blue"
 
 
-def print_trace(generator, text: str, options, console: Console | None = None) -> None:
-    """Decodes one input and prints a line for each iteration.
+def print_trace(
+    generator, text: str, options, console: Console | None = None, place: int = 0
+) -> None:
+    """Decodes the input at ``place`` and prints a line for each iteration.
 
     As in Figure 1: green what the draft proposed and the target accepted, red what
     it rejected, blue the target's own token; the text so far is plain.
     """
     console = console or Console(highlight=False)
     ids = []
-    for iteration in generator.steps(text, options):
+    for iteration in generator.steps(text, options, place):
         line = Text(_join(generator, ids))
         line.append_text(_iteration_text(generator, iteration))
         console.print(line, soft_wrap=True)
@@ -39,8 +41,14 @@ def _iteration_text(generator, iteration) -> Text:
 
 
 def _join(generator, ids: list[int]) -> str:
-    pieces = ["[END]" if i == EOS_ID else generator.vocabulary.piece(i) for i in ids]
-    return "".join(f" {piece}" for piece in pieces)
+    return "".join(f" {_piece(generator.vocabulary, i)}" for i in ids)
+
+
+def _piece(vocabulary, token: int) -> str:
+    if token == EOS_ID:
+        return "[END]"
+    # Beyond the vocabulary lies the padding of the embedding.
+    return vocabulary.piece(token) if token < vocabulary.vocab_size else f"<{token}>"
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:

@@ -12,9 +12,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains."""
+    from spec_t5x.errors import InputError
     from spec_t5x.gin_files import parse_gin
     from spec_t5x.training.run import train
 
     parse_gin(args.gin_file, args.gin_bindings)
-    train()
+    try:
+        train()
+    except TypeError as error:
+        reason = str(error).splitlines()[0]
+        if "missing" not in reason:
+            raise
+        raise InputError(f"gin: {reason}: bind it in the gin file") from error
     return 0

@@ -126,9 +126,8 @@ def compare(
         ]
         for index, which in enumerate((plain, generator))
     )
-    divergences = (
-        [] if options.temperature else _divergences(plain, plain_outputs, outputs, options)
-    )
+    greedy = options.sampling().greedy
+    divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
     flat = [generation for group in outputs for generation in group]
     return Comparison(
         num_inputs=len(texts),
@@ -151,7 +150,7 @@ def compare(
             gamma=options.gamma,
             max_decode_len=options.max_decode_len,
         ),
-        identical=None if options.temperature else not divergences,
+        identical=not divergences if greedy else None,
         divergences=divergences,
         outputs=outputs,
     )
@@ -178,7 +177,9 @@ def _timed(generator: Generator, batch: Batch, options):
 def _alpha(runs) -> float:
     """Mean beta over all verified positions of all sequences."""
     stats = [jax.device_get(run[1][1].stats) for run in runs]
-    return float(sum(s.beta_sum.sum() for s in stats) / sum(s.verified.sum() for s in stats))
+    alpha = sum(s.beta_sum.sum() for s in stats) / sum(s.verified.sum() for s in stats)
+    # Rounding takes a draft that equals the target above 1.
+    return min(float(alpha), 1.0)
 
 
 def _divergences(

@@ -120,8 +120,8 @@ def _draft_card(model: LoadedModel, figures: dict) -> str:
 # ende-draft: the draft of ende-target
 
 Network: {_network(model)}. Training: {model.metadata.get("step")} steps of
-`gin_configs/runs/train_ende_draft.gin`, half of the loss the target's own
-distributions (word-level distillation).
+`gin_configs/runs/train_ende_draft.gin` towards the target's own distributions over
+the training text (word-level distillation).
 
 Measured at gamma {OPTIONS.gamma}; alpha is the mean of sum min(p, q) over verified
 positions, the last column the share of iterations whose i-th draft was accepted:

@@ -69,7 +69,7 @@ class Embed(nn.Module):
         # fewer numbers.
         states = states.astype(jnp.float32) * self.features**-0.5
         contract_last = (((states.ndim - 1,), (1,)), ((), ()))
-        return lax.dot_general(states, self.embedding, contract_last)
+        return lax.dot_general(states, self.embedding.astype(jnp.float32), contract_last)
 
 
 class RMSNorm(nn.Module):

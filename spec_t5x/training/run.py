@@ -26,7 +26,9 @@ from spec_t5x.data.vocabulary import (
     train_sentencepiece,
 )
 from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.evaluate import translation_bleu
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.schedules import make_schedule
 from spec_t5x.training.trainer import Teacher, TrainOptions, TrainResult, fit
@@ -87,6 +89,7 @@ def train(
     options: TrainOptions,
     teacher: str | None = None,
     export_dtype: str = "bfloat16",
+    bleu_pairs: int = 0,
 ) -> TrainResult:
     """Trains, evaluates and exports.
 
@@ -97,6 +100,7 @@ def train(
         teacher: directory of an exported model with the same vocabulary, whose
             distributions the new model learns (word-level distillation).
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        bleu_pairs: of the first so many dev pairs, BLEU is reported at the end.
 
     Raises:
         InputError: files, vocabulary, teacher or settings that cannot be used.
@@ -130,6 +134,8 @@ def train(
         loaded_teacher,
     )
     _export(result, directory / "model", model, vocabulary, export_dtype)
+    if bleu_pairs and data.dev_file:
+        _report_bleu(directory / "model", data, bleu_pairs)
     return result
 
 
@@ -206,6 +212,25 @@ def _teacher(directory: str, vocabulary: SentencePieceVocabulary, model: T5Confi
             f"{model.vocab_size}: make them equal"
         )
     return Teacher(config=loaded.config, params=loaded.params)
+
+
+def _report_bleu(model: Path, data: DataOptions, num_pairs: int) -> None:
+    """BLEU of what was exported, decoded greedily; too long sources are cut."""
+    generator = Generator.load(model)
+    options = GenerateOptions(
+        batch_size=32,
+        max_source_len=data.max_source_length,
+        max_decode_len=data.max_target_length,
+        truncate=True,
+    )
+    pairs = read_pairs(Path(data.directory) / data.dev_file, **data.columns)
+    pairs = (pair for pair in pairs if pair[0])
+
+    def decode(texts):
+        return [outputs[0].output for outputs in generator.generate(texts, options)]
+
+    score = translation_bleu(decode, itertools.islice(pairs, num_pairs))
+    _say(f"dev BLEU {score.score:.2f} of {score.num_sentences} pairs ({score.signature})")
 
 
 def _export(result, directory, model, vocabulary, dtype) -> None:

@@ -388,7 +388,8 @@ def test_command_line(data, gin_file, tmp_path, capfd):
         f"--gin.DATA_DIR='{data}'",
         f"--gin.OUTPUT_DIR='{output}'",
     ]
-    assert main(["train", *arguments]) == 0
+    assert main(["train", *arguments, "--gin.train.bleu_pairs=5"]) == 0
+    assert "dev BLEU" in capfd.readouterr().err
     loaded = load_model(output / "model")
     assert loaded.config.emb_dim == CONFIG.emb_dim
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")

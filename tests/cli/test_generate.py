@@ -1,0 +1,699 @@
+"""``spec-t5x generate`` and ``evaluate``: what they print, and what they refuse."""
+
+import dataclasses
+import io
+import itertools
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import gin
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from spec_t5x.checkpoints import native
+from spec_t5x.cli.generate import Line, _stream
+from spec_t5x.cli.main import main
+from spec_t5x.cli.trace import print_trace
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.decoding import Iteration
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.evaluation import evaluate
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.types import EOS_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "own_state")
+
+REPOSITORY = Path(__file__).parents[2]
+TEXTS = ["My sister", "Der alte Tisch", "a green bird"]
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
+SAMPLED = dataclasses.replace(OPTIONS, temperature=1.0, seed=3)
+SAMPLED_FLAGS = ("--temperature", "1", "--seed", "3")
+KEYS = [
+    "input",
+    "output",
+    "output_ids",
+    "score",
+    "target_calls",
+    "proposed",
+    "accepted",
+    "accepted_by_position",
+    "mean_acceptance_length",
+    "alpha",
+]
+
+
+class Result(NamedTuple):
+    """What a command did."""
+
+    status: int
+    lines: list[str]
+    errors: list[str]
+
+
+@pytest.fixture
+def own_state(monkeypatch):
+    """No binding of another test, and the suite's own cache of compiled programs."""
+    cache = str(REPOSITORY / ".pytest_cache" / "jax")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache)
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def run(capsys):
+    """``run(*arguments)``: a command in this process."""
+
+    def run_main(*arguments) -> Result:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            status = exit_.code
+        captured = capsys.readouterr()
+        return Result(status, captured.out.splitlines(), captured.err.splitlines())
+
+    return run_main
+
+
+@pytest.fixture
+def generate(run, tiny_pair):
+    """``generate(*arguments)`` with the tiny pair and its options."""
+    pair = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
+
+    def run_generate(*arguments) -> Result:
+        return run("generate", *pair, "--gamma", 3, "--max_decode_len", 16, *arguments)
+
+    return run_generate
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_pair) -> Generator:
+    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
+
+
+@pytest.fixture(scope="module")
+def greedy(generator, quick_compilation):
+    return [group[0] for group in generator.generate(TEXTS, OPTIONS)]
+
+
+@pytest.fixture(scope="module")
+def sampled(generator, quick_compilation):
+    return [group[0] for group in generator.generate(TEXTS, SAMPLED)]
+
+
+@pytest.fixture
+def file_of_texts(tmp_path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def outputs_of(generations) -> list[str]:
+    return [generation.output for generation in generations]
+
+
+def with_stdin(monkeypatch, data: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+# --- what is printed ---------------------------------------------------------
+
+
+def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
+    generate, greedy, file_of_texts, monkeypatch
+):
+    expected = Result(0, outputs_of(greedy), [])
+    assert generate(*TEXTS) == expected
+    assert generate("--input", file_of_texts) == expected
+    file_of_texts.write_text("\n".join(TEXTS), encoding="utf-8-sig")
+    assert generate("--input", file_of_texts) == expected
+    with_stdin(monkeypatch, "\n".join([*TEXTS, ""]).encode())
+    assert generate() == expected
+    with_stdin(monkeypatch, "\r\n".join(TEXTS).encode())
+    assert generate("--input", "-") == expected
+
+
+def test_no_input_line_gives_no_output_line(generate, tmp_path):
+    (tmp_path / "nothing").touch()
+    assert generate("--input", tmp_path / "nothing") == Result(0, [], [])
+
+
+def test_json_holds_the_documented_keys_with_the_generators_values(generate, greedy):
+    result = generate("--json", *TEXTS)
+    assert (result.status, result.errors) == (0, [])
+    for line, generation in zip(result.lines, greedy, strict=True):
+        values = json.loads(line)
+        assert list(values) == KEYS
+        assert values == dataclasses.asdict(generation)
+
+
+def test_without_a_draft_the_text_is_the_same_and_nothing_is_accepted(generate, greedy):
+    result = generate("--json", "--draft", "none", *TEXTS)
+    assert result.status == 0
+    for line, generation in zip(result.lines, greedy, strict=True):
+        values = json.loads(line)
+        assert list(values) == KEYS
+        assert values["output_ids"] == generation.output_ids
+        assert values["target_calls"] == len(generation.output_ids)
+        assert [values[key] for key in KEYS[5:]] == [None] * 5
+
+
+def test_several_decodes_of_an_input_are_as_many_lines(generate):
+    flags = ("--num_decodes", 3, *SAMPLED_FLAGS)
+    lines = generate(*flags, *TEXTS[:2]).lines
+    assert len(lines) == 6
+    objects = [json.loads(line) for line in generate("--json", *flags, *TEXTS[:2]).lines]
+    assert [o["output"] for o in objects] == lines
+    for first in (0, 3):
+        scores = [o["score"] for o in objects[first : first + 3]]
+        assert scores == sorted(scores)
+
+
+def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, sampled):
+    assert generate(*SAMPLED_FLAGS, *TEXTS).lines == outputs_of(sampled)
+    assert generate(*SAMPLED_FLAGS, "--batch_size", 2, *TEXTS).lines == outputs_of(sampled)
+    assert generate("--temperature", 1, "--seed", 4, *TEXTS).lines != outputs_of(sampled)
+
+
+# --- streaming ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
+def test_a_terminal_gets_the_same_text_piece_by_piece(
+    generate, greedy, sampled, tmp_path, monkeypatch, flags
+):
+    """And the lines after a bad one, at their places among the good ones."""
+    texts = tmp_path / "texts"
+    texts.write_text("\n".join([TEXTS[0], "", *TEXTS[1:]]))
+    pieces = []
+    write = sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (pieces.append(text), write(text))[1])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    result = generate("--input", texts, *flags)
+    first, *rest = outputs_of(sampled if flags else greedy)
+    assert result.lines == [first, "", *rest]
+    assert result.status == 2
+    # More writes than lines and line ends.
+    assert len([piece for piece in pieces if piece.strip()]) > 4
+
+
+class ReplacingVocabulary(ByteVocabulary):
+    """Shows an unfinished character as SentencePiece's byte fallback does."""
+
+    def decode(self, ids):
+        return bytes(i - 3 for i in ids if i != EOS_ID).decode("utf-8", errors="replace")
+
+
+@pytest.mark.parametrize("vocabulary", [ByteVocabulary(), ReplacingVocabulary()])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, size):
+    text = "für 漢字 – ok"
+    ids = [*vocabulary.encode(text), EOS_ID]
+
+    def steps(*_):
+        for start in range(0, len(ids), size):
+            block = ids[start : start + size]
+            yield SimpleNamespace(appended=np.array([block]), num_appended=np.array([len(block)]))
+
+    generator = SimpleNamespace(steps=steps, vocabulary=vocabulary)
+    _stream(generator, [Line(number=1, text="x")], OPTIONS)
+    assert capsys.readouterr().out == text + "\n"
+
+
+# --- traces and comparisons --------------------------------------------------
+
+
+GREEN, STRUCK_RED, BLUE = "color(2)", "strike color(1)", "color(4)"
+
+
+def coloured(line: str) -> list[tuple[str, str]]:
+    """The pieces of a line of a terminal, each with its style."""
+    text = Text.from_ansi(line)
+    return [(text.plain[span.start : span.end], str(span.style)) for span in text.spans]
+
+
+def trace_lines(generator, text: str, options) -> list[str]:
+    buffer = io.StringIO()
+    console = Console(force_terminal=True, color_system="standard", file=buffer, highlight=False)
+    print_trace(generator, text, options, console=console)
+    return buffer.getvalue().splitlines()
+
+
+def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
+    """A hand-made decode: one draft accepted, all accepted, and an end inside the drafts."""
+    piece = generator.vocabulary.piece
+    iterations = [
+        Iteration(
+            proposed=np.array([[10, 11, 12]], np.int32),
+            num_accepted=np.array([1], np.int32),
+            appended=np.array([[10, 20, 20, 20]], np.int32),
+            num_appended=np.array([2], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
+            # 125 has no piece: it is padding of the embedding.
+            proposed=np.array([[13, 14, 125]], np.int32),
+            num_accepted=np.array([3], np.int32),
+            appended=np.array([[13, 14, 125, 21]], np.int32),
+            num_appended=np.array([4], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
+            proposed=np.array([[15, EOS_ID, 16]], np.int32),
+            num_accepted=np.array([2], np.int32),
+            appended=np.array([[15, EOS_ID, 16, 22]], np.int32),
+            num_appended=np.array([2], np.int32),
+            ended=np.array([True]),
+        ),
+    ]
+    made_up = SimpleNamespace(vocabulary=generator.vocabulary, steps=lambda *_: iter(iterations))
+    first, second, third = trace_lines(made_up, "x", OPTIONS)
+    assert coloured(first) == [
+        (f" {piece(10)}", GREEN),
+        (f" {piece(11)}", STRUCK_RED),
+        (f" {piece(20)}", BLUE),
+    ]
+    assert Text.from_ansi(second).plain.startswith(f" {piece(10)} {piece(20)} {piece(13)}")
+    assert coloured(second) == [
+        (f" {piece(13)} {piece(14)} <125>", GREEN),
+        (f" {piece(21)}", BLUE),
+    ]
+    assert coloured(third) == [(f" {piece(15)} [END]", GREEN)]
+    assert Text.from_ansi(third).plain == (
+        f" {piece(10)} {piece(20)} {piece(13)} {piece(14)} <125> {piece(21)} {piece(15)} [END]"
+    )
+
+
+@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
+def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy, sampled, flags):
+    """Plain ones, where standard output is no terminal."""
+    result = generate("--trace", *flags, *TEXTS)
+    assert (result.status, result.errors) == (0, [])
+    lines = iter(result.lines)
+    for generation in sampled if flags else greedy:
+        *_, last = itertools.islice(lines, generation.target_calls)
+        words = last.split(" ")[1:]
+        ids = generation.output_ids
+        pieces = ["[END]" if i == EOS_ID else piece_of(generator.vocabulary, i) for i in ids]
+        # All of the output in order, and at most one rejected draft.
+        remaining = iter(words)
+        assert all(piece in remaining for piece in pieces)
+        assert len(words) <= len(pieces) + 1
+    assert list(lines) == []
+
+
+def piece_of(vocabulary, token: int) -> str:
+    return vocabulary.piece(token) if token < vocabulary.vocab_size else f"<{token}>"
+
+
+def test_comparison_says_that_the_texts_are_identical(generate, greedy):
+    result = generate("--compare", "--batch_size", 3, *TEXTS)
+    assert (result.status, result.errors) == (0, [])
+    assert result.lines[:3] == outputs_of(greedy)
+    table = "\n".join(result.lines[3:])
+    for name in ("plain decoding", "speed-up", "Theorem 3.8", "alpha", "compilation"):
+        assert name in table
+    verdicts = [line for line in result.lines if "outputs" in line]
+    assert len(verdicts) == 1
+    assert "identical" in verdicts[0]
+
+
+def test_comparison_is_the_last_json_object(generate, greedy):
+    result = generate("--compare", "--json", "--batch_size", 3, *TEXTS)
+    assert result.status == 0
+    *outputs, last = map(json.loads, result.lines)
+    assert [o["output_ids"] for o in outputs] == [g.output_ids for g in greedy]
+    assert list(last) == ["comparison"]
+    comparison = last["comparison"]
+    assert comparison["identical"] is True
+    assert comparison["num_inputs"] == 3
+    assert comparison["target_calls"] == sum(g.target_calls for g in greedy)
+    ratio = comparison["speculative_tokens_per_second"] / comparison["plain_tokens_per_second"]
+    assert comparison["speed_up"] == pytest.approx(ratio)
+
+
+# --- gin ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def gin_file(tmp_path, tiny_pair) -> Path:
+    """A run with a macro, whose target's path holds a space."""
+    (tmp_path / "a pair").symlink_to(tiny_pair)
+    path = tmp_path / "run.gin"
+    path.write_text(
+        "# 'GAMMA' stands in quotes: \"%NOT_A_MACRO\n"
+        "Models.target = %TARGET\n"
+        f"Models.draft = '{tiny_pair / 'draft'}'  # %NOR_THIS\n"
+        "GAMMA = 3\n"
+        "GenerateOptions.gamma = %GAMMA\n"
+        "GenerateOptions.max_decode_len = 16\n"
+    )
+    return path
+
+
+def gamma_of(result: Result) -> int:
+    assert (result.status, result.errors) == (0, [])
+    (values,) = map(json.loads, result.lines)
+    return values["proposed"] // values["target_calls"]
+
+
+def test_gin_files_bind_bindings_override_files_and_flags_override_both(run, gin_file, tmp_path):
+    target = f"--gin.TARGET='{tmp_path / 'a pair' / 'target'}'"
+    command = ("generate", "--json", f"--gin_file={gin_file}", target)
+    assert gamma_of(run(*command, TEXTS[0])) == 3
+    assert gamma_of(run(*command, "--gin.GAMMA=2", TEXTS[0])) == 2
+    assert gamma_of(run(*command, "--gin.GenerateOptions.gamma=2", TEXTS[0])) == 2
+    assert gamma_of(run(*command, "--gin.GAMMA=2", "--gamma", 3, TEXTS[0])) == 3
+
+
+# --- what is refused ---------------------------------------------------------
+
+
+def assert_refused(result: Result, *expected: str):
+    """Status 2, nothing on standard output, one line that holds the values."""
+    assert result.status == 2
+    assert result.lines == []
+    (line,) = result.errors
+    assert line.startswith("spec-t5x: error: ")
+    for value in expected:
+        assert value in line
+
+
+@pytest.mark.parametrize(
+    ("binding", "expected"),
+    [
+        ("--gin.GenerateOptions.gamma='four'", "gamma is 'four'"),
+        ("--gin.GenerateOptions.max_source_len=1.5", "max_source_len is 1.5"),
+        ("--gin.Models.target=5", "Models.target is 5"),
+        ("--gin.Nothing.gamma=1", "'Nothing'"),
+        ("--gin.GenerateOptions.gama=1", "'gama'"),
+        ("--gin.GenerateOptions.gamma=@nothing", "'@nothing'"),
+        ("--gin.GenerateOptions.gamma=(1", "multi-line statement"),
+        ("--gin.GenerateOptions.gamma=%ABSENT", "ABSENT"),
+        ("--gin.GenerateOptions.gamma", "--gin.GenerateOptions.gamma"),
+        ("--gin.GenerateOptions.gamma=", "--gin.GenerateOptions.gamma="),
+        ("--gin.GenerateOptions.gamma=-2", "gamma is -2"),
+    ],
+)
+def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
+    assert_refused(run("generate", binding, "x"), expected)
+
+
+def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
+    command = ("generate", "x", "--gin_file")
+    assert_refused(run(*command, tmp_path / "absent.gin"), str(tmp_path / "absent.gin"))
+    assert_refused(run(*command, tmp_path), str(tmp_path))
+    message = run(*command, gin_file)
+    assert_refused(message, str(gin_file), "--gin.TARGET=VALUE")
+    gin_file.write_text("GenerateOptions.gamma = \n")
+    assert_refused(run(*command, gin_file), "run.gin, line 1")
+    gin_file.write_text("import absent_module\n")
+    assert_refused(run(*command, gin_file), "absent_module")
+    gin_file.write_bytes(b"# Stra\xdfe\n")
+    assert_refused(run(*command, gin_file), "0xdf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((" ",), "the text is empty"),
+        (("Es regnet. " * 20,), "the encoder takes 48"),
+        (("x", "--max_source_len", 1), "max_source_len is 1"),
+        (("x", "--gamma", -1), "gamma is -1"),
+        (("x", "--top_k", 3, "--top_p", 0.5), "top_k is 3 and top_p is 0.5"),
+        (("x", "--temperature", "nan"), "temperature is nan"),
+        (("x", "--seed", 2**64), str(2**64)),
+        (("x", "--batch_size", 0), "batch_size is 0"),
+        (("x", "--gamma", "two"), "'two'"),
+        (("x", "--dtype", "int8"), "'int8'"),
+        (("x", "--nonsense"), "'--nonsense'"),
+        (("x", "--json", "--trace"), "--trace"),
+        (("x", "--compare", "--trace"), "both --trace and --compare"),
+        (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
+        (("x", "--compare", "--draft", "none"), "--compare needs a draft"),
+        (("x", "--compare", "--gamma", 0), "gamma"),
+        (("x", "--trace", "--num_decodes", 2), "num_decodes is 2"),
+        (("x", "--input", "file"), "--input file"),
+        (("--input", "/no/such/file"), "/no/such/file"),
+        (("--input", "/"), "/"),
+        (("--input", ""), "cannot read --input"),
+        (("Stra\udcdfe",), r"Stra\udcdfe"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, expected):
+    assert_refused(generate(*arguments), expected)
+
+
+def test_input_that_is_not_utf_8_is_refused(generate, tmp_path, monkeypatch):
+    path = tmp_path / "latin"
+    path.write_bytes("Straße\n".encode("latin-1"))
+    assert_refused(generate("--input", path), str(path), "not UTF-8")
+    with_stdin(monkeypatch, path.read_bytes())
+    assert_refused(generate(), "not UTF-8")
+
+
+def test_a_terminal_with_nothing_to_say_is_told_what_to_give(generate, monkeypatch):
+    with_stdin(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert_refused(generate(), "give TEXT")
+
+
+def test_a_command_is_needed(run):
+    assert_refused(run(), "COMMAND")
+    assert_refused(run("translate", "x"), "'translate'")
+
+
+@pytest.fixture
+def broken(tiny_pair, tmp_path):
+    """``broken(damage)``: a copy of the target after ``damage(directory)``."""
+
+    def copy(damage) -> Path:
+        directory = tmp_path / "broken"
+        shutil.copytree(tiny_pair / "target", directory)
+        damage(directory)
+        return directory
+
+    return copy
+
+
+def corrupt_config(directory: Path):
+    (directory / "config.json").write_text('{"format": ')
+
+
+def remove_weights(directory: Path):
+    shutil.rmtree(directory / "params")
+
+
+def truncate_weights(directory: Path):
+    for path in (directory / "params").glob("ocdbt.process_0/d/*"):
+        path.write_bytes(path.read_bytes()[:8])
+
+
+def replace_vocabulary(directory: Path):
+    (directory / "spiece.model").write_bytes(b"nonsense")
+
+
+@pytest.mark.parametrize(
+    "damage", [corrupt_config, remove_weights, truncate_weights, replace_vocabulary]
+)
+@pytest.mark.parametrize("flag", ["--target", "--draft"])
+def test_damaged_checkpoints_are_refused(generate, broken, damage, flag):
+    directory = broken(damage)
+    assert_refused(generate("x", flag, directory), str(directory))
+
+
+def test_weights_that_are_not_finite_are_refused(generate, tiny_pair, tmp_path, monkeypatch):
+    loaded = native.load_model(tiny_pair / "target")
+    embedding = loaded.params["token_embedder"]["embedding"]
+    loaded.params["token_embedder"]["embedding"] = embedding.at[3, 4].set(jnp.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "check_params", lambda *_: None)
+        native.save_model(tmp_path / "nan", loaded.params, loaded.config, loaded.vocabulary)
+    result = generate("x", "--target", tmp_path / "nan")
+    assert_refused(result, str(tmp_path / "nan"), "NaN", "token_embedder/embedding")
+
+
+@pytest.mark.parametrize("flag", ["--target", "--draft"])
+def test_missing_checkpoints_are_refused(generate, tmp_path, flag):
+    assert_refused(generate("x", flag, tmp_path / "absent"), str(tmp_path / "absent"))
+    assert_refused(generate("x", flag, tmp_path), str(tmp_path), "config.json")
+
+
+def test_another_target_needs_a_draft_of_its_own(run, tiny_pair):
+    result = run("generate", "x", "--target", tiny_pair / "target")
+    assert_refused(result, f"no --draft was given for --target {tiny_pair / 'target'}")
+
+
+def test_a_draft_with_another_vocabulary_is_refused(generate, tiny_pair):
+    result = generate("x", "--draft", tiny_pair / "other")
+    assert_refused(
+        result, "different vocabularies", "id 4 is 'e' and '.'", str(tiny_pair / "other")
+    )
+
+
+def test_debug_lets_the_error_through(generate):
+    with pytest.raises(InputError, match="gamma is -1"):
+        generate("x", "--gamma", -1, "--debug")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bad_lines_of_a_file_are_reported_and_the_others_answered(
+    generate, greedy, tmp_path, as_json
+):
+    path = tmp_path / "texts"
+    path.write_text("\n".join([TEXTS[0], "", TEXTS[1], "Es regnet. " * 20, TEXTS[2]]))
+    result = generate("--input", path, "--batch_size", 2, *(["--json"] if as_json else []))
+    assert result.status == 2
+    empty, long = result.errors
+    assert "line 2: the text is empty" in empty
+    assert "line 4: the text has" in long
+    outputs = outputs_of(greedy)
+    if not as_json:
+        assert result.lines == [outputs[0], "", outputs[1], "", outputs[2]]
+        return
+    values = [json.loads(line) for line in result.lines]
+    assert [v.get("output") for v in values] == [outputs[0], None, outputs[1], None, outputs[2]]
+    for number in (2, 4):
+        bad = values[number - 1]
+        assert list(bad) == ["line", "input", "error"]
+        assert bad["line"] == number
+    assert values[1]["error"] in empty
+
+
+def test_a_comparison_goes_on_without_the_bad_lines(generate, greedy, tmp_path):
+    path = tmp_path / "texts"
+    path.write_text("\n".join(["", *TEXTS]))
+    result = generate("--compare", "--json", "--batch_size", 3, "--input", path)
+    assert result.status == 2
+    assert len(result.errors) == 1
+    bad, *outputs, last = map(json.loads, result.lines)
+    assert bad["line"] == 1
+    assert [o["output"] for o in outputs] == outputs_of(greedy)
+    assert last["comparison"]["num_inputs"] == 3
+    path.write_text("\n")
+    result = generate("--compare", "--input", path)
+    assert result.status == 2
+    assert result.lines == []
+    assert len(result.errors) == 2
+    assert "no input is left" in result.errors[1]
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "train"])
+def test_help_names_the_flags(run, command):
+    result = run(command, "--help")
+    assert (result.status, result.errors) == (0, [])
+    shown = "\n".join(result.lines)
+    assert "--gin_file" in shown
+    assert ("--gamma" in shown) == (command != "train")
+    assert command in "\n".join(run("--help").lines)
+
+
+# --- evaluate and train ------------------------------------------------------
+
+
+def test_evaluate_prints_its_figures_as_json(run, tiny_pair, generator, tmp_path):
+    pairs = [(text, f"reference {n}") for n, text in enumerate(TEXTS)]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"tag\t{source}\t{target}\n" for source, target in [*pairs, ("", "x")]))
+    models = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
+    columns = ("--source_column", 1, "--target_column", 2, "--num_columns", 3)
+    command = ("evaluate", *models, "--gamma", 3, "--max_decode_len", 16, "--data", path)
+    result = run(*command, *columns)
+    assert (result.status, result.errors) == (0, [])
+    values = json.loads("\n".join(result.lines))
+    expected = dataclasses.asdict(evaluate(generator, [*pairs, ("", "x")], OPTIONS))
+    assert values == expected
+    assert (values["num_pairs"], values["num_skipped"]) == (3, 1)
+    limited = json.loads("\n".join(run(*command, *columns, "--limit", 2).lines))
+    assert limited["num_pairs"] == 2
+
+    assert_refused(run(*command), "line 1: 3 columns, not 2", str(path))
+    assert_refused(run(*command, *columns, "--num_decodes", 2), "num_decodes is 2")
+    assert_refused(run(*command, *columns, "--limit", -1), "limit is -1")
+    assert_refused(run(*command[:-1], tmp_path / "absent"), str(tmp_path / "absent"))
+    assert_refused(run(*command, *columns, "x"), "'x'")
+
+
+def test_train_names_the_settings_that_nothing_binds(run, tmp_path, unchecked):
+    (tmp_path / "empty.gin").touch()
+    assert_refused(run("train", "--gin_file", tmp_path / "empty.gin"), "'output_dir'")
+
+
+# --- as a program ------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tiny_pair):
+    """Arguments and environment of ``spec-t5x generate`` in a process of its own."""
+    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate"]
+    pair = ["--target", tiny_pair / "target", "--draft", tiny_pair / "draft"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_PLATFORMS": "cpu",
+        # As in this process, so that it finds the programs that were compiled here.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    return [*command, *map(str, pair), "--gamma", "3", "--max_decode_len", "16"], environment
+
+
+def test_the_program_keeps_text_and_errors_apart(program, greedy):
+    command, env = program
+    result = subprocess.run(
+        command, input="\n".join(["", *TEXTS]), env=env, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stdout.splitlines() == ["", *outputs_of(greedy)]
+    assert result.stderr == "spec-t5x: line 1: the text is empty: give at least one word\n"
+
+
+def test_the_program_shows_a_traceback_with_debug_only(program, tiny_pair):
+    command, env = program
+    plain, debug = (
+        subprocess.run([*command, "x", *flags], env=env, capture_output=True, text=True)
+        for flags in (["--draft", tiny_pair], ["--draft", tiny_pair, "--debug"])
+    )
+    assert plain.returncode == 2
+    (line,) = plain.stderr.splitlines()
+    assert f"{tiny_pair} holds no config.json" in line
+    assert debug.returncode == 1
+    assert "Traceback" in debug.stderr
+    assert (plain.stdout, debug.stdout) == ("", "")
+
+
+def test_the_program_streams_to_a_terminal(program, greedy):
+    command, env = program
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, *TEXTS], env=env, stdout=theirs, stderr=subprocess.PIPE
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while block := os.read(ours, 1 << 16):
+                shown += block
+        except OSError:  # the other end is closed
+            pass
+        errors = process.stderr.read()
+    os.close(ours)
+    assert (process.returncode, errors) == (0, b"")
+    assert shown.decode().splitlines() == outputs_of(greedy)
+
+
+def test_a_reader_that_leaves_is_no_error(monkeypatch, generate, tmp_path):
+    """``spec-t5x generate … | head -1``"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert generate(*TEXTS).status == 0

@@ -1,0 +1,296 @@
+"""The cached network and the loops give what transformers gives, token for token."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Differences in float32 between two implementations of one network.
+TOLERANCE = 2e-4
+VOCAB_SIZE = 160
+# T5 1.0 is ("relu", tied), T5 1.1 ("gated-gelu", untied).
+VERSIONS = [("relu", True), ("gated-gelu", False), ("relu", False), ("gated-gelu", True)]
+T5_1_0, T5_1_1 = VERSIONS[:2]
+NUM_NEW = 16
+GAMMA = 3
+# No token has this id: rows end at their limit alone.
+NO_EOS = -1
+
+
+class Pair(NamedTuple):
+    """One model, theirs and ours."""
+
+    theirs: Any
+    ours: T5Model
+
+
+def torch_model(activation: str, tied: bool, seed: int):
+    """A tiny T5 whose weights are large enough to make its texts vary."""
+    torch.manual_seed(seed)
+    config = transformers.T5Config(
+        vocab_size=VOCAB_SIZE,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_heads=3,
+        # Of one number: generate of 5.23 makes its cache by that of the encoder.
+        num_layers=2,
+        num_decoder_layers=2,
+        decoder_start_token_id=0,
+        feed_forward_proj=activation,
+        tie_word_embeddings=tied,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    if not tied:
+        # Version 5 ties every T5 that it builds.
+        model.lm_head = torch.nn.Linear(config.d_model, VOCAB_SIZE, bias=False)
+        model.all_tied_weights_keys = {}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "relative_attention_bias" in name:
+                weight.normal_()
+            elif "lm_head" in name:
+                weight.normal_(0.0, 0.3)
+            elif "layer_norm" in name:
+                weight.normal_(1.0, 0.2)
+            elif "shared" not in name:
+                weight.mul_(2.5)
+    # Each test says which token ends a row.
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory) -> Path:
+    """Some SentencePiece model; the tests work on ids."""
+    words = ["zwölf", "Boxkämpfer", "jagen", "Viktor", "quer", "über", "den", "Sylter", "Deich"]
+    lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
+    return train_sentencepiece(lines, tmp_path_factory.mktemp("vocabulary") / "tiny", 40)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, spiece) -> Callable[..., Pair]:
+    """``pair(version, seed=0)``: a model of transformers', and what ``load`` makes of it."""
+
+    @functools.cache
+    def make(version: tuple[str, bool], seed: int = 0) -> Pair:
+        theirs = torch_model(*version, seed)
+        directory = tmp_path_factory.mktemp("theirs")
+        theirs.save_pretrained(directory)
+        (directory / "spiece.model").write_bytes(spiece.read_bytes())
+        loaded = load(directory)
+        # A T5 1.0 rescales its logits, which T5X knows for a tied embedding only.
+        assert loaded.config.logits_via_embedding == version[1]
+        return Pair(theirs, T5Model.create(loaded.params, loaded.config))
+
+    return make
+
+
+def sources(length: int) -> np.ndarray:
+    """Four rows that end in EOS at lengths of their own, padded."""
+    tokens = np.random.default_rng(length).integers(3, VOCAB_SIZE, (4, length))
+    for row, end in enumerate((length, length // 2, length - 1, 4)):
+        tokens[row, end - 1] = 1
+        tokens[row, end:] = 0
+    return tokens.astype(np.int32)
+
+
+# --- logits ------------------------------------------------------------------
+
+
+def their_logits(theirs, tokens: np.ndarray, decoder_inputs: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return theirs(
+            input_ids=torch.tensor(tokens).long(),
+            attention_mask=torch.tensor(tokens != 0).long(),
+            decoder_input_ids=torch.tensor(decoder_inputs).long(),
+        ).logits.numpy()
+
+
+def decoder_inputs(length: int) -> np.ndarray:
+    tokens = np.random.default_rng(length + 1).integers(2, VOCAB_SIZE, (4, length))
+    tokens[:, 0] = 0
+    return tokens.astype(np.int32)
+
+
+prefill = jax.jit(T5Model.prefill, static_argnums=2)
+score = jax.jit(T5Model.score)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
+    theirs, ours = pair(version)
+    tokens, inputs = sources(21), decoder_inputs(13)
+    # Rows of targets that end at lengths of their own.
+    targets = np.where(np.arange(13) < np.array([[13], [5], [12], [1]]), 7, 0)
+    forward = functools.partial(Transformer(ours.config).apply, enable_dropout=False)
+    logits = jax.jit(forward)({"params": ours.params}, tokens, inputs, targets)
+    expected = their_logits(theirs, tokens, inputs)
+    real = targets > 0
+    assert real.sum() == 31
+    np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("source_length", "chunks"), [(9, (1, 4, 1, 4)), (40, (4,) * 7)])
+def test_logits_of_cached_chunks_equal_those_of_transformers(pair, version, source_length, chunks):
+    """However the tokens are cut into calls; the longer one passes the exact buckets."""
+    theirs, ours = pair(version)
+    tokens, inputs = sources(source_length), decoder_inputs(sum(chunks))
+    cache = prefill(ours, tokens, 30)
+    parts, start = [], 0
+    for chunk in chunks:
+        logits, cache = score(ours, cache, inputs[:, start : start + chunk])
+        parts.append(logits)
+        start += chunk
+    np.testing.assert_array_equal(cache.lengths, sum(chunks))
+    np.testing.assert_allclose(
+        np.concatenate(parts, axis=1),
+        their_logits(theirs, tokens, inputs),
+        rtol=0,
+        atol=TOLERANCE,
+    )
+
+
+def test_rows_that_roll_back_each_at_its_own_pace_keep_transformers_logits(pair):
+    """Blocks of four, of which each row keeps another number; the rest was nonsense."""
+    theirs, ours = pair(T5_1_1)
+    length = 20
+    tokens, inputs = sources(9), decoder_inputs(length)
+    expected = their_logits(theirs, tokens, inputs)
+    cache, lengths = prefill(ours, tokens, 30), np.zeros(4, np.int32)
+    rng = np.random.default_rng(0)
+    rows = np.arange(4)[:, None]
+    while lengths.min() < length - 4:
+        kept = rng.integers(1, 5, 4)
+        kept = np.minimum(kept, length - 4 - lengths)
+        positions = lengths[:, None] + np.arange(4)
+        is_kept = np.arange(4) < np.maximum(kept, 1)[:, None]
+        block = np.where(is_kept, inputs[rows, positions], rng.integers(2, VOCAB_SIZE, (4, 4)))
+        logits, cache = score(ours, cache, block.astype(np.int32))
+        np.testing.assert_allclose(
+            np.asarray(logits)[is_kept], expected[rows, positions][is_kept], rtol=0, atol=TOLERANCE
+        )
+        lengths = (lengths + kept).astype(np.int32)
+        cache = ours.rollback(cache, jnp.asarray(lengths))
+    np.testing.assert_array_equal(lengths, length - 4)
+
+
+# --- text --------------------------------------------------------------------
+
+
+def their_text(theirs, tokens: np.ndarray, eos_id: int, prompts=None) -> np.ndarray:
+    """What ``generate`` appends to start token and prompt, padded to ``NUM_NEW``."""
+    start = np.zeros((len(tokens), 1), np.int64) if prompts is None else prompts
+    generated = theirs.generate(
+        torch.tensor(tokens).long(),
+        attention_mask=torch.tensor(tokens != 0).long(),
+        decoder_input_ids=torch.tensor(start).long(),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=NUM_NEW,
+        eos_token_id=None if eos_id == NO_EOS else eos_id,
+    ).numpy()[:, start.shape[1] :]
+    return np.pad(generated, ((0, 0), (0, NUM_NEW - generated.shape[1])))
+
+
+def end_token(text: np.ndarray) -> int:
+    """A token that ends some rows of a text early and leaves another one alone."""
+    for token in np.unique(text):
+        in_rows = (text == token).any(axis=1)
+        early = (text[:, 1 : NUM_NEW // 2] == token).any()
+        if token != 0 and early and not in_rows.all():
+            return int(token)
+    raise AssertionError("no such token: take another seed")
+
+
+def near_copy(model: T5Model) -> T5Model:
+    """The model with noise on its weights: it agrees with it now and then."""
+    leaves, structure = jax.tree.flatten(model.params)
+    rng = np.random.default_rng(0)
+    noisy = [leaf + 0.03 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
+    return model.replace(params=jax.tree.unflatten(structure, noisy))
+
+
+def decode_ours(model, draft, tokens, eos_id, prompts=None):
+    """What the plain loop (no draft) or the speculative one makes of the sources."""
+    prompts = np.zeros((len(tokens), 1), np.int32) if prompts is None else prompts
+    arguments = (tokens, prompts, jax.random.key(0), sampling(0.0))
+    options = {
+        "max_decode_len": prompts.shape[1] - 1 + NUM_NEW,
+        "max_decode_steps": jnp.int32(NUM_NEW),
+        "eos_id": eos_id,
+    }
+    if draft is None:
+        return autoregressive_decode(model, *arguments, **options)
+    return speculative_decode(model, TransformerDraft(draft), *arguments, gamma=GAMMA, **options)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["without eos", "with eos"])
+@pytest.mark.parametrize("version", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
+def test_greedy_text_equals_that_of_transformers(pair, version, ends):
+    """In a padded batch; from the plain loop, and under a random and a similar draft."""
+    theirs, ours = pair(version)
+    tokens = sources(14)
+    eos_id = NO_EOS
+    expected = their_text(theirs, tokens, eos_id)
+    assert len(np.unique(expected)) > 6
+    if ends:
+        eos_id = end_token(expected)
+        expected = their_text(theirs, tokens, eos_id)
+        assert (expected[:, -1] == 0).any()
+        assert (expected[:, -1] != 0).any()
+    accepted = {}
+    for name, draft in {
+        "plain": None,
+        "random": pair(version, seed=1).ours,
+        "similar": near_copy(ours),
+    }.items():
+        decoded = decode_ours(ours, draft, tokens, eos_id)
+        np.testing.assert_array_equal(decoded.tokens[:, 0], expected, err_msg=name)
+        accepted[name] = draft and int(decoded.stats.accepted.sum())
+    # Both ways through the verifier were taken.
+    assert 0 < accepted["similar"] < 3 / 4 * (expected != 0).sum()
+
+
+def test_text_after_forced_prompts_equals_that_of_transformers(pair):
+    """Prompts of several lengths in one batch, one of which holds the token that ends a row."""
+    theirs, ours = pair(T5_1_1)
+    tokens, prompts = sources(14), decoder_inputs(4)
+    widths = (4, 2, 1, 3)
+    for row, width in enumerate(widths):
+        prompts[row, width:] = 0
+
+    def their_texts(eos_id):
+        """With ``decoder_input_ids``, row by row: there, a batch has prompts of one length."""
+        rows = zip(tokens, prompts, widths, strict=True)
+        texts = [their_text(theirs, t[None], eos_id, p[None, :w])[0] for t, p, w in rows]
+        return np.stack(texts)
+
+    eos_id = end_token(their_texts(NO_EOS))
+    prompts[0, 2] = eos_id
+    expected = np.zeros((4, 3 + NUM_NEW), np.int64)
+    for row, (width, text) in enumerate(zip(widths, their_texts(eos_id), strict=True)):
+        expected[row, : width - 1 + NUM_NEW] = [*prompts[row, 1:width], *text]
+    for draft in (None, near_copy(ours)):
+        decoded = decode_ours(ours, draft, tokens, eos_id, prompts)
+        np.testing.assert_array_equal(decoded.tokens[:, 0], expected)

@@ -1,0 +1,565 @@
+"""Text in, text out; and the measurements that are made of it."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sacrebleu
+
+from spec_t5x import theory
+from spec_t5x.data.vocabulary import SentencePieceVocabulary
+from spec_t5x.decoding import DecodeStats
+from spec_t5x.errors import InputError
+from spec_t5x.experiments import comparison as comparison_lib
+from spec_t5x.experiments.comparison import compare
+from spec_t5x.experiments.evaluation import evaluate
+from spec_t5x.experiments.step_times import StepTimes, measure_step_times
+from spec_t5x.generation import (
+    DEFAULT_MAX_SOURCE_LENGTH,
+    GenerateOptions,
+    Generator,
+    bucket,
+)
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.outputs import Decoded
+from spec_t5x.types import EOS_ID, PAD_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Up to 16 tokens each: one program serves them all.
+TEXTS = ["My sister", "Wir gehen morgen.", "Der alte Tisch", "a green bird", "It is wet."]
+# Ends at once, at temperature 0.
+ENDS = "Die Katze"
+# Padded to 32.
+LONGER = "The children play football after school."
+
+
+def options(**changes) -> GenerateOptions:
+    return GenerateOptions(**{"gamma": 3, "max_decode_len": 16} | changes)
+
+
+TIMES = StepTimes(target=4.0, draft=1.0, verification=6.0)
+GREEDY = options()
+SAMPLED = options(temperature=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_pair) -> Generator:
+    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
+
+
+def texts_of(generations) -> list[str]:
+    return [group[0].output for group in generations]
+
+
+def message_of(function, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- loading and options -----------------------------------------------------
+
+
+def test_the_longest_source_is_the_checkpoints(tiny_pair, tmp_path, generator):
+    assert generator.max_source_len == 48
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_pair / "draft", copy)
+    values = json.loads((copy / "config.json").read_text())
+    del values["max_source_length"]
+    (copy / "config.json").write_text(json.dumps(values))
+    assert Generator.load(copy).max_source_len == DEFAULT_MAX_SOURCE_LENGTH
+
+
+def test_networks_compute_in_the_dtype_that_was_asked_for(tiny_pair):
+    loaded = Generator.load(tiny_pair / "target", tiny_pair / "draft", "bfloat16")
+    for model in (loaded.target, loaded.draft.model):
+        assert model.config.dtype == "bfloat16"
+        assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tiny_pair):
+    target, draft = (Generator.load(tiny_pair / name) for name in ("target", "other"))
+    message = message_of(Generator.load, tiny_pair / "target", tiny_pair / "other")
+    pieces = [
+        (index, target.vocabulary.piece(index), draft.vocabulary.piece(index))
+        for index in range(target.vocabulary.vocab_size)
+    ]
+    index, ours, theirs = next(entry for entry in pieces if entry[1] != entry[2])
+    assert f"id {index} is {ours!r} and {theirs!r}" in message
+    assert str(tiny_pair / "other") in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gamma": -1}, "gamma is -1"),
+        ({"num_decodes": 0}, "num_decodes is 0"),
+        ({"max_decode_len": 0}, "max_decode_len is 0"),
+        ({"batch_size": -2}, "batch_size is -2"),
+        # JAX would take it for seed 0.
+        ({"seed": 2**32}, "seed is 4294967296"),
+        ({"seed": -1}, "seed is -1"),
+        ({"max_source_len": 1}, "max_source_len is 1"),
+        ({"max_source_len": 0}, "max_source_len is 0"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"top_k": -3}, "top_k is -3"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"top_k": 5, "top_p": 0.9}, "top_k is 5 and top_p is 0.9"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
+    assert expected in message_of(GenerateOptions, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gamma": "four"}, "gamma is 'four'"),
+        ({"gamma": 2.5}, "gamma is 2.5"),
+        ({"temperature": None}, "temperature is None"),
+        ({"truncate": "yes"}, "truncate is 'yes'"),
+        ({"max_source_len": "long"}, "max_source_len is 'long'"),
+    ],
+)
+def test_options_of_another_type_are_refused_with_their_value(unchecked, changes, expected):
+    """gin binds whatever a file says."""
+    assert expected in message_of(GenerateOptions, **changes)
+
+
+def test_options_take_numbers_of_numpy(unchecked):
+    made = GenerateOptions(gamma=np.int64(2), temperature=np.float32(0.5), top_k=np.int32(3))
+    assert made.sampling().top_k == 3
+    assert GenerateOptions(temperature=1).temperature == 1
+
+
+# --- tokens and batches ------------------------------------------------------
+
+
+def test_a_text_at_the_limit_fits_and_one_token_more_is_refused(generator):
+    ids = generator.tokenize("Die Katze", options())
+    assert ids == [*generator.vocabulary.encode("Die Katze"), EOS_ID]
+    at_limit = options(max_source_len=len(ids))
+    assert generator.tokenize("Die Katze", at_limit) == ids
+    message = message_of(generator.tokenize, "Die Katze", options(max_source_len=len(ids) - 1))
+    assert f"has {len(ids)} tokens and the encoder takes {len(ids) - 1}" in message
+    assert "'Die Katze'" in message
+
+
+def test_truncation_keeps_the_beginning_and_the_end_token(generator):
+    ids = generator.tokenize("Die Katze", options())
+    cut = generator.tokenize("Die Katze", options(max_source_len=4, truncate=True))
+    assert cut == [*ids[:3], EOS_ID]
+    uncut = generator.tokenize("Die Katze", options(truncate=True))
+    assert uncut == ids
+
+
+def test_an_option_raises_or_lowers_the_checkpoints_limit(generator):
+    long = "Es regnet. " * 10
+    assert "takes 48" in message_of(generator.tokenize, long, options())
+    assert len(generator.tokenize(long, options(max_source_len=500))) > 48
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\N{NO-BREAK SPACE}"])
+def test_empty_text_is_refused(generator, text):
+    assert "the text is empty" in message_of(generator.tokenize, text, options())
+
+
+def test_text_that_is_no_unicode_is_refused(generator):
+    """What Python makes of bytes in the command line that are not UTF-8."""
+    assert r"'Stra\udcdfe' is not UTF-8" in message_of(generator.tokenize, "Stra\udcdfe", options())
+
+
+def test_a_bad_text_among_good_ones_is_refused_before_anything_is_decoded(generator):
+    assert "the text is empty" in message_of(next, generator.generate(["Die Katze", ""], GREEDY))
+
+
+def test_a_bucket_holds_its_source_and_the_limit_holds_the_bucket():
+    assert [bucket(n, 96) for n in (3, 16, 17, 60, 90, 96)] == [16, 16, 32, 64, 96, 96]
+    for limit, length in itertools.product((2, 10, 16, 50, 512), range(1, 520, 7)):
+        if length <= limit:
+            assert length <= bucket(length, limit) <= limit
+    # A limit below the smallest bucket.
+    assert bucket(5, 8) == 8
+
+
+def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(generator):
+    batches = generator.batches(TEXTS, options(batch_size=2))
+    assert [batch.texts for batch in batches] == [TEXTS[:2], TEXTS[2:4], TEXTS[4:]]
+    for batch in batches:
+        assert batch.tokens.shape == (2, 16)
+        for row, text in enumerate(batch.texts):
+            ids = generator.tokenize(text, GREEDY)
+            np.testing.assert_array_equal(batch.tokens[row], np.pad(ids, (0, 16 - len(ids))))
+    assert [batch.max_decode_steps.tolist() for batch in batches] == [[16, 16], [16, 16], [16, 0]]
+    # Something to attend to, or the softmax would average over padding.
+    assert batches[-1].tokens[1].tolist() == [EOS_ID] + [PAD_ID] * 15
+
+
+def test_no_input_gives_no_output(generator):
+    assert list(generator.generate([], GREEDY)) == []
+
+
+# --- outputs -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def greedy_alone(generator) -> dict[str, list]:
+    """What each text gives at temperature 0, decoded by itself."""
+    return {text: next(generator.generate([text], GREEDY)) for text in [*TEXTS, ENDS, LONGER]}
+
+
+def assert_same(generations, expected):
+    """All of it equal, and scores to rounding: the shapes of the products differ."""
+    for ours, theirs in zip(generations, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-3)
+            same_score = dataclasses.replace(other, score=one.score)
+            if one.alpha is not None:
+                assert one.alpha == pytest.approx(other.alpha, abs=1e-3)
+                same_score = dataclasses.replace(same_score, alpha=one.alpha)
+            assert one == same_score
+
+
+def test_the_tiny_pair_is_worth_testing_with(greedy_alone):
+    """Texts differ and vary, some end early, and drafts are accepted and rejected."""
+    outputs = [group[0] for group in greedy_alone.values()]
+    assert len({g.output for g in outputs}) >= 5
+    assert any(g.output_ids[-1] == EOS_ID and 2 < len(g.output_ids) < 16 for g in outputs)
+    assert any(len(g.output_ids) == 16 for g in outputs)
+    assert 0.2 < sum(g.accepted for g in outputs) / sum(g.target_calls for g in outputs) < 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_greedy_outputs_do_not_depend_on_the_batch(generator, greedy_alone, batch_size):
+    """Whatever the batch size and the place in it; the last batch is a partial one."""
+    size = options(batch_size=batch_size)
+    assert_same(generator.generate(TEXTS, size), [greedy_alone[text] for text in TEXTS])
+    other = [*TEXTS[::-1], ENDS]
+    assert_same(generator.generate(other, size), [greedy_alone[text] for text in other])
+
+
+def test_greedy_outputs_do_not_depend_on_longer_neighbours(generator, greedy_alone):
+    texts = ["My sister", LONGER, "a green bird"]
+    outputs = generator.generate(texts, options(batch_size=3))
+    assert_same(outputs, [greedy_alone[text] for text in texts])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_sampled_outputs_depend_on_place_and_seed_alone(generator, batch_size):
+    """Of all inputs: a text keeps its output when the others are exchanged."""
+    size = dataclasses.replace(SAMPLED, batch_size=batch_size)
+    outputs = list(generator.generate(TEXTS, size))
+    assert_same(generator.generate(TEXTS, size), outputs)
+    alone = list(generator.generate(TEXTS, SAMPLED))
+    assert_same(outputs, alone)
+    exchanged = ["It is wet.", TEXTS[1], "It is wet.", TEXTS[3]]
+    others = list(generator.generate(exchanged, size))
+    assert_same([others[1], others[3]], [alone[1], alone[3]])
+    # Two places are two draws, and so are two seeds.
+    assert others[0][0].output_ids != others[2][0].output_ids
+    reseeded = generator.generate(TEXTS, dataclasses.replace(size, seed=4))
+    assert texts_of(reseeded) != texts_of(alone)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_plain_equals_gamma_0(generator, settings):
+    """Text, score and calls, seed for seed."""
+    settings = dataclasses.replace(settings, batch_size=2)
+    plain = list(generator.plain().generate(TEXTS, settings))
+    for ours, theirs in zip(
+        plain, generator.generate(TEXTS, dataclasses.replace(settings, gamma=0)), strict=True
+    ):
+        for name in ("input", "output", "output_ids", "target_calls"):
+            assert getattr(ours[0], name) == getattr(theirs[0], name)
+        assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-3)
+        assert (theirs[0].accepted, theirs[0].proposed, theirs[0].alpha) == (0, 0, None)
+        assert (ours[0].accepted, ours[0].mean_acceptance_length) == (None, None)
+
+
+def test_greedy_scores_and_texts_are_the_plain_loops(generator, greedy_alone):
+    plain = generator.plain().generate(TEXTS, options(batch_size=2))
+    for text, (ours,) in zip(TEXTS, plain, strict=True):
+        (theirs,) = greedy_alone[text]
+        assert ours.output_ids == theirs.output_ids
+        assert ours.output == theirs.output == generator.vocabulary.decode(ours.output_ids)
+        assert ours.score == pytest.approx(theirs.score, abs=1e-3)
+        assert ours.target_calls == len(ours.output_ids) >= theirs.target_calls
+
+
+def token_logits(model: T5Model, source: list[int], output: list[int]) -> np.ndarray:
+    """Logits before each token of an output, teacher-forced ``[length, vocab]``."""
+    forward = jax.jit(functools.partial(Transformer(model.config).apply, enable_dropout=False))
+    inputs = jnp.asarray([[PAD_ID, *output[:-1]]])
+    variables = {"params": model.params}
+    logits = forward(variables, jnp.asarray([source]), inputs, jnp.ones_like(inputs))
+    return np.asarray(logits[0], np.float64)
+
+
+def test_scores_are_the_targets_log_probabilities(generator, greedy_alone):
+    (generation,) = greedy_alone["My sister"]
+    ids = generation.output_ids
+    logits = token_logits(generator.target, generator.tokenize("My sister", GREEDY), ids)
+    np.testing.assert_array_equal(logits.argmax(axis=-1), ids)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    expected = log_probs[np.arange(len(ids)), ids].sum()
+    assert generation.score == pytest.approx(expected, abs=1e-3)
+
+
+def test_decodes_of_an_input_are_draws_sorted_by_increasing_score(generator):
+    groups = list(
+        generator.generate(TEXTS[:3], dataclasses.replace(SAMPLED, batch_size=2, num_decodes=4))
+    )
+    assert [len(group) for group in groups] == [4, 4, 4]
+    for text, group in zip(TEXTS, groups, strict=False):
+        assert {g.input for g in group} == {text}
+        scores = [g.score for g in group]
+        assert scores == sorted(scores)
+    assert max(len({tuple(g.output_ids) for g in group}) for group in groups) > 2
+
+
+def test_counts_are_of_each_sequence(greedy_alone):
+    for text, (g,) in greedy_alone.items():
+        assert g.input == text
+        assert g.proposed == 3 * g.target_calls
+        assert g.accepted == sum(g.accepted_by_position)
+        assert g.accepted_by_position == sorted(g.accepted_by_position, reverse=True)
+        # All but the last iteration append a token of the target's own.
+        assert len(g.output_ids) - g.target_calls <= g.accepted <= len(g.output_ids)
+        assert g.mean_acceptance_length == pytest.approx(1 + g.accepted / g.target_calls)
+        assert 0 <= g.alpha <= 1
+
+
+# --- stepping ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_steps_replay_what_generate_gives(generator, settings):
+    for place, (expected,) in enumerate(generator.generate(TEXTS[:3], settings)):
+        steps = generator.steps(TEXTS[place], settings, place)
+        iterations = []
+        try:
+            while True:
+                iterations.append(next(steps))
+        except StopIteration as stop:
+            assert_same([stop.value], [[expected]])
+        appended = [it.appended[0, : it.num_appended[0]].tolist() for it in iterations]
+        assert sum(appended, []) == expected.output_ids
+        assert len(iterations) == expected.target_calls
+
+
+def test_steps_need_a_draft_and_one_decode(generator):
+    assert "no draft" in message_of(next, generator.plain().steps("Die Katze"))
+    message = message_of(next, generator.steps("Die Katze", options(num_decodes=2)))
+    assert "num_decodes is 2" in message
+
+
+# --- comparison --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(generator):
+    return compare(generator, TEXTS[:3], options(batch_size=2), repeats=2)
+
+
+def test_comparison_finds_the_texts_identical(comparison, generator, greedy_alone):
+    assert comparison.identical is True
+    assert comparison.divergences == []
+    assert_same(comparison.outputs, [greedy_alone[text] for text in TEXTS[:3]])
+
+
+def test_comparison_counts_what_was_decoded(comparison, greedy_alone):
+    outputs = [greedy_alone[text][0] for text in TEXTS[:3]]
+    assert (comparison.num_inputs, comparison.gamma, comparison.temperature) == (3, 3, 0.0)
+    num_tokens = sum(len(g.output_ids) for g in outputs)
+    assert comparison.plain_tokens == comparison.speculative_tokens == num_tokens
+    calls = sum(g.target_calls for g in outputs)
+    assert comparison.target_calls == calls
+    expected = 1 + sum(g.accepted for g in outputs) / calls
+    assert comparison.mean_acceptance_length == pytest.approx(expected)
+    assert 0 < comparison.alpha < 1
+
+
+def test_comparison_derives_rates_and_predictions_from_its_times(comparison):
+    for seconds in (comparison.plain_seconds, comparison.speculative_seconds):
+        assert len(seconds) == 2
+        assert min(seconds) > 0
+    assert comparison.plain_compile_seconds >= 0
+    made_up = dataclasses.replace(
+        comparison,
+        plain_tokens=30,
+        speculative_tokens=40,
+        plain_seconds=[1.0, 3.0, 2.0],
+        speculative_seconds=[1.0, 1.0, 9.0],
+        alpha=0.5,
+        step_times=TIMES,
+    )
+    assert (made_up.plain_rate, made_up.speculative_rate) == (15.0, 40.0)
+    assert made_up.speed_up == pytest.approx(40 / 15)
+    assert made_up.predicted == pytest.approx(1.875 / 1.75)
+    assert made_up.predicted_with_verification == pytest.approx(1.875 / 2.25)
+    values = json.loads(json.dumps(made_up.to_dict()))
+    assert "outputs" not in values
+    assert (values["c"], values["verification_cost"]) == (0.25, 1.5)
+    assert values["speed_up"] == pytest.approx(40 / 15)
+
+
+def test_sampled_texts_are_not_said_to_be_identical(generator):
+    sampled = compare(generator, TEXTS[:2], dataclasses.replace(SAMPLED, batch_size=2), repeats=1)
+    assert sampled.identical is None
+    assert sampled.divergences == []
+    assert_same(sampled.outputs, generator.generate(TEXTS[:2], SAMPLED))
+
+
+def test_a_divergence_is_reported_with_its_place_and_margin(generator, greedy_alone, monkeypatch):
+    """Plain decoding that cannot say one of the tokens stands in for a broken loop."""
+    ids = {text: greedy_alone[text][0].output_ids for text in TEXTS}
+    token = ids["My sister"][4]
+    expected = {text: ids[text].index(token) for text in TEXTS if token in ids[text]}
+    assert 0 < len(expected) < len(TEXTS)
+    params = jax.tree.map(lambda leaf: leaf, generator.target.params)
+    kernel = params["decoder"]["logits_dense"]["kernel"]
+    params["decoder"]["logits_dense"]["kernel"] = kernel.at[:, token].set(0.0)
+    target = generator.target.replace(params=params)
+    plain = dataclasses.replace(generator, target=target, draft=None)
+
+    monkeypatch.setattr(Generator, "plain", lambda self: plain)
+    monkeypatch.setattr(comparison_lib, "measure_step_times", lambda *_, **__: TIMES)
+    comparison = compare(generator, TEXTS, options(batch_size=2), repeats=1)
+    assert comparison.identical is False
+    assert {d.input: d.position for d in comparison.divergences} == expected
+    for divergence in comparison.divergences:
+        assert divergence.speculative_token == token
+        prefix = ids[divergence.input][: divergence.position]
+        source = generator.tokenize(divergence.input, GREEDY)
+        logits = token_logits(target, source, [*prefix, token])[-1]
+        assert divergence.plain_token == logits.argmax()
+        margin = logits.max() - logits[token]
+        assert margin > 0
+        assert divergence.margin == pytest.approx(margin, abs=1e-3)
+
+
+def test_comparing_needs_a_draft_that_proposes(generator):
+    for which, settings in ((generator.plain(), options()), (generator, options(gamma=0))):
+        assert "nothing to compare with" in message_of(compare, which, TEXTS, settings)
+
+
+def test_rounding_takes_no_measured_alpha_above_1():
+    """A draft that equals its target; ``theory`` refuses more than 1."""
+    ones = np.ones((1, 1), np.int32)
+    stats = DecodeStats(
+        target_calls=ones,
+        proposed=3 * ones,
+        accepted=3 * ones,
+        accepted_by_position=np.ones((1, 1, 3), np.int32),
+        verified=3 * ones,
+        beta_sum=np.full((1, 1), 3.0000005, np.float32),
+    )
+    assert stats.alpha > 1
+    decoded = Decoded(
+        tokens=np.ones((1, 1, 4), np.int32),
+        scores=np.zeros((1, 1), np.float32),
+        lengths=4 * ones,
+        stats=stats,
+    )
+    assert comparison_lib._alpha([((0.0, None), (0.0, decoded))]) == 1.0
+    assert theory.expected_tokens(1.0, 3) == 4
+
+
+def test_step_times_are_positive_and_give_c(generator):
+    times = measure_step_times(
+        generator.target,
+        generator.draft.model,
+        jnp.asarray(generator.batches(TEXTS[:2], options(batch_size=2))[0].tokens),
+        gamma=3,
+        max_decode_len=16,
+        repeats=3,
+        calls=2,
+    )
+    assert min(times.target, times.draft, times.verification) > 0
+    assert times.c == times.draft / times.target
+    assert times.verification_cost == times.verification / times.target
+
+
+# --- evaluation --------------------------------------------------------------
+
+SKIPPED = [("", "nichts"), ("Es regnet. " * 20, "zu lang")]
+
+
+class SpacedVocabulary(SentencePieceVocabulary):
+    """Every piece a word: the tiny pair's texts have too few words for BLEU."""
+
+    def decode(self, ids):
+        return " ".join(str(i) for i in ids if i != EOS_ID)
+
+
+def test_evaluation_scores_each_output_against_its_own_reference(generator, greedy_alone):
+    """Whatever the order that batches were filled in; unusable pairs are counted."""
+    spaced = SpacedVocabulary(generator.vocabulary.path)
+    generator = dataclasses.replace(generator, vocabulary=spaced)
+    outputs = [greedy_alone[text][0] for text in TEXTS]
+    texts = [spaced.decode(g.output_ids) for g in outputs]
+    # One of them wrong: another order would make all of them so.
+    references = [*texts[:-1], "another text altogether"]
+    pairs = list(zip(TEXTS, references, strict=True))
+    assert sorted(pairs, key=lambda pair: len(pair[0])) != pairs
+    seen = []
+    evaluation = evaluate(
+        generator,
+        [SKIPPED[0], *pairs, SKIPPED[1]],
+        options(batch_size=2),
+        lambda done, total: seen.append((done, total)),
+    )
+    assert (evaluation.num_pairs, evaluation.num_skipped) == (5, 2)
+    expected = sacrebleu.corpus_bleu(texts, [references]).score
+    assert 0 < expected < 100
+    assert evaluation.bleu == pytest.approx(expected)
+    assert "tok:13a" in evaluation.bleu_signature
+    assert evaluation.num_tokens == sum(len(g.output_ids) for g in outputs)
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone):
+    outputs = [greedy_alone[text][0] for text in TEXTS]
+    pairs = [(text, "x") for text in TEXTS]
+    evaluation = evaluate(generator, pairs, options(batch_size=2))
+    calls = sum(g.target_calls for g in outputs)
+    assert evaluation.target_calls == calls
+    assert evaluation.mean_acceptance_length == pytest.approx(
+        1 + sum(g.accepted for g in outputs) / calls
+    )
+    by_position = np.sum([g.accepted_by_position for g in outputs], axis=0) / calls
+    np.testing.assert_allclose(evaluation.acceptance_by_position, by_position, rtol=1e-6)
+    # The mean over positions, not the mean of the sequences' means.
+    (batch,) = generator.batches(TEXTS, options(batch_size=5))
+    stats = generator.decode(batch, options(batch_size=5)).stats
+    expected = float(stats.beta_sum.sum() / stats.verified.sum())
+    assert evaluation.alpha == pytest.approx(expected, abs=1e-5)
+    single = evaluate(generator, pairs[2:3], options(batch_size=2))
+    assert single.alpha == pytest.approx(outputs[2].alpha, abs=1e-5)
+
+
+def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
+    evaluation = evaluate(generator.plain(), [("Die Katze", "the cat")], options(batch_size=2))
+    assert evaluation.target_calls == evaluation.num_tokens > 0
+    acceptance = (evaluation.mean_acceptance_length, evaluation.alpha)
+    assert (*acceptance, evaluation.acceptance_by_position) == (None, None, None)
+
+
+def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
+    assert "none of 2 sources" in message_of(evaluate, generator, SKIPPED, options())
+    pairs = [("Die Katze", "the cat")]
+    message = message_of(evaluate, generator, pairs, options(num_decodes=2))
+    assert "num_decodes is 2" in message

@@ -1,0 +1,157 @@
+"""Imports point one way, and importing the package stays light."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+# Modules and packages of ``spec_t5x``, from the ground up. One may import what stands
+# above it here, and within a package its own modules; nothing beside or below it.
+LAYERS = (
+    ("__init__", "compilation_cache", "errors", "types"),
+    ("distributions", "gin_files", "theory"),
+    ("acceptance", "interfaces", "outputs", "scoring", "verification"),
+    # The loops: they see Protocols only.
+    ("autoregressive",),
+    ("beam_search", "decoding"),
+    ("models", "drafts"),
+    ("data",),
+    ("checkpoints",),
+    # Text in, text out; and the toy models for tests of one's own.
+    ("generation", "testing"),
+    ("training",),
+    ("t5x_plugin",),
+    ("experiments",),
+    ("cli",),
+)
+LOOPS = ("autoregressive", "beam_search", "decoding")
+
+# Who may import what is slow to import or of one host's making.
+HEAVY = ("seqio", "tensorflow", "t5x")
+MAY_BE_HEAVY = ("checkpoints", "data", "training", "t5x_plugin", "experiments", "cli")
+MAY_USE_GIN = ("gin_files", "data", "training", "t5x_plugin", "experiments", "cli")
+
+
+def unit_of(path: Path) -> str:
+    """The module or package right under ``spec_t5x`` that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a source imports, in functions too, as absolute names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            # "from spec_t5x import outputs" names a module, too.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def wrong_imports(package: Path) -> list[str]:
+    """What breaks the rules in ``package``, each as "file imports module"."""
+    layer_of = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package)
+        importer = unit_of(relative)
+        for name in imports(path.read_text(encoding="utf-8")):
+            root, *inner = name.split(".")
+            allowed = True
+            if root == "spec_t5x":
+                imported = inner[0]
+                below = layer_of[imported] < layer_of[importer]
+                allowed = below or imported == importer
+            elif root in HEAVY:
+                allowed = importer in MAY_BE_HEAVY
+            elif root == "gin":
+                allowed = importer in MAY_USE_GIN
+            if not allowed:
+                wrong.append(f"{relative} imports {name}")
+    return wrong
+
+
+def test_every_module_has_its_layer():
+    package = REPOSITORY / "spec_t5x"
+    units = {unit_of(path.relative_to(package)) for path in package.rglob("*.py")}
+    assert units <= {unit for layer in LAYERS for unit in layer}
+
+
+def test_imports_point_one_way():
+    assert wrong_imports(REPOSITORY / "spec_t5x") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("decoding.py", "from spec_t5x.models.t5 import Transformer"),
+        ("decoding.py", "from spec_t5x import drafts"),
+        ("autoregressive.py", "import spec_t5x.checkpoints.loading"),
+        ("autoregressive.py", "from spec_t5x.decoding import step"),
+        ("verification.py", "from spec_t5x.decoding import step"),
+        ("distributions.py", "from spec_t5x.interfaces import Target"),
+        ("models/t5.py", "def f():\n    from spec_t5x.checkpoints import native"),
+        ("models/t5.py", "from spec_t5x.drafts import transformer"),
+        ("training/run.py", "from spec_t5x.cli.main import main"),
+        ("models/t5.py", "import tensorflow as tf"),
+        ("decoding.py", "from t5x import decoding"),
+        ("generation.py", "import seqio"),
+        ("decoding.py", "import gin"),
+    ],
+)
+def test_an_import_against_the_direction_is_found(tmp_path, file, line):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"from spec_t5x.types import Array\n{line}\n")
+    (wrong,) = wrong_imports(tmp_path)
+    assert wrong.startswith(f"{file} imports ")
+
+
+def test_the_loops_know_no_network_draft_or_checkpoint():
+    package = REPOSITORY / "spec_t5x"
+    files = [package / f"{loop}.py" for loop in LOOPS if (package / f"{loop}.py").is_file()]
+    assert len(files) >= 2
+    for path in files:
+        units = {name.split(".")[1] for name in imports(path.read_text()) if "spec_t5x." in name}
+        assert not units & {"models", "drafts", "checkpoints", "data", "generation"}
+
+
+@pytest.fixture(scope="module")
+def loaded_after() -> dict[str, list[str]]:
+    """The heavy packages in ``sys.modules`` after each import, in a fresh process."""
+    program = (
+        "import importlib, json, sys\n"
+        "loaded = {}\n"
+        "for name in sys.argv[1].split():\n"
+        "    importlib.import_module(name)\n"
+        "    loaded[name] = [h for h in sys.argv[2].split() if h in sys.modules]\n"
+        "print(json.dumps(loaded))\n"
+    )
+    names = "spec_t5x spec_t5x.decoding spec_t5x.generation spec_t5x.cli.main"
+    result = subprocess.run(
+        [sys.executable, "-c", program, names, " ".join([*HEAVY, "jax"])],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "name", ["spec_t5x", "spec_t5x.decoding", "spec_t5x.generation", "spec_t5x.cli.main"]
+)
+def test_importing_leaves_tensorflow_t5x_and_seqio_alone(loaded_after, name):
+    assert set(loaded_after[name]) <= {"jax"}
+
+
+def test_the_loops_need_jax_and_the_package_itself_nothing(loaded_after):
+    assert loaded_after["spec_t5x"] == []
+    assert loaded_after["spec_t5x.decoding"] == ["jax"]
