@@ -248,7 +248,7 @@ def decode_ours(model, draft, tokens, eos_id, prompts=None):
 @pytest.mark.parametrize("ends", [False, True], ids=["without eos", "with eos"])
 @pytest.mark.parametrize("version", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
 def test_greedy_text_equals_that_of_transformers(pair, version, ends):
-    """In a padded batch; from the plain loop, and under a random and a similar draft."""
+    """In a padded batch; from the plain loop, and under all sorts of drafts."""
     theirs, ours = pair(version)
     tokens = sources(14)
     eos_id = NO_EOS
@@ -259,17 +259,19 @@ def test_greedy_text_equals_that_of_transformers(pair, version, ends):
         expected = their_text(theirs, tokens, eos_id)
         assert (expected[:, -1] == 0).any()
         assert (expected[:, -1] != 0).any()
-    accepted = {}
-    for name, draft in {
-        "plain": None,
-        "random": pair(version, seed=1).ours,
-        "similar": near_copy(ours),
-    }.items():
-        decoded = decode_ours(ours, draft, tokens, eos_id)
-        np.testing.assert_array_equal(decoded.tokens[:, 0], expected, err_msg=name)
-        accepted[name] = draft and int(decoded.stats.accepted.sum())
-    # Both ways through the verifier were taken.
-    assert 0 < accepted["similar"] < 3 / 4 * (expected != 0).sum()
+    drafts = {"random": pair(version, seed=1).ours, "similar": near_copy(ours), "same": ours}
+    decoded = {
+        name: decode_ours(ours, draft, tokens, eos_id)
+        for name, draft in ({"plain": None} | drafts).items()
+    }
+    for name in decoded:
+        np.testing.assert_array_equal(decoded[name].tokens[:, 0], expected, err_msg=name)
+    # Both ways through the verifier were taken, and one alone where there is one.
+    accepted = int(decoded["similar"].stats.accepted.sum())
+    assert 0 < accepted < 3 / 4 * int(decoded["similar"].lengths.sum())
+    np.testing.assert_array_equal(
+        decoded["same"].stats.target_calls, -(-decoded["same"].lengths // (GAMMA + 1))
+    )
 
 
 def test_text_after_forced_prompts_equals_that_of_transformers(pair):
