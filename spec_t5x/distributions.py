@@ -181,16 +181,23 @@ def sample(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Int[Array, ""]:
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, (0, -vocab % width)).reshape(-1, width)
     for_block, for_token = jax.random.uniform(key, (2,), probs.dtype)
-    block = _invert(for_block, jnp.cumsum(jnp.sum(blocks, axis=1)))
-    return block * width + _invert(for_token, jnp.cumsum(blocks[block]))
+    block = _invert(for_block, jnp.sum(blocks, axis=1))
+    return block * width + _invert(for_token, blocks[block])
 
 
-def _invert(uniform: Float[Array, ""], cumulative: Float[Array, "n"]) -> Int[Array, ""]:
-    """The first index whose cumulative mass exceeds ``uniform`` of the total."""
-    total = cumulative[-1]
+def _invert(uniform: Float[Array, ""], masses: Float[Array, "n"]) -> Int[Array, ""]:
+    """The first index whose cumulative mass exceeds ``uniform`` of the total.
+
+    Only an index with a mass of its own: XLA sums long arrays in parallel parts, whose
+    rounding lets the cumulative sum move, up or down, where nothing is added.
+    """
+    cumulative = jnp.cumsum(masses)
+    indices = jnp.arange(masses.shape[0], dtype=jnp.int32)
+    possible = masses > 0
+    exceeds = possible & (cumulative > uniform * cumulative[-1])
     # Rounding may bring the product up to the total, which nothing exceeds.
-    mass = jnp.minimum(uniform * total, jnp.nextafter(total, jnp.zeros_like(total)))
-    return jnp.sum(cumulative <= mass, dtype=jnp.int32)
+    last = jnp.max(jnp.where(possible, indices, 0))
+    return jnp.min(jnp.where(exceeds, indices, last))
 
 
 def sample_rows(

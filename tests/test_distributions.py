@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from spec_t5x.distributions import (
     MIN_TEMPERATURE,
     Sampling,
+    _invert,
+    argmax,
     argmax_probs,
     keep_top_k,
     keep_top_p,
@@ -275,7 +278,18 @@ def test_top_k_keeps_every_logit_that_fewer_than_k_exceed(logits, k, excluded):
     np.testing.assert_array_equal(kept, (exceeding < k) & (logits > -np.inf))
 
 
-def test_argmax_takes_the_first_of_several():
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.5]), min_size=6, max_size=6)
+)
+def test_argmax_is_the_first_of_the_largest_as_in_numpy(values):
+    values = np.asarray(values, np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(
+        argmax(jnp.asarray(values)), np.argmax(values, axis=-1)
+    )
+
+
+def test_argmax_takes_all_the_mass():
     np.testing.assert_array_equal(
         argmax_probs(jnp.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])),
         [[0, 1, 0], [1, 0, 0]],
@@ -357,6 +371,59 @@ def test_a_token_of_probability_zero_is_never_drawn(jitted):
     keys = jax.random.split(jax.random.key(0), 100_000)
     tokens = (jax.jit(draw) if jitted else draw)(keys, probs)
     assert set(np.unique(tokens)) == {1, 3, 4}
+
+
+# 500 is about the number of blocks, and of tokens in a block, of mT5's vocabulary;
+# sums of so many numbers are split up by XLA and rounded part by part.
+@pytest.mark.parametrize("size", [1, 2, 179, 500, 512])
+def test_no_uniform_number_draws_what_has_no_mass(size):
+    rng = np.random.default_rng(size)
+    draw = jax.jit(jax.vmap(_invert, (0, None)))
+    for _ in range(5):
+        masses = rng.dirichlet(np.full(size, 0.3)).astype(np.float32)
+        masses[rng.random(size) < 0.4] = 0.0
+        masses[rng.integers(size)] += 0.1
+        # Both ends, and the numbers about each place where the outcome changes.
+        edges = np.asarray(jax.jit(jnp.cumsum)(masses)) / masses.sum()
+        steps = np.arange(-4, 5)[:, None] * 2.0**-24
+        uniforms = np.clip(np.append(edges[None] + steps, [0, 1]), 0, 1 - 2.0**-24)
+        drawn = np.asarray(
+            draw(jnp.asarray(uniforms, jnp.float32), jnp.asarray(masses))
+        )
+        assert np.all((drawn >= 0) & (drawn < size))
+        assert np.all(masses[drawn] > 0)
+        # And it is the right one, but for rounding.
+        cumulative = np.cumsum(masses, dtype=np.float64) / masses.sum(dtype=np.float64)
+        assert np.all(uniforms < cumulative[drawn] + 1e-6)
+        below = np.append(0.0, cumulative)[drawn]
+        assert np.all(uniforms > below - 1e-6)
+
+
+# No square number, so that the last block is not full; 1 and 2 have blocks of one.
+@pytest.mark.parametrize("vocab", [1, 2, 3, 7, 30, 1000])
+def test_draws_follow_the_distribution(vocab):
+    rng = np.random.default_rng(vocab)
+    weights = np.where(rng.random(vocab) < 0.3, 0.0, rng.exponential(size=vocab))
+    weights[-1] += 0.5
+    probs = weights / weights.sum()
+    draws = 200_000
+    keys = jax.random.split(jax.random.key(3), draws)
+    tokens = jax.jit(jax.vmap(sample, (0, None)))(keys, jnp.asarray(probs, jnp.float32))
+    counts = np.bincount(tokens, minlength=vocab)
+    assert len(counts) == vocab
+    possible = probs > 0
+    assert not counts[~possible].any()
+    expected = probs[possible] * draws
+    statistic = np.sum((counts[possible] - expected) ** 2 / expected)
+    # Passed by chance once in a million times.
+    assert statistic <= stats.chi2.ppf(1 - 1e-6, max(possible.sum() - 1, 1))
+
+
+def test_the_same_key_and_distribution_draw_the_same_token_in_any_batch():
+    probs = jnp.asarray(softmax(np.random.default_rng(1).normal(size=50)), jnp.float32)
+    keys = jax.random.split(jax.random.key(5), 8)
+    draw = jax.jit(jax.vmap(sample, (0, None)))
+    np.testing.assert_array_equal(draw(keys[2:5], probs), draw(keys, probs)[2:5])
 
 
 def test_a_certain_token_is_always_drawn():
