@@ -6,6 +6,7 @@ batches to ``batch_size``.
 """
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,7 +80,11 @@ class GenerateOptions:
 
     def sampling(self) -> Sampling:
         """The distribution to sample from."""
-        return sampling(self.temperature, self.top_k, self.top_p)
+        return _sampling(self.temperature, self.top_k, self.top_p)
+
+
+# Kept: it holds a device array, which takes longer to make than a token.
+_sampling = functools.lru_cache(sampling)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +205,7 @@ class Generator:
 
     def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done."""
-        prompts = jnp.zeros((len(batch.tokens), 1), jnp.int32)
+        prompts = np.zeros((len(batch.tokens), 1), np.int32)
         common = _loop_options(batch, options)
         if self.draft is None:
             return autoregressive_decode(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 # Before JAX is imported. The suite is written for the CPU and runs the same anywhere.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A test neither reads nor writes programs of the user's.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""
 
 import jax
 import jaxtyping
@@ -20,11 +22,6 @@ from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared"
-
-# Programs compiled by an earlier run are reused; a fresh clone starts without.
-jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".pytest_cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # What the tiny vocabularies are trained on.
 ENGLISH = [
@@ -78,6 +75,14 @@ def strict_rank_promotion():
     """No array is broadcast to another rank by accident, in our code."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_programs_left_behind():
+    """Frees a module's compiled programs: a process that holds thousands of them runs
+    out of memory maps, and XLA crashes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -103,9 +103,7 @@ def copied_texts(max_decode_len):
         sources[place, place] = EOS
     sources = np.repeat(sources, len(limits), axis=0)
     steps = np.tile(limits, len(places))
-    ends = np.minimum(
-        np.repeat(places, len(limits)) + 1, np.minimum(steps, max_decode_len)
-    )
+    ends = np.minimum(np.repeat(places, len(limits)) + 1, np.minimum(steps, max_decode_len))
     return (
         sources,
         steps,
@@ -164,9 +162,7 @@ def greedy_by_hand(model, sources, prompts):
             logits = teacher_forced(model, sources[row : row + 1], jnp.asarray(prefix))
             logits = np.asarray(logits[0, len(text)], np.float64)
             first, second = np.sort(logits)[:-3:-1]
-            assert first - second > 1e-3, (
-                "a tie that rounding may break: change the seed"
-            )
+            assert first - second > 1e-3, "a tie that rounding may break: change the seed"
             text.append(int(np.argmax(logits)))
             score += logits.max() - np.logaddexp.reduce(logits)
         texts.append(text)
@@ -250,15 +246,11 @@ def test_scores_are_of_the_sampled_distribution_if_rescaled():
     np.testing.assert_array_equal(rescaled.tokens, plain.tokens)
     prefixes = np.zeros((6, LENGTH), np.int32)
     prefixes[:, 1:] = rescaled.tokens[:, 0, :-1]
-    logits = np.asarray(
-        teacher_forced(model(), SOURCES, jnp.asarray(prefixes)), np.float64
-    )
+    logits = np.asarray(teacher_forced(model(), SOURCES, jnp.asarray(prefixes)), np.float64)
     is_text = np.arange(LENGTH)[None, :] < np.asarray(rescaled.lengths)
     for decoded, warped in [(rescaled, logits / 0.5), (plain, logits)]:
         log_probs = warped - np.logaddexp.reduce(warped, axis=-1, keepdims=True)
-        of_tokens = np.take_along_axis(
-            log_probs, np.asarray(decoded.tokens[:, 0])[..., None], -1
-        )
+        of_tokens = np.take_along_axis(log_probs, np.asarray(decoded.tokens[:, 0])[..., None], -1)
         expected = np.sum(of_tokens[..., 0], axis=1, where=is_text)
         np.testing.assert_allclose(decoded.scores[:, 0], expected, atol=1e-4)
 
@@ -318,8 +310,7 @@ def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
     for row in range(2):
         mine = {tuple(tokens) for tokens in np.asarray(three.tokens[row]).tolist()}
         assert mine == {
-            tuple(tokens)
-            for tokens in np.asarray(alone.tokens[3 * row : 3 * row + 3, 0]).tolist()
+            tuple(tokens) for tokens in np.asarray(alone.tokens[3 * row : 3 * row + 3, 0]).tolist()
         }
         assert len(mine) > 1
 
@@ -353,9 +344,7 @@ def test_stepping_by_hand_is_the_compiled_loop():
         np.testing.assert_array_equal(state.cache.lengths, state.outputs.lengths)
         state = step(target, state, sampling(1.0))
         calls += 1
-    whole = autoregressive_decode(
-        target, sources, prompts, KEY, sampling(1.0), max_decode_len=6
-    )
+    whole = autoregressive_decode(target, sources, prompts, KEY, sampling(1.0), max_decode_len=6)
     np.testing.assert_array_equal(state.outputs.sequences[:, 1:7], whole.tokens[:, 0])
     # One target call for each token of the row that takes longest.
     assert calls == np.max(np.asarray(whole.lengths[:, 0]) - np.array([1, 0]))

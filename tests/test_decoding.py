@@ -62,9 +62,7 @@ def assert_same_decodes(decoded, plain, atol=1e-4):
 def assert_same_leaves(found, expected, atol=0.0):
     """Two trees with the same arrays."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(
-        jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=atol)
 
 
@@ -126,9 +124,7 @@ def test_three_iterations_by_hand():
     np.testing.assert_array_equal(decoded.tokens, [[[5, 6, 7, 8, 9, 4, 3, EOS, 0, 0]]])
     np.testing.assert_array_equal(decoded.lengths, [[8]])
     # log(e^9 / (e^9 + 15)) for each of 8 tokens.
-    np.testing.assert_allclose(
-        decoded.scores, [[8 * (9 - np.log(np.exp(9) + 15))]], atol=1e-5
-    )
+    np.testing.assert_allclose(decoded.scores, [[8 * (9 - np.log(np.exp(9) + 15))]], atol=1e-5)
     row = decoded.stats
     np.testing.assert_array_equal(row.target_calls, [[3]])
     np.testing.assert_array_equal(row.proposed, [[9]])
@@ -196,9 +192,7 @@ def test_counting_from_prompts_to_another_end_of_sequence():
     np.testing.assert_array_equal(decoded.stats.accepted[:, 0], [3, 2, 3, 2])
 
 
-@pytest.mark.parametrize(
-    "draft", [TransformerDraft(WRITER), ERRING], ids=["same", "errs"]
-)
+@pytest.mark.parametrize("draft", [TransformerDraft(WRITER), ERRING], ids=["same", "errs"])
 def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
     """All pairs of a place of EOS (or none) and a limit, in one batch of unequal
     rows: with gamma 3 they fall on every offset of the first three blocks."""
@@ -219,9 +213,7 @@ def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
         max_decode_steps=jnp.asarray([limit for _, limit in pairs]),
     )
     ends = [min(place + 1, limit, width) for place, limit in pairs]
-    assert texts(decoded) == [
-        row[:end].tolist() for row, end in zip(sources, ends, strict=True)
-    ]
+    assert texts(decoded) == [row[:end].tolist() for row, end in zip(sources, ends, strict=True)]
     beyond = np.arange(width)[None, :] >= np.asarray(decoded.lengths)
     assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
     row_stats = only(decoded.stats)
@@ -267,12 +259,8 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
     prompts = no_prompts(len(sources)) if prompts is None else prompts
     options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
     plain = autoregressive_decode(target, sources, prompts, KEY, GREEDY, **options)
-    plain, sources, prompts = jax.tree.map(
-        lambda leaf: leaf[:batch], (plain, sources, prompts)
-    )
-    generated = np.asarray(plain.lengths[:, 0]) - np.sum(
-        np.asarray(prompts[:, 1:]) != 0, 1
-    )
+    plain, sources, prompts = jax.tree.map(lambda leaf: leaf[:batch], (plain, sources, prompts))
+    generated = np.asarray(plain.lengths[:, 0]) - np.sum(np.asarray(prompts[:, 1:]) != 0, 1)
     for name, draft in drafts.items():
         decoded = speculative_decode(
             target, draft, sources, prompts, KEY, GREEDY, gamma=gamma, **options
@@ -285,9 +273,7 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
         # is 1.
         np.testing.assert_array_equal(row.beta_sum, row.accepted)
         if name == "same":
-            np.testing.assert_array_equal(
-                row.target_calls, -(-generated // (gamma + 1))
-            )
+            np.testing.assert_array_equal(row.target_calls, -(-generated // (gamma + 1)))
             np.testing.assert_array_equal(
                 row.accepted_by_position, accepted_if_all_agree(generated, gamma)
             )
@@ -334,9 +320,7 @@ def test_a_drafts_own_cache_follows_the_text(gamma):
         "adversarial": target.replace(table=-target.table),
     }
     drafts = {name: TransformerDraft(model) for name, model in drafts.items()}
-    prompts = jnp.array(
-        [[0, 0, 0, 0], [0, 3, 0, 0], [0, 3, 4, 0], [0, 5, EOS, 6], [0, 0, 0, 0]]
-    )
+    prompts = jnp.array([[0, 0, 0, 0], [0, 3, 0, 0], [0, 3, 4, 0], [0, 5, EOS, 6], [0, 0, 0, 0]])
     check_drafts(target, drafts, TABLE_SOURCES, gamma, prompts=prompts)
 
 
@@ -387,9 +371,7 @@ def t5s():
     constant = jax.tree.map(jnp.zeros_like, with_kernel(lambda kernel: kernel).params)
     constant["token_embedder"]["embedding"] = jnp.ones((30, 16))
     constant["decoder"]["decoder_norm"]["scale"] = jnp.ones(16)
-    constant["decoder"]["logits_dense"]["kernel"] = (
-        jnp.zeros((16, 30)).at[:, EOS].set(1.0)
-    )
+    constant["decoder"]["logits_dense"]["kernel"] = jnp.zeros((16, 30)).at[:, EOS].set(1.0)
 
     models = {
         "same": model,
@@ -397,9 +379,7 @@ def t5s():
         # The likeliest token is the target's least likely one.
         "adversarial": with_kernel(lambda kernel: -kernel),
         "end of sequence": model.replace(params=constant),
-        "similar": with_kernel(
-            lambda kernel: kernel + 0.6 * jax.random.normal(KEY, kernel.shape)
-        ),
+        "similar": with_kernel(lambda kernel: kernel + 0.6 * jax.random.normal(KEY, kernel.shape)),
     }
     return model, {name: TransformerDraft(draft) for name, draft in models.items()}
 
@@ -420,17 +400,13 @@ def teacher_forced_scores(model, sources, decoded, prompt_lengths):
     """Log-probability of each row's generated tokens; refuses near-ties."""
     tokens = np.asarray(decoded.tokens[:, 0])
     prefixes = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
-    logits = np.asarray(
-        teacher_forced(model, sources, jnp.asarray(prefixes)), np.float64
-    )
+    logits = np.asarray(teacher_forced(model, sources, jnp.asarray(prefixes)), np.float64)
     positions = np.arange(LENGTH)[None, :]
     generated = (positions >= np.asarray(prompt_lengths)[:, None]) & (
         positions < np.asarray(decoded.lengths)
     )
     first, second = np.moveaxis(np.sort(logits, axis=-1)[..., :-3:-1], -1, 0)
-    assert np.all((first - second)[generated] > 1e-3), (
-        "rounding may decide: change the seed"
-    )
+    assert np.all((first - second)[generated] > 1e-3), "rounding may decide: change the seed"
     np.testing.assert_array_equal(np.argmax(logits, -1)[generated], tokens[generated])
     log_probs = first - np.logaddexp.reduce(logits, axis=-1)
     return np.sum(log_probs, axis=1, where=generated)
@@ -448,9 +424,7 @@ def test_greedy_text_of_a_t5_is_that_of_plain_decoding_under_every_draft(gamma, 
 
 def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
     model, drafts = t5s()
-    prompts = jnp.array(
-        [[0, 0, 0, 0], [0, 5, 9, 0], [0, EOS, 0, 0], [0, 3, EOS, 4], [0, 7, 0, 0]]
-    )
+    prompts = jnp.array([[0, 0, 0, 0], [0, 5, 9, 0], [0, EOS, 0, 0], [0, 3, EOS, 4], [0, 7, 0, 0]])
     prompt_lengths = np.array([0, 2, 1, 3, 1])
     options = {
         "max_decode_len": LENGTH,
@@ -464,9 +438,7 @@ def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
         decoded = speculative_decode(model, draft, *arguments, gamma=3, **options)
         assert_same_decodes(decoded, plain)
         np.testing.assert_allclose(decoded.scores[:, 0], scores, atol=1e-4)
-        assert np.all(
-            np.asarray(decoded.lengths[:, 0]) <= prompt_lengths + [9, 16, 7, 0, 12]
-        )
+        assert np.all(np.asarray(decoded.lengths[:, 0]) <= prompt_lengths + [9, 16, 7, 0, 12])
         # The row that may not take a step has no statistics, and no alpha.
         assert decoded.stats.target_calls[3, 0] == 0
         assert decoded.stats.mean_acceptance_length[3, 0] == 1.0
@@ -516,9 +488,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     # Alone, where caches are written in another way.
     for row in range(5):
         alone = slice(row, row + 1)
-        assert (
-            t5_rows(SOURCES[alone], keys[alone], temperatures[alone]) == together[alone]
-        )
+        assert t5_rows(SOURCES[alone], keys[alone], temperatures[alone]) == together[alone]
 
 
 def test_a_row_does_not_depend_on_the_padding_of_its_source():
@@ -626,9 +596,7 @@ def test_a_draft_that_samples_as_the_target_does_is_always_accepted(temperature)
         max_decode_len=LENGTH,
     )
     row, lengths = only(decoded.stats), np.asarray(decoded.lengths[:, 0])
-    np.testing.assert_array_equal(
-        row.accepted_by_position, accepted_if_all_agree(lengths, 3)
-    )
+    np.testing.assert_array_equal(row.accepted_by_position, accepted_if_all_agree(lengths, 3))
     np.testing.assert_allclose(row.alpha, 1.0, atol=1e-6)
 
 
@@ -637,9 +605,7 @@ def test_greedy_text_does_not_depend_on_how_the_draft_samples():
     arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
     plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
     draft = TransformerDraft(target, settings=sampling(1.0, top_k=2))
-    decoded = speculative_decode(
-        target, draft, *arguments, gamma=3, max_decode_len=LENGTH
-    )
+    decoded = speculative_decode(target, draft, *arguments, gamma=3, max_decode_len=LENGTH)
     assert_same_decodes(decoded, plain)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
 
@@ -649,9 +615,7 @@ def test_a_constant_draft_keeps_the_greedy_text():
     arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
     plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
     draft = ConstantDraft(jnp.int32(4), VOCAB)
-    decoded = speculative_decode(
-        target, draft, *arguments, gamma=2, max_decode_len=LENGTH
-    )
+    decoded = speculative_decode(target, draft, *arguments, gamma=2, max_decode_len=LENGTH)
     assert_same_decodes(decoded, plain)
     occurs = np.sum(np.asarray(plain.tokens) == 4, axis=(1, 2))
     # Every accepted draft is a 4 of the text; one may also come from the target.
@@ -685,9 +649,7 @@ class Misreporting:
         return self.draft.prefill(inputs, prompts, max_length)
 
     def propose(self, state, sequences, lengths, keys, gamma, settings):
-        proposal, state = self.draft.propose(
-            state, sequences, lengths, keys, gamma, settings
-        )
+        proposal, state = self.draft.propose(state, sequences, lengths, keys, gamma, settings)
         flatter = jnp.sqrt(proposal.probs)
         flatter /= flatter.sum(axis=-1, keepdims=True)
         return proposal.replace(probs=flatter), state
@@ -798,9 +760,7 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
     """
     settings = sampling(1.0)
     of_target, of_draft = (
-        conditionals(
-            model, source, settings, max_decode_len=max_decode_len, prompt=prompt
-        )
+        conditionals(model, source, settings, max_decode_len=max_decode_len, prompt=prompt)
         for model in (LAW_TARGET, TableTarget(LAW_TABLE))
     )
 
@@ -816,9 +776,7 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
         """From a draft that stands for verification on (or the bonus after them)."""
         p = of_target[text]
         if left == 0:
-            return sum(
-                p[token] * iteration((*text, token)) for token in np.flatnonzero(p)
-            )
+            return sum(p[token] * iteration((*text, token)) for token in np.flatnonzero(p))
         kept = np.minimum(p, of_draft[text])
         total = np.array([0, kept.sum(), 1.0, kept.sum()])
         for token in np.flatnonzero(p):
@@ -839,9 +797,7 @@ def test_statistics_have_their_exact_expectations(gamma):
     for kind, (source, prompt, steps) in enumerate(LAW_KINDS):
         values = found[:, kind::3].astype(np.float64)
         error = sigmas * values.std(axis=1) / np.sqrt(values.shape[1]) + 1e-5
-        expected = exact_expectations(
-            gamma, source, prompt, min(LAW_LENGTH, len(prompt) + steps)
-        )
+        expected = exact_expectations(gamma, source, prompt, min(LAW_LENGTH, len(prompt) + steps))
         assert np.all(np.abs(values.mean(axis=1) - expected) < error)
 
 
@@ -849,10 +805,7 @@ def test_alpha_of_a_law_without_memory_is_the_overlap_itself():
     # One context: every position has the same p and q.
     target = TableTarget.create(seed=3, vocab_size=6, contexts=1)
     draft = TableDraft.create(seed=4, vocab_size=6, contexts=1)
-    p, q = (
-        np.exp(model.table[0]) / np.sum(np.exp(model.table[0]))
-        for model in (target, draft)
-    )
+    p, q = (np.exp(model.table[0]) / np.sum(np.exp(model.table[0])) for model in (target, draft))
     decoded = speculative_decode(
         target,
         draft,
@@ -936,9 +889,7 @@ def test_rows_end_and_stay_as_they_are_while_others_go_on():
             jax.tree.leaves((state.outputs, state.stats)),
             strict=True,
         ):
-            np.testing.assert_array_equal(
-                np.asarray(old)[ended], np.asarray(new)[ended]
-            )
+            np.testing.assert_array_equal(np.asarray(old)[ended], np.asarray(new)[ended])
 
 
 # Rollback

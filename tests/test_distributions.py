@@ -182,9 +182,7 @@ def test_bfloat16_logits_are_widened_before_the_softmax():
     # A softmax in bfloat16 is off by 1e-3 here.
     logits = jnp.asarray(np.linspace(-3, 3, 12, dtype=np.float32)[None], jnp.bfloat16)
     probs = standardize(logits, sampling(1.0))
-    np.testing.assert_allclose(
-        probs, softmax(np.asarray(logits, np.float64)), atol=1e-6
-    )
+    np.testing.assert_allclose(probs, softmax(np.asarray(logits, np.float64)), atol=1e-6)
 
 
 def test_changing_the_temperature_compiles_nothing():
@@ -196,12 +194,8 @@ def test_changing_the_temperature_compiles_nothing():
         return standardize(logits, chosen)
 
     logits = jnp.asarray(LOGITS)
-    np.testing.assert_allclose(
-        probs(logits, sampling(0.5)), softmax(LOGITS / 0.5), atol=1e-6
-    )
-    np.testing.assert_allclose(
-        probs(logits, sampling(2.0)), softmax(LOGITS / 2.0), atol=1e-6
-    )
+    np.testing.assert_allclose(probs(logits, sampling(0.5)), softmax(LOGITS / 0.5), atol=1e-6)
+    np.testing.assert_allclose(probs(logits, sampling(2.0)), softmax(LOGITS / 2.0), atol=1e-6)
     assert len(traced) == 1
 
 
@@ -279,14 +273,10 @@ def test_top_k_keeps_every_logit_that_fewer_than_k_exceed(logits, k, excluded):
 
 
 @hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    values=st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.5]), min_size=6, max_size=6)
-)
+@given(values=st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.5]), min_size=6, max_size=6))
 def test_argmax_is_the_first_of_the_largest_as_in_numpy(values):
     values = np.asarray(values, np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(
-        argmax(jnp.asarray(values)), np.argmax(values, axis=-1)
-    )
+    np.testing.assert_array_equal(argmax(jnp.asarray(values)), np.argmax(values, axis=-1))
 
 
 def test_argmax_takes_all_the_mass():
@@ -323,9 +313,7 @@ def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(see
     beta = overlap(jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32))
     np.testing.assert_allclose(beta, 1 - np.abs(target - draft).sum() / 2, atol=1e-6)
     # min(p, q) + (1 - beta) residual(p, q) = p: what makes the scheme lossless.
-    remainder = residual(
-        jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32)
-    )
+    remainder = residual(jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32))
     np.testing.assert_allclose(
         np.minimum(target, draft) + (1 - beta) * remainder, target, atol=1e-6
     )
@@ -387,9 +375,7 @@ def test_no_uniform_number_draws_what_has_no_mass(size):
         edges = np.asarray(jax.jit(jnp.cumsum)(masses)) / masses.sum()
         steps = np.arange(-4, 5)[:, None] * 2.0**-24
         uniforms = np.clip(np.append(edges[None] + steps, [0, 1]), 0, 1 - 2.0**-24)
-        drawn = np.asarray(
-            draw(jnp.asarray(uniforms, jnp.float32), jnp.asarray(masses))
-        )
+        drawn = np.asarray(draw(jnp.asarray(uniforms, jnp.float32), jnp.asarray(masses)))
         assert np.all((drawn >= 0) & (drawn < size))
         assert np.all(masses[drawn] > 0)
         # And it is the right one, but for rounding.

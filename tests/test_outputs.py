@@ -23,9 +23,7 @@ FINISH = jax.jit(outputs_lib.finish, static_argnums=(1, 2))
 
 def empty(batch, max_decode_len=10, max_decode_steps=None, room=ROOM):
     """Rows that hold the start token only."""
-    steps = (
-        None if max_decode_steps is None else jnp.asarray(max_decode_steps, jnp.int32)
-    )
+    steps = None if max_decode_steps is None else jnp.asarray(max_decode_steps, jnp.int32)
     return START(jnp.zeros((batch, 1), jnp.int32), max_decode_len, steps, room)
 
 
@@ -47,9 +45,7 @@ def texts(outputs):
     """The tokens after the start token of each row, by its length."""
     return [
         row[1 : 1 + length].tolist()
-        for row, length in zip(
-            np.asarray(outputs.sequences), outputs.lengths, strict=True
-        )
+        for row, length in zip(np.asarray(outputs.sequences), outputs.lengths, strict=True)
     ]
 
 
@@ -82,12 +78,8 @@ def test_end_of_sequence_at_every_offset_ends_the_row_there(counts):
     np.testing.assert_array_equal(taken, expected)
     np.testing.assert_array_equal(outputs.lengths, expected)
     # EOS beyond the count is not appended and ends nothing.
-    np.testing.assert_array_equal(
-        outputs.ended, [i < counts for i in range(ROOM)] + [False]
-    )
-    assert texts(outputs) == [
-        row[:n].tolist() for row, n in zip(block, expected, strict=True)
-    ]
+    np.testing.assert_array_equal(outputs.ended, [i < counts for i in range(ROOM)] + [False])
+    assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
     np.testing.assert_array_equal(outputs.scores, -np.asarray(expected, np.float32))
 
 
@@ -97,9 +89,7 @@ def test_a_limit_at_every_offset_ends_the_row_there(before):
     limits = np.arange(before, before + ROOM + 2)
     outputs = empty(len(limits), max_decode_steps=limits)
     if before:
-        outputs, _ = append(
-            outputs, [[3, 3, 3, 3]] * len(limits), [before] * len(limits)
-        )
+        outputs, _ = append(outputs, [[3, 3, 3, 3]] * len(limits), [before] * len(limits))
     np.testing.assert_array_equal(outputs.ended, limits == before)
     outputs, taken = append(outputs, [[5, 6, 7, 8]] * len(limits))
     np.testing.assert_array_equal(taken, np.minimum(limits - before, ROOM))
@@ -119,9 +109,7 @@ def test_end_of_sequence_against_limit_whichever_comes_first():
     np.testing.assert_array_equal(taken, expected)
     # Whichever it was (both at once in 4 of the rows), these rows are at an end.
     assert np.all(outputs.ended)
-    assert texts(outputs) == [
-        row[:n].tolist() for row, n in zip(block, expected, strict=True)
-    ]
+    assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
 
 
 def test_the_overall_limit_holds_beside_the_rows_own():
@@ -132,9 +120,7 @@ def test_the_overall_limit_holds_beside_the_rows_own():
 
 
 def test_ended_rows_take_nothing_and_stay_as_they_are():
-    first, _ = append(
-        empty(3, max_decode_len=5), [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]]
-    )
+    first, _ = append(empty(3, max_decode_len=5), [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]])
     second, taken = append(first, [[9, 9, 9, 9]] * 3, counts=[4, 4, 0])
     np.testing.assert_array_equal(taken, [0, 1, 0])
     np.testing.assert_array_equal(second.ended, [True, True, False])
@@ -204,9 +190,7 @@ def test_prompts_that_cannot_be_forced_are_refused(shape, value):
 def finished(scores, num_decodes, stats=None):
     """Rows whose only token tells which they are, finished."""
     rows = len(scores)
-    outputs, _ = append(
-        empty(rows, 3), [[5 + row, EOS, 0, 0] for row in range(rows)], [2] * rows
-    )
+    outputs, _ = append(empty(rows, 3), [[5 + row, EOS, 0, 0] for row in range(rows)], [2] * rows)
     outputs = outputs.replace(scores=jnp.asarray(scores, jnp.float32))
     return FINISH(outputs, num_decodes, 3, stats)
 
@@ -218,16 +202,12 @@ def test_decodes_come_by_increasing_score_within_their_input():
     np.testing.assert_array_equal(decoded.scores, [[-3, -2, -1], [-6, -5, -4]])
     np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5], [10, 8, 9]])
     np.testing.assert_array_equal(decoded.stats["calls"], [[1, 2, 0], [5, 3, 4]])
-    np.testing.assert_array_equal(
-        decoded.stats["positions"][0], [[2, 3], [4, 5], [0, 1]]
-    )
+    np.testing.assert_array_equal(decoded.stats["positions"][0], [[2, 3], [4, 5], [0, 1]])
 
 
 def test_decodes_of_equal_score_keep_their_order():
     decoded = finished([0.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0], 4)
-    np.testing.assert_array_equal(
-        decoded.tokens[..., 0], [[6, 8, 5, 7], [9, 10, 11, 12]]
-    )
+    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 8, 5, 7], [9, 10, 11, 12]])
 
 
 def test_the_start_token_and_the_room_are_cut_off():
@@ -247,10 +227,7 @@ def test_statistics_without_entries_are_grouped_too():
 
 def bits(keys):
     """Keys as tuples, to compare and to put in sets."""
-    return [
-        tuple(row)
-        for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()
-    ]
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
 def test_one_key_gives_every_row_and_decode_its_own():
@@ -364,9 +341,7 @@ def test_rescaled_scores_of_argmax_tokens_are_zero():
 def test_rescaled_scores_of_mixed_temperatures_are_each_rows_own():
     tokens = np.stack([GREEDY[0], TOKENS[1]])
     scores = scored(sampling([0.0, 2.0]), tokens, rescale_log_probs=True)
-    expected = np.take_along_axis(log_softmax(LOGITS[1] / 2), TOKENS[1][:, None], 1)[
-        :, 0
-    ]
+    expected = np.take_along_axis(log_softmax(LOGITS[1] / 2), TOKENS[1][:, None], 1)[:, 0]
     np.testing.assert_allclose(scores, [[0, 0, 0], expected], atol=1e-5)
 
 
@@ -379,7 +354,5 @@ def test_append_is_the_same_compiled():
         -jnp.ones((3, 4)),
     )
     eager, compiled = outputs_lib.append(*arguments, EOS), APPEND(*arguments, EOS)
-    for left, right in zip(
-        jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True
-    ):
+    for left, right in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
         np.testing.assert_array_equal(left, right)

@@ -44,9 +44,7 @@ def random_tree(rng, vocab, depth, zeros=0.0):
 def constant_tree(probs, depth):
     """The same distribution after every prefix."""
     probs = np.asarray(probs, np.float64)
-    return [
-        np.broadcast_to(probs, (len(probs),) * i + probs.shape) for i in range(depth)
-    ]
+    return [np.broadcast_to(probs, (len(probs),) * i + probs.shape) for i in range(depth)]
 
 
 def joint_law(tree):
@@ -77,9 +75,7 @@ def over_paths(count, emit, jitted):
     return tuple(map(jax.jit, functions)) if jitted else functions
 
 
-def emission_law(
-    target, draft, count, emit, *, dtype=np.float64, place=0.5, jitted=True
-):
+def emission_law(target, draft, count, emit, *, dtype=np.float64, place=0.5, jitted=True):
     """``A[n][x_1 … x_n, y]``: probability of n accepted drafts, these, and then y.
 
     Args:
@@ -126,9 +122,7 @@ def emission_law(
     law = [np.zeros((vocab,) * (n + 1)) for n in range(gamma + 1)]
     for n in range(gamma + 1):
         reached = np.sum(weights * (counts == n), axis=1)
-        for path, emitted in zip(
-            paths, reached[:, None] * emissions[:, n], strict=True
-        ):
+        for path, emitted in zip(paths, reached[:, None] * emissions[:, n], strict=True):
             law[n][tuple(path[:n])] += emitted
     return law
 
@@ -304,9 +298,7 @@ def test_a_draft_that_understates_its_probability_is_accepted():
     # q = 0 for a drawn token can only come from rounding: u q < p needs no division.
     draft_probs = jnp.array([[1.0, 0.0]])
     target_probs = jnp.array([[0.5, 0.5], [0.5, 0.5]])
-    accepted = count_accepted(
-        jnp.array([0.999]), jnp.array([1]), draft_probs, target_probs
-    )
+    accepted = count_accepted(jnp.array([0.999]), jnp.array([1]), draft_probs, target_probs)
     assert accepted == 1
 
 
@@ -320,13 +312,8 @@ def test_what_follows_a_rejection_is_not_counted():
 def test_nothing_proposed_emits_from_the_target():
     target_probs = jnp.array([[0.25, 0.75]])
     nothing = jnp.zeros((0, 2))
-    assert (
-        count_accepted(jnp.zeros(0), jnp.zeros(0, jnp.int32), nothing, target_probs)
-        == 0
-    )
-    np.testing.assert_array_equal(
-        emission_probs(jnp.int32(0), nothing, target_probs), [0.25, 0.75]
-    )
+    assert count_accepted(jnp.zeros(0), jnp.zeros(0, jnp.int32), nothing, target_probs) == 0
+    np.testing.assert_array_equal(emission_probs(jnp.int32(0), nothing, target_probs), [0.25, 0.75])
 
 
 # Greedy
@@ -340,9 +327,7 @@ def random_rows(rng, rows, vocab):
 def test_greedy_verification_is_token_verification_of_a_one_hot_target(vocab, gamma):
     rng = np.random.default_rng(10)
     drafts = np.array(list(itertools.product(range(vocab), repeat=gamma)), np.int32)
-    targets = np.array(
-        list(itertools.product(range(vocab), repeat=gamma + 1)), np.int32
-    )
+    targets = np.array(list(itertools.product(range(vocab), repeat=gamma + 1)), np.int32)
     drafts, targets = (
         np.repeat(drafts, len(targets), axis=0),
         np.tile(targets, (len(drafts), 1)),
@@ -413,9 +398,7 @@ def sampled_verdicts(key, target, drawn_from, reported, jitted):
             jnp.stack([level[tuple(tokens[:i])] for i, level in enumerate(tree)])
             for tree in (reported, target)
         ]
-        return jnp.stack(tokens), token_verification(
-            accept_key, emit_key, jnp.stack(tokens), *rows
-        )
+        return jnp.stack(tokens), token_verification(accept_key, emit_key, jnp.stack(tokens), *rows)
 
     draws = jax.vmap(draw)
     keys = jax.random.split(key, DRAWS)
@@ -461,12 +444,8 @@ def test_sampled_verdicts_follow_the_enumerated_law(jitted):
 def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
     target, draft = sampled_trees()
     reported = [0.9 * level + 0.1 / 3 for level in draft]
-    tokens, verdicts = sampled_verdicts(
-        jax.random.key(3), target, draft, reported, True
-    )
-    law = emission_law(
-        target, reported, count_accepted, emission_probs, dtype=np.float32
-    )
+    tokens, verdicts = sampled_verdicts(jax.random.key(3), target, draft, reported, True)
+    law = emission_law(target, reported, count_accepted, emission_probs, dtype=np.float32)
     statistic, threshold = chi_square(tokens, verdicts, law)
     assert statistic > threshold
 
@@ -480,12 +459,8 @@ def test_decisions_and_emission_come_from_their_own_keys():
         keys[0],
         jax.jit(jax.vmap(token_verification, (0, 0, None, None, None))),
     )
-    same_decisions = verify(
-        jnp.stack([one] * 64), keys, tokens, draft_probs, target_probs
-    )
+    same_decisions = verify(jnp.stack([one] * 64), keys, tokens, draft_probs, target_probs)
     assert len(np.unique(same_decisions.num_accepted)) == 1
     assert len(np.unique(same_decisions.next_token)) > 1
-    same_emission = verify(
-        keys, jnp.stack([one] * 64), tokens, draft_probs, target_probs
-    )
+    same_emission = verify(keys, jnp.stack([one] * 64), tokens, draft_probs, target_probs)
     assert len(np.unique(same_emission.num_accepted)) > 1

@@ -64,6 +64,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         ("plain decoding", f"{comparison.plain_rate:.1f} tokens/s"),
         ("speculative decoding", f"{comparison.speculative_rate:.1f} tokens/s"),
         ("speed-up", f"{comparison.speed_up:.2f}x"),
+        ("speed-up of the loop alone", f"{comparison.loop_speed_up:.2f}x"),
         ("predicted (Theorem 3.8)", f"{comparison.predicted:.2f}x"),
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
         ("alpha", f"{comparison.alpha:.3f}"),

@@ -58,9 +58,7 @@ class PrefixTarget:
         """Logits after each token of ``prefixes``, start token first."""
         raise NotImplementedError
 
-    def prefill(
-        self, inputs: Int[Array, "batch source"], max_length: int
-    ) -> PrefixCache:
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> PrefixCache:
         """An empty cache for ``max_length`` tokens."""
         batch = inputs.shape[0]
         return PrefixCache(
@@ -77,9 +75,9 @@ class PrefixTarget:
         Logits beyond the end of the cache are NaN.
         """
         new = tokens.shape[1]
-        written = jax.vmap(
-            lambda row, update, at: lax.dynamic_update_slice(row, update, (at,))
-        )(cache.tokens, tokens, cache.lengths)
+        written = jax.vmap(lambda row, update, at: lax.dynamic_update_slice(row, update, (at,)))(
+            cache.tokens, tokens, cache.lengths
+        )
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
         logits = self.next_logits(cache.sources, written)
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
@@ -217,9 +215,7 @@ class TableDraft:
         batch = lengths.shape[0]
         return Proposal(
             tokens=jnp.stack(tokens, 1) if gamma else jnp.zeros((batch, 0), jnp.int32),
-            probs=jnp.stack(probs, 1)
-            if gamma
-            else jnp.zeros((batch, 0, self.vocab_size)),
+            probs=jnp.stack(probs, 1) if gamma else jnp.zeros((batch, 0, self.vocab_size)),
         ), state
 
     def commit(self, state: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
@@ -234,9 +230,7 @@ class ConstantDraft:
     token: Int[Array, ""]
     vocab_size: int = flax.struct.field(pytree_node=False)
 
-    def prefill(
-        self, inputs, prompts: Int[Array, "batch width"], max_length: int
-    ) -> Cache:
+    def prefill(self, inputs, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
         """Nothing to keep."""
         return ()
 
@@ -251,9 +245,7 @@ class ConstantDraft:
     ) -> tuple[Proposal, Cache]:
         """``gamma`` times the token."""
         tokens = jnp.full((lengths.shape[0], gamma), self.token, jnp.int32)
-        return Proposal(
-            tokens=tokens, probs=jax.nn.one_hot(tokens, self.vocab_size)
-        ), state
+        return Proposal(tokens=tokens, probs=jax.nn.one_hot(tokens, self.vocab_size)), state
 
     def commit(self, state: Cache, lengths: Int[Array, "batch"]) -> Cache:
         """Nothing to forget."""
@@ -274,9 +266,7 @@ def conditionals(
     part: logits come from whole prefixes. The arguments are ``sequence_law``'s.
     """
     if settings.temperature.ndim:
-        raise InputError(
-            "settings have a temperature for each row: give one for one row"
-        )
+        raise InputError("settings have a temperature for each row: give one for one row")
     tokens = range(target.vocab_size)
     continuations = itertools.product(tokens, repeat=max_decode_len - 1 - len(prompt))
     texts = [(*prompt, *continuation) for continuation in continuations]
@@ -315,9 +305,7 @@ def sequence_law(
       prompt: tokens that every text begins with.
       eos_id: the token that ends a text after the prompt.
     """
-    by_text = conditionals(
-        target, source, settings, max_decode_len=max_decode_len, prompt=prompt
-    )
+    by_text = conditionals(target, source, settings, max_decode_len=max_decode_len, prompt=prompt)
     law, under_way = {}, [(tuple(prompt), 1.0)]
     while under_way:
         text, probability = under_way.pop()

@@ -19,9 +19,7 @@ BATCH, LENGTH, LARGEST_CHUNK = 3, 18, 4
 RNG = np.random.default_rng(0)
 SOURCES = jnp.asarray(RNG.integers(2, 30, (BATCH, 6)), jnp.int32).at[1, 3:].set(0)
 # The text of each row, start token first, and what refused drafts may leave behind.
-TEXTS = np.pad(RNG.integers(2, 30, (BATCH, LENGTH - 1)), ((0, 0), (1, 0))).astype(
-    np.int32
-)
+TEXTS = np.pad(RNG.integers(2, 30, (BATCH, LENGTH - 1)), ((0, 0), (1, 0))).astype(np.int32)
 REFUSED = RNG.integers(2, 30, (BATCH, LENGTH)).astype(np.int32)
 
 
@@ -37,9 +35,7 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
     expected = cached.copy()
     for row, start in enumerate(starts):
         expected[row, :, start : start + new] = update[row]
-    written = cache_lib.write(
-        jnp.asarray(cached), jnp.asarray(update), jnp.asarray(starts)
-    )
+    written = cache_lib.write(jnp.asarray(cached), jnp.asarray(update), jnp.asarray(starts))
     np.testing.assert_array_equal(written, expected)
 
 
@@ -58,9 +54,7 @@ SCORE = jax.jit(lambda model, cache, tokens: model.score(cache, tokens))
 
 @functools.cache
 def empty_cache():
-    return jax.jit(lambda model: model.prefill(SOURCES, LENGTH + LARGEST_CHUNK))(
-        model()
-    )
+    return jax.jit(lambda model: model.prefill(SOURCES, LENGTH + LARGEST_CHUNK))(model())
 
 
 @functools.cache
@@ -167,9 +161,7 @@ def test_what_lies_beyond_a_rows_length_has_no_influence():
         )
         for layer in cache.layers
     )
-    tokens = jnp.asarray(
-        np.stack([TEXTS[row, n : n + 2] for row, n in enumerate(feeder.valid)])
-    )
+    tokens = jnp.asarray(np.stack([TEXTS[row, n : n + 2] for row, n in enumerate(feeder.valid)]))
     clean, _ = SCORE(model(), cache, tokens)
     after, _ = SCORE(model(), cache.replace(layers=layers), tokens)
     np.testing.assert_array_equal(clean, after)
