@@ -61,10 +61,8 @@ class Result(NamedTuple):
 
 
 @pytest.fixture
-def own_state(monkeypatch):
-    """No binding of another test, and the suite's own cache of compiled programs."""
-    cache = str(REPOSITORY / ".pytest_cache" / "jax")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache)
+def own_state():
+    """No binding of another test."""
     gin.clear_config()
     yield
     gin.clear_config()
