@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x import outputs as outputs_lib
-from spec_t5x.distributions import Sampling, sample_rows, standardize
+from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.draws import Stream, sample_next
 from spec_t5x.interfaces import Cache, Target
 from spec_t5x.outputs import Decoded, Outputs
 from spec_t5x.scoring import token_log_probs
@@ -27,15 +28,15 @@ class AutoregressiveState:
     outputs: Outputs
     # Holds every token of a row but its last one.
     cache: Cache
-    # One key for each row.
-    keys: Key[Array, "batch"]
+    # Where the rows' random numbers come from.
+    stream: Stream
 
 
 def init(
     target: Target,
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
-    keys: Key[Array, "rows"],
+    stream: Stream,
     *,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
@@ -45,7 +46,7 @@ def init(
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=1)
     cache = prefill(target, inputs, prompts, outputs.lengths, max_decode_len + 1)
     outputs, cache = outputs_lib.repeat_rows((outputs, cache), num_decodes)
-    return AutoregressiveState(outputs=outputs, cache=cache, keys=keys)
+    return AutoregressiveState(outputs=outputs, cache=cache, stream=stream)
 
 
 def prefill(
@@ -67,6 +68,7 @@ def step(
     state: AutoregressiveState,
     settings: Sampling,
     *,
+    coupled: bool = False,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> AutoregressiveState:
@@ -74,8 +76,7 @@ def step(
     outputs = state.outputs
     logits, cache = target.score(state.cache, outputs.last_tokens[:, None])
     probs = standardize(logits, settings)
-    (emit_keys,) = outputs_lib.position_keys(state.keys, outputs.lengths, 1)
-    tokens = sample_rows(emit_keys, probs[:, 0], settings)[:, None]
+    tokens = sample_next(state.stream, outputs.lengths, probs[:, 0], settings, coupled)[:, None]
     log_probs = token_log_probs(logits, probs, tokens, settings, rescale_log_probs)
     outputs, _ = outputs_lib.append(outputs, tokens, jnp.ones_like(tokens[:, 0]), log_probs, eos_id)
     # An ended row keeps overwriting the same position.
@@ -88,18 +89,20 @@ def done(state: AutoregressiveState) -> Array:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("max_decode_len", "num_decodes", "eos_id", "rescale_log_probs")
+    jax.jit,
+    static_argnames=("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs"),
 )
 def autoregressive_decode(
     target: Target,
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
-    rng: Key[Array, "*batch"],
+    rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
+    coupled: bool = False,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Decoded:
@@ -110,32 +113,41 @@ def autoregressive_decode(
       inputs: what ``target.prefill`` takes, e.g. encoder tokens ``[batch, source]``.
       prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
         on the right; ``zeros([batch, 1])`` where nothing is forced.
-      rng: one key, or one for each input (``outputs.row_keys``).
+      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
+        all rows (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt.
       num_decodes: sequences for each input.
+      coupled: sample with the noise that the coupled verifier uses, which gives the
+        text that it gives (and T5X's, with T5X's stream).
       eos_id: the token that ends a row; in a prompt it does not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
 
     Raises:
-      InputError: prompts longer than ``max_decode_len``.
+      InputError: prompts longer than ``max_decode_len``, or T5X's stream without
+        ``coupled``.
     """
     outputs_lib.check_prompts(prompts, max_decode_len)
-    keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
+    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, coupled)
     settings = settings.repeat(num_decodes)
     state = init(
         target,
         inputs,
         prompts,
-        keys,
+        stream,
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
         num_decodes=num_decodes,
     )
     body = functools.partial(
-        step, target, settings=settings, eos_id=eos_id, rescale_log_probs=rescale_log_probs
+        step,
+        target,
+        settings=settings,
+        coupled=coupled,
+        eos_id=eos_id,
+        rescale_log_probs=rescale_log_probs,
     )
     state = lax.while_loop(lambda state: ~done(state), body, state)
     return outputs_lib.finish(state.outputs, num_decodes, max_decode_len)

@@ -2,8 +2,8 @@
 
 One iteration, for all rows at once:
 
-    propose   the draft proposes gamma tokens, one after the other
-    score     ONE target call over the row's last token and the gamma proposals
+    propose   the draft proposes up to gamma tokens
+    score     ONE target call over the row's last token and the proposals
     verify    how many proposals stand, and the token that follows them
     commit    append them; set each row's length, which is all a rollback takes
 
@@ -21,13 +21,26 @@ from jax import lax
 
 from spec_t5x import autoregressive
 from spec_t5x import outputs as outputs_lib
-from spec_t5x.distributions import Sampling, argmax, overlap, standardize
+from spec_t5x.distributions import Sampling, overlap, standardize
+from spec_t5x.draws import Stream, draft_draws
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, DraftState, Proposal, Target
+from spec_t5x.interfaces import (
+    Cache,
+    Context,
+    Draft,
+    DraftState,
+    Outcome,
+    Proposal,
+    StatefulTarget,
+    Target,
+)
 from spec_t5x.outputs import Decoded, Outputs
 from spec_t5x.scoring import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Float32, Int, Key, PyTree
-from spec_t5x.verification import Verdict, greedy_verification, token_verification
+from spec_t5x.types import EOS_ID, Array, Float, Float32, Int, Key, PyTree
+from spec_t5x.verification import Verdict
+from spec_t5x.verifiers import BlockVerifier, Verifier
+
+DEFAULT_VERIFIER = BlockVerifier()
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -36,11 +49,12 @@ class DecodeStats:
 
     # Target calls, which are iterations.
     target_calls: Int[Array, "*rows"]
-    # Draft tokens proposed: gamma in each iteration.
+    # Draft tokens proposed: gamma in each iteration, or fewer.
     proposed: Int[Array, "*rows"]
     # Draft tokens that are part of the output.
     accepted: Int[Array, "*rows"]
-    # The same by position in the block; divide by target_calls for rates.
+    # The same by position in the block; divide by target_calls for rates (drafts that
+    # propose fewer than gamma tokens count as not accepted).
     accepted_by_position: Int[Array, "*rows gamma"]
     # Positions at which a draft stood for verification, all before it accepted,
     # and the sum there of beta = sum min(p, q).
@@ -75,8 +89,10 @@ class DecodeState:
     target_cache: Cache
     # Whatever the draft keeps.
     draft_state: DraftState
-    # One key for each row.
-    keys: Key[Array, "batch"]
+    # Where the rows' random numbers come from.
+    stream: Stream
+    # The target's last decoder state, for drafts that use it (see ``Context``).
+    target_states: Float[Array, "batch embed"] | None
     stats: DecodeStats
 
 
@@ -84,8 +100,9 @@ class DecodeState:
 class Iteration:
     """What happened in one iteration: a line of Figure 1."""
 
-    # What the draft proposed.
+    # What the draft proposed, and how many tokens of it count.
     proposed: Int[Array, "batch gamma"]
+    num_proposed: Int[Array, "batch"]
     # How many leading proposals entered the output; the next one was rejected,
     # unless the row ended before it or all were accepted.
     num_accepted: Int[Array, "batch"]
@@ -101,7 +118,7 @@ def init(
     draft: Draft,
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
-    keys: Key[Array, "rows"],
+    stream: Stream,
     *,
     gamma: int,
     max_decode_len: int,
@@ -118,12 +135,14 @@ def init(
     outputs, target_cache, draft_state = outputs_lib.repeat_rows(
         (outputs, target_cache, draft_state), num_decodes
     )
+    rows = outputs.lengths.shape[0]
     return DecodeState(
         outputs=outputs,
         target_cache=target_cache,
         draft_state=draft_state,
-        keys=keys,
-        stats=_no_stats(outputs.lengths.shape[0], gamma),
+        stream=stream,
+        target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
+        stats=_no_stats(rows, gamma),
     )
 
 
@@ -134,22 +153,25 @@ def step(
     settings: Sampling,
     *,
     gamma: int,
+    verifier: Verifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row."""
     outputs = state.outputs
-    emit_keys, accept_keys, draft_keys = outputs_lib.position_keys(state.keys, outputs.lengths, 3)
-
     proposal, draft_state = draft.propose(
-        state.draft_state, outputs.sequences, outputs.lengths, draft_keys, gamma, settings
+        state.draft_state, context_of(state, settings, verifier), gamma
     )
+    # An ended row shall not make the target's call longer.
+    proposal = proposal.replace(counts=jnp.where(outputs.ended, 0, proposal.counts))
     block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
-    logits, target_cache = target.score(state.target_cache, block)
+    logits, states, target_cache = _score(
+        target, draft, state.target_cache, block, jnp.max(proposal.counts)
+    )
     target_probs = standardize(logits, settings)
 
-    verdict = _verify(proposal, target_probs, accept_keys, emit_keys, settings)
-    tokens = _emitted(proposal.tokens, verdict)
+    verdict = verifier(state.stream, outputs.lengths, proposal, logits, target_probs, settings)
+    tokens = emitted(proposal.tokens, verdict)
     log_probs = token_log_probs(logits, target_probs, tokens, settings, rescale_log_probs)
     outputs, num_appended = outputs_lib.append(
         outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
@@ -159,18 +181,85 @@ def step(
     state = state.replace(
         outputs=outputs,
         target_cache=target.rollback(target_cache, outputs.lengths),
-        draft_state=draft.commit(draft_state, outputs.lengths),
+        draft_state=draft.commit(
+            draft_state, Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
+        ),
+        target_states=_states_before(states, num_appended),
         stats=_count(
             state.stats, ~state.outputs.ended, proposal, target_probs, num_accepted, num_appended
         ),
     )
     return state, Iteration(
         proposed=proposal.tokens,
+        num_proposed=proposal.counts,
         num_accepted=num_accepted,
         appended=tokens,
         num_appended=num_appended,
         ended=outputs.ended,
     )
+
+
+def context_of(state: DecodeState, settings: Sampling, verifier: Verifier) -> Context:
+    outputs = state.outputs
+    return Context(
+        sequences=outputs.sequences,
+        lengths=outputs.lengths,
+        live=~outputs.ended,
+        draws=draft_draws(state.stream, outputs.lengths, verifier.coupled),
+        settings=settings,
+        target_cache=state.target_cache,
+        target_states=state.target_states,
+    )
+
+
+def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
+    """ONE target call over as much of the block as the longest proposal needs.
+
+    Returns the logits at all positions (zeros beyond the longest proposal), the
+    target's states (None unless the draft uses them) and the cache.
+    """
+
+    def call(width, cache, block):
+        tokens = block[:, :width]
+        if draft.uses_target_states:
+            logits, states, cache = target.score_states(cache, tokens)
+            return _pad(logits, block), _pad(states, block), cache
+        logits, cache = target.score(cache, tokens)
+        return _pad(logits, block), None, cache
+
+    widths = call_widths(block.shape[1]) if draft.varies else (block.shape[1],)
+    if len(widths) == 1:
+        return call(widths[0], cache, block)
+    # A program for each width, of which one runs.
+    smallest = jnp.searchsorted(jnp.asarray(widths), longest + 1)
+    branches = [functools.partial(call, width) for width in widths]
+    return lax.switch(smallest, branches, cache, block)
+
+
+def call_widths(largest: int) -> tuple[int, ...]:
+    """Numbers of positions that the target is compiled for where proposals vary.
+
+    >>> call_widths(6)
+    (1, 2, 4, 6)
+    """
+    widths = [1]
+    while widths[-1] < largest:
+        widths.append(min(2 * widths[-1], largest))
+    return tuple(widths)
+
+
+def _pad(values: Array, block: Array) -> Array:
+    """Zeros for the positions of the block that were not computed."""
+    missing = block.shape[1] - values.shape[1]
+    return jnp.pad(values, ((0, 0), (0, missing), (0, 0)))
+
+
+def _states_before(states, num_appended: Int[Array, "batch"]):
+    """The state that each row's last token was predicted from."""
+    if states is None:
+        return None
+    last = jnp.maximum(num_appended - 1, 0)[:, None, None]
+    return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
 
 
 def done(state: DecodeState) -> Array:
@@ -180,20 +269,28 @@ def done(state: DecodeState) -> Array:
 
 @functools.partial(
     jax.jit,
-    static_argnames=("gamma", "max_decode_len", "num_decodes", "eos_id", "rescale_log_probs"),
+    static_argnames=(
+        "gamma",
+        "max_decode_len",
+        "num_decodes",
+        "verifier",
+        "eos_id",
+        "rescale_log_probs",
+    ),
 )
 def speculative_decode(
     target: Target,
     draft: Draft,
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
-    rng: Key[Array, "*batch"],
+    rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
     gamma: int,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
+    verifier: Verifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Decoded:
@@ -209,29 +306,32 @@ def speculative_decode(
       inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
       prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
         on the right; ``zeros([batch, 1])`` where nothing is forced.
-      rng: one key, or one for each input (``outputs.row_keys``).
+      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
+        all rows (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
-      gamma: tokens proposed in each iteration, at least 0.
+      gamma: tokens proposed in each iteration at most, at least 0.
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt.
       num_decodes: sequences for each input.
+      verifier: which proposals to keep (``verifiers.verifier``).
       eos_id: the token that ends a row; in a prompt it does not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
 
     Raises:
-      InputError: ``gamma`` below 0, vocabularies that differ, or prompts longer
-        than ``max_decode_len``.
+      InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
+        ``max_decode_len``, a draft that needs more of the target than it shows, or a
+        stream that the verifier cannot draw from.
     """
     check_arguments(target, draft, prompts, gamma, max_decode_len)
-    keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
+    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, verifier.coupled)
     settings = settings.repeat(num_decodes)
     state = init(
         target,
         draft,
         inputs,
         prompts,
-        keys,
+        stream,
         gamma=gamma,
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
@@ -245,6 +345,7 @@ def speculative_decode(
             state,
             settings,
             gamma=gamma,
+            verifier=verifier,
             eos_id=eos_id,
             rescale_log_probs=rescale_log_probs,
         )[0]
@@ -257,7 +358,9 @@ def speculative_decode(
 # its caches are updated in place.
 _jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decodes"))
 _jit_step = jax.jit(
-    step, static_argnames=("gamma", "eos_id", "rescale_log_probs"), donate_argnames="state"
+    step,
+    static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
+    donate_argnames="state",
 )
 
 
@@ -266,13 +369,14 @@ def speculative_steps(
     draft: Draft,
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
-    rng: Key[Array, "*batch"],
+    rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
     gamma: int,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
+    verifier: Verifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Iterator[Iteration]:
@@ -282,14 +386,14 @@ def speculative_steps(
     for each iteration. The generator's return value is the ``Decoded`` result.
     """
     check_arguments(target, draft, prompts, gamma, max_decode_len)
-    keys = outputs_lib.row_keys(rng, prompts.shape[0], num_decodes)
+    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, verifier.coupled)
     settings = settings.repeat(num_decodes)
     state = _jit_init(
         target,
         draft,
         inputs,
         prompts,
-        keys,
+        stream,
         gamma=gamma,
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
@@ -302,6 +406,7 @@ def speculative_steps(
             state,
             settings,
             gamma=gamma,
+            verifier=verifier,
             eos_id=eos_id,
             rescale_log_probs=rescale_log_probs,
         )
@@ -318,20 +423,15 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
             f"the draft has {draft.vocab_size} tokens and the target {target.vocab_size}: "
             "use a draft with the target's vocabulary"
         )
+    if draft.uses_target_states and not isinstance(target, StatefulTarget):
+        raise InputError(
+            f"{type(draft).__name__} needs the target's states and {type(target).__name__} "
+            "has no score_states: use another draft"
+        )
     outputs_lib.check_prompts(prompts, max_decode_len)
 
 
-def _verify(
-    proposal: Proposal, target_probs, accept_keys, emit_keys, settings: Sampling
-) -> Verdict:
-    if settings.greedy:
-        return jax.vmap(greedy_verification)(proposal.tokens, argmax(target_probs))
-    return jax.vmap(token_verification)(
-        accept_keys, emit_keys, proposal.tokens, proposal.probs, target_probs
-    )
-
-
-def _emitted(drafts: Int[Array, "batch gamma"], verdict: Verdict) -> Int[Array, "batch gamma+1"]:
+def emitted(drafts: Int[Array, "batch gamma"], verdict: Verdict) -> Int[Array, "batch gamma+1"]:
     """The accepted drafts, then the verifier's token (and again, to fill the block)."""
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
     is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
@@ -358,11 +458,11 @@ def _count(
     positions = jnp.arange(gamma)[None, :]
     accepted_here = positions < num_accepted[:, None]
     # A position was verified when its draft entered the output or was replaced.
-    verified_here = positions < num_appended[:, None]
+    verified_here = positions < jnp.minimum(num_appended, proposal.counts)[:, None]
     beta = overlap(target_probs[:, :gamma], proposal.probs)
     return DecodeStats(
         target_calls=stats.target_calls + live,
-        proposed=stats.proposed + gamma * live,
+        proposed=stats.proposed + proposal.counts * live,
         accepted=stats.accepted + num_accepted,
         accepted_by_position=stats.accepted_by_position + accepted_here,
         verified=stats.verified + jnp.sum(verified_here, axis=1, dtype=jnp.int32),

@@ -145,7 +145,7 @@ def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array,
     high = jnp.max(bits, axis=-1, keepdims=True) + 1
     low, _ = lax.fori_loop(0, 31, narrow, (jnp.zeros_like(high), high))
     kept = jnp.where(probs >= lax.bitcast_convert_type(low, jnp.float32), probs, 0.0)
-    return kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return normalize(kept)
 
 
 def residual(
@@ -157,9 +157,13 @@ def residual(
     residual without mass comes from rounding alone; the target itself stands in.
     """
     excess = jnp.maximum(target_probs - draft_probs, 0.0)
-    mass = jnp.sum(excess, axis=-1, keepdims=True)
-    has_mass = mass > 0
-    return jnp.where(has_mass, excess / jnp.where(has_mass, mass, 1.0), target_probs)
+    return jnp.where(jnp.any(excess > 0, axis=-1, keepdims=True), normalize(excess), target_probs)
+
+
+def normalize(masses: Float[Array, "*rows vocab"]) -> Float[Array, "*rows vocab"]:
+    """Divides by the sum; zeros stay zeros."""
+    total = jnp.sum(masses, axis=-1, keepdims=True)
+    return masses / jnp.where(total > 0, total, 1.0)
 
 
 def overlap(
@@ -200,10 +204,13 @@ def _invert(uniform: Float[Array, ""], masses: Float[Array, "n"]) -> Int[Array, 
     return jnp.min(jnp.where(exceeds, indices, last))
 
 
-def sample_rows(
-    keys: Key[Array, "batch"], probs: Float[Array, "batch vocab"], settings: Sampling
-) -> Int[Array, "batch"]:
-    """One token for each row, from the row's own key: rows do not affect each other."""
-    if settings.greedy:
-        return argmax(probs)
-    return jax.vmap(sample)(keys, probs)
+def gumbel_argmax(
+    probs: Float[Array, "*rows vocab"], gumbels: Float32[Array, "*rows vocab"]
+) -> Int[Array, "*rows"]:
+    """The token that Gumbel noise chooses: a draw from ``probs``, fixed by the noise.
+
+    Two distributions that are alike mostly choose alike under the same noise. A token
+    of probability zero is never chosen.
+    """
+    # Minus infinity, whatever the noise.
+    return argmax(jnp.log(probs) + gumbels)

@@ -12,9 +12,11 @@ positions 0 … n-1; the logits after feeding position n predict token n+1.
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
+import jax.numpy as jnp
 
 from spec_t5x.distributions import Sampling
-from spec_t5x.types import Array, Float, Float32, Int, Key, PyTree
+from spec_t5x.draws import Draws
+from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 Cache = Any
 DraftState = Any
@@ -29,6 +31,56 @@ class Proposal:
     # The distributions they were drawn from, after standardization: what the
     # verifier must see.
     probs: Float[Array, "batch gamma vocab"]
+    # How many tokens each row proposes, 0 … gamma; what lies beyond is ignored.
+    # Whether to propose a token may depend on the tokens before it, never on itself.
+    counts: Int[Array, "batch"]
+
+    @classmethod
+    def full(cls, tokens, probs) -> "Proposal":
+        """gamma tokens in every row."""
+        batch, gamma = tokens.shape
+        return cls(tokens, probs, jnp.full(batch, gamma, jnp.int32))
+
+    @classmethod
+    def nothing(cls, batch: int, gamma: int, vocab_size: int) -> "Proposal":
+        """No token in any row."""
+        return cls(
+            tokens=jnp.zeros((batch, gamma), jnp.int32),
+            probs=jnp.zeros((batch, gamma, vocab_size), jnp.float32),
+            counts=jnp.zeros(batch, jnp.int32),
+        )
+
+
+@flax.struct.dataclass(kw_only=True)
+class Context:
+    """What a draft may look at when it proposes."""
+
+    # Start token and text of each row; positions beyond the length hold anything.
+    sequences: Int[Array, "batch width"]
+    # Tokens after the start token: proposals follow ``sequences[b, :lengths[b] + 1]``.
+    lengths: Int[Array, "batch"]
+    # Rows that are still being written; the others' proposals are ignored.
+    live: Bool[Array, "batch"]
+    # What to sample with.
+    draws: Draws
+    # The target's settings; a draft may have its own (section 6).
+    settings: Sampling
+    # The target's cache, which holds positions 0 … lengths - 1. To read.
+    target_cache: Cache
+    # The target's last decoder state at position lengths - 1, from which the row's last
+    # token was predicted; zeros before the first iteration, None unless the draft
+    # ``uses_target_states``.
+    target_states: Float[Array, "batch embed"] | None = None
+
+
+@flax.struct.dataclass(kw_only=True)
+class Outcome:
+    """What a draft is told after verification."""
+
+    # The rows' lengths now.
+    lengths: Int[Array, "batch"]
+    # Proposals that the verifier accepted.
+    num_accepted: Int[Array, "batch"]
 
 
 @runtime_checkable
@@ -55,12 +107,72 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class StatefulTarget(Target, Protocol):
+    """A target that shows its last decoder states, for drafts that build on them."""
+
+    @property
+    def state_size(self) -> int:
+        """Width of a state."""
+
+    def score_states(
+        self, cache: Cache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        """``score``, with the states that the logits were made from."""
+
+
+@flax.struct.dataclass(kw_only=True)
+class Nodes:
+    """New tokens that do not all follow one another: a tree, or a beam's hypotheses.
+
+    A cache is a set of *slots*. Plain decoding keeps position p in slot p; here it is
+    for the caller to say which slot holds what, and who may look at it.
+    """
+
+    tokens: Int[Array, "batch nodes"]
+    # Each token's place in its text; the start token's is 0.
+    positions: Int[Array, "batch nodes"]
+    # Where its keys and values are written: distinct in each row.
+    slots: Int[Array, "batch nodes"]
+    # Place in its text of what each slot holds, the new tokens included.
+    slot_positions: Int[Array, "batch slots"]
+    # The slots of each token's own text, itself included.
+    visible: Bool[Array, "batch nodes slots"]
+
+
+@runtime_checkable
+class NodeTarget(Target, Protocol):
+    """A target that scores trees of tokens."""
+
+    def score_nodes(
+        self, cache: Cache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Cache]:
+        """Feeds new tokens to their slots: logits after each, and the written cache.
+
+        The cache's lengths have no meaning here, and stay as they are.
+        """
+
+
+@runtime_checkable
 class Draft(Protocol):
-    """Anything that proposes the tokens that may come next."""
+    """Anything that proposes the tokens that may come next.
+
+    ``DraftBase`` has defaults for all but ``vocab_size`` and ``propose``.
+    """
 
     @property
     def vocab_size(self) -> int:
         """Must equal the target's."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether it may propose fewer than gamma tokens.
+
+        The target is then called over as many positions as the longest proposal needs.
+        """
+
+    @property
+    def uses_target_states(self) -> bool:
+        """Whether ``Context.target_states`` is wanted."""
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
@@ -71,18 +183,44 @@ class Draft(Protocol):
         """
 
     def propose(
-        self,
-        state: DraftState,
-        sequences: Int[Array, "batch length"],
-        lengths: Int[Array, "batch"],
-        keys: Key[Array, "batch"],
-        gamma: int,
-        settings: Sampling,
+        self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
-        """Proposes ``gamma`` tokens to follow ``sequences[b, :lengths[b] + 1]``.
+        """Proposes up to ``gamma`` tokens to follow each row's text."""
 
-        ``settings`` are the target's; a draft may have its own (section 6).
-        """
+    def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
+        """Told what became of the proposal: forget what was rejected."""
 
-    def commit(self, state: DraftState, lengths: Int[Array, "batch"]) -> DraftState:
-        """Told the rows' lengths after verification: forget what was rejected."""
+
+class DraftBase:
+    """A draft that keeps nothing between iterations and always proposes gamma tokens.
+
+    A base for drafts of your own. This one proposes the same phrase again and again:
+
+        @flax.struct.dataclass
+        class Parrot(DraftBase):
+            tokens: Int[Array, "n"]
+            vocab_size: int = flax.struct.field(pytree_node=False)
+
+            def propose(self, state, context, gamma):
+                batch = context.lengths.shape[0]
+                tokens = jnp.tile(jnp.resize(self.tokens, (1, gamma)), (batch, 1))
+                return Proposal.full(tokens, jax.nn.one_hot(tokens, self.vocab_size)), state
+    """
+
+    @property
+    def varies(self) -> bool:
+        """It always proposes gamma tokens."""
+        return False
+
+    @property
+    def uses_target_states(self) -> bool:
+        """It does not."""
+        return False
+
+    def prefill(self, inputs, prompts, max_length):
+        """Nothing to keep."""
+        return ()
+
+    def commit(self, state, outcome):
+        """Nothing to forget."""
+        return state

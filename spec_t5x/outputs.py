@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.draws import RowStream, Stream, T5XStream
 from spec_t5x.errors import InputError
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, Key
 
@@ -145,17 +146,21 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
     return jax.vmap(fold_decodes, (0, None))(rng, jnp.arange(num_decodes)).reshape(-1)
 
 
-def position_keys(
-    keys: Key[Array, "batch"], lengths: Int[Array, "batch"], num: int
-) -> tuple[Key[Array, "batch"], ...]:
-    """``num`` independent keys for each row, which depend on its length alone.
+def row_stream(
+    rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool
+) -> Stream:
+    """The stream of a loop over ``batch * num_decodes`` rows.
 
-    A row's length grows in every iteration, so no key comes back; and a row's draws
-    do not depend on the rows beside it.
+    Raises:
+      InputError: T5X's chain of keys, without the coupled draws that it serves.
     """
-    at_length = jax.vmap(jax.random.fold_in)(keys, lengths)
-    split = jax.vmap(lambda key: jax.random.split(key, num))(at_length)
-    return tuple(split[:, i] for i in range(num))
+    if isinstance(rng, RowStream):
+        return rng
+    if isinstance(rng, T5XStream):
+        if not coupled:
+            raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
+        return rng
+    return RowStream(row_keys(rng, batch, num_decodes))
 
 
 def check_prompts(prompts, max_decode_len: int) -> None:

@@ -12,6 +12,7 @@ from spec_t5x import autoregressive
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.distributions import sampling
+from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.testing.toy_models import (
     StubTarget,
@@ -303,7 +304,7 @@ def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
         target,
         jnp.repeat(sources, 3, axis=0),
         no_prompts(6),
-        outputs_lib.row_keys(KEY, 2, 3),
+        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
         sampling([1.0] * 3 + [0.7] * 3),
         max_decode_len=8,
     )
@@ -335,10 +336,10 @@ def test_decodes_at_temperature_0_are_all_the_same():
 def test_stepping_by_hand_is_the_compiled_loop():
     target = TableTarget.create(seed=2, vocab_size=6)
     sources, prompts = jnp.array([[2, 3], [4, 5]]), jnp.array([[0, 3], [0, 0]])
-    keys = outputs_lib.row_keys(KEY, 2)
+    stream = RowStream(outputs_lib.row_keys(KEY, 2))
     init = jax.jit(functools.partial(autoregressive.init, max_decode_len=6))
     step = jax.jit(autoregressive.step)
-    state = init(target, sources, prompts, keys)
+    state = init(target, sources, prompts, stream)
     calls = 0
     while not autoregressive.done(state):
         np.testing.assert_array_equal(state.cache.lengths, state.outputs.lengths)

@@ -17,8 +17,10 @@ from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.decoding import speculative_decode, speculative_steps
 from spec_t5x.distributions import sampling
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Draft, Target
+from spec_t5x.interfaces import Draft, DraftBase, Target
+from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import (
     ConstantDraft,
     PrefixTarget,
@@ -26,9 +28,9 @@ from spec_t5x.testing.toy_models import (
     TableDraft,
     TableTarget,
     conditionals,
-    sequence_law,
     tiny_t5,
 )
+from spec_t5x.verifiers import TokenVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -541,7 +543,7 @@ def test_sampled_decodes_come_by_increasing_score_with_their_statistics():
         draft,
         jnp.repeat(TABLE_SOURCES[:2], 3, axis=0),
         no_prompts(6),
-        outputs_lib.row_keys(KEY, 2, 3),
+        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
         sampling([1.0] * 3 + [0.7] * 3),
         **arguments[1],
     )
@@ -624,19 +626,10 @@ def test_a_constant_draft_keeps_the_greedy_text():
 
 
 # The law of whole texts
-#
-# Rows of three kinds, of unequal prompts and lengths, share 30,000 places of a batch.
-
-LAW_ROWS = 30_000
-LAW_VOCAB = 4
-LAW_KINDS = [([2, 3], (), 4), ([3, 0], (2,), 2), ([2, 2], (EOS, 3), 1)]
-LAW_LENGTH = 4
-LAW_TARGET = TableTarget.create(seed=0, vocab_size=LAW_VOCAB, zeros=0.2)
-LAW_TABLE = TableTarget.create(seed=1, vocab_size=LAW_VOCAB, zeros=0.2).table
 
 
 @flax.struct.dataclass
-class Misreporting:
+class Misreporting(DraftBase):
     """Draws from one draft and reports the probabilities of another temperature."""
 
     draft: TableDraft
@@ -648,88 +641,36 @@ class Misreporting:
     def prefill(self, inputs, prompts, max_length):
         return self.draft.prefill(inputs, prompts, max_length)
 
-    def propose(self, state, sequences, lengths, keys, gamma, settings):
-        proposal, state = self.draft.propose(state, sequences, lengths, keys, gamma, settings)
+    def propose(self, state, context, gamma):
+        proposal, state = self.draft.propose(state, context, gamma)
         flatter = jnp.sqrt(proposal.probs)
         flatter /= flatter.sum(axis=-1, keepdims=True)
         return proposal.replace(probs=flatter), state
 
-    def commit(self, state, lengths):
-        return self.draft.commit(state, lengths)
-
-
-def decode_kinds(draft, gamma, settings):
-    """Decodes many rows of each kind; kind k has rows k, k + 3, k + 6 …"""
-    sources, prompts, steps = [], np.zeros((3, 3), np.int32), []
-    for row, (source, prompt, limit) in enumerate(LAW_KINDS):
-        sources.append(source)
-        prompts[row, 1 : 1 + len(prompt)] = prompt
-        steps.append(limit)
-    many = functools.partial(np.tile, reps=(LAW_ROWS // 3, 1))
-    return jax.device_get(
-        speculative_decode(
-            LAW_TARGET,
-            draft,
-            jnp.asarray(many(sources)),
-            jnp.asarray(many(prompts)),
-            jax.random.key(7),
-            settings,
-            gamma=gamma,
-            max_decode_len=LAW_LENGTH,
-            max_decode_steps=jnp.asarray(many(np.array(steps)[:, None])[:, 0]),
-        )
-    )
-
-
-def chi_square(decoded, settings):
-    """The statistic of the texts against the target's law, and its threshold.
-
-    The threshold is passed by chance once in a million times. A text of probability
-    zero makes the statistic infinite.
-    """
-    statistic, freedom, found = 0.0, 0, texts(decoded)
-    for kind, (source, prompt, steps) in enumerate(LAW_KINDS):
-        law = sequence_law(
-            LAW_TARGET,
-            source,
-            settings,
-            max_decode_len=min(LAW_LENGTH, len(prompt) + steps),
-            prompt=prompt,
-        )
-        counts = dict.fromkeys(law, 0)
-        for text in map(tuple, found[kind::3]):
-            if text not in law:
-                return np.inf, 0.0
-            counts[text] += 1
-        observed, expected = (
-            np.array(list(values), float)
-            for values in (counts.values(), (p * LAW_ROWS / 3 for p in law.values()))
-        )
-        statistic += np.sum((observed - expected) ** 2 / expected)
-        freedom += len(law) - 1
-    return statistic, stats.chi2.ppf(1 - 1e-6, freedom)
+    def commit(self, state, outcome):
+        return self.draft.commit(state, outcome)
 
 
 @functools.cache
 def texts_of_gamma(gamma):
-    return decode_kinds(TableDraft(LAW_TABLE), gamma, sampling(1.0))
+    return laws.decode_many(TableDraft(laws.other_model().table), gamma)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_sampled_texts_follow_the_targets_law(gamma):
-    statistic, threshold = chi_square(texts_of_gamma(gamma), sampling(1.0))
+    statistic, threshold = laws.chi_square(texts_of_gamma(gamma), sampling(1.0))
     assert statistic < threshold
 
 
 @pytest.mark.parametrize(
     ("draft", "target_settings"),
     [
-        (TransformerDraft(TableTarget(LAW_TABLE)), sampling(1.0)),
-        (TableDraft(LAW_TABLE, sampling(0.7)), sampling(1.0)),
-        (TableDraft(LAW_TABLE, sampling(1.0, top_k=2)), sampling(1.0)),
-        (TransformerDraft(TableTarget(LAW_TABLE), GREEDY), sampling(1.0)),
-        (TableDraft(LAW_TABLE), sampling(1.3, top_p=0.8)),
-        (ConstantDraft(jnp.int32(3), LAW_VOCAB), sampling(0.8)),
+        (TransformerDraft(laws.other_model()), sampling(1.0)),
+        (TableDraft(laws.other_model().table, sampling(0.7)), sampling(1.0)),
+        (TableDraft(laws.other_model().table, sampling(1.0, top_k=2)), sampling(1.0)),
+        (TransformerDraft(laws.other_model(), GREEDY), sampling(1.0)),
+        (TableDraft(laws.other_model().table), sampling(1.3, top_p=0.8)),
+        (ConstantDraft(jnp.int32(3), laws.VOCAB_SIZE), sampling(0.8)),
     ],
     ids=[
         "own cache",
@@ -741,15 +682,15 @@ def test_sampled_texts_follow_the_targets_law(gamma):
     ],
 )
 def test_the_law_does_not_depend_on_how_the_draft_samples(draft, target_settings):
-    decoded = decode_kinds(draft, 2, target_settings)
+    decoded = laws.decode_many(draft, 2, target_settings)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
-    statistic, threshold = chi_square(decoded, target_settings)
+    statistic, threshold = laws.chi_square(decoded, target_settings)
     assert statistic < threshold
 
 
 def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
-    decoded = decode_kinds(Misreporting(TableDraft(LAW_TABLE)), 2, sampling(1.0))
-    statistic, threshold = chi_square(decoded, sampling(1.0))
+    decoded = laws.decode_many(Misreporting(TableDraft(laws.other_model().table)), 2, sampling(1.0))
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
     assert statistic > threshold
 
 
@@ -761,7 +702,7 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
     settings = sampling(1.0)
     of_target, of_draft = (
         conditionals(model, source, settings, max_decode_len=max_decode_len, prompt=prompt)
-        for model in (LAW_TARGET, TableTarget(LAW_TABLE))
+        for model in (laws.target(), laws.other_model())
     )
 
     def goes_on(text):
@@ -790,14 +731,18 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_statistics_have_their_exact_expectations(gamma):
-    row = only(texts_of_gamma(gamma).stats)
+    # Token by token, as the expectations are worked out above.
+    decoded = laws.decode_many(
+        TableDraft(laws.other_model().table), gamma, sampling(1.0), TokenVerifier()
+    )
+    row = only(decoded.stats)
     found = np.stack([row.target_calls, row.accepted, row.verified, row.beta_sum])
     # Passed by chance once in a million times, for each of 12 means.
     sigmas = stats.norm.ppf(1 - 0.5e-6)
-    for kind, (source, prompt, steps) in enumerate(LAW_KINDS):
+    for kind, (source, prompt, steps) in enumerate(laws.KINDS):
         values = found[:, kind::3].astype(np.float64)
         error = sigmas * values.std(axis=1) / np.sqrt(values.shape[1]) + 1e-5
-        expected = exact_expectations(gamma, source, prompt, min(LAW_LENGTH, len(prompt) + steps))
+        expected = exact_expectations(gamma, source, prompt, min(laws.LENGTH, len(prompt) + steps))
         assert np.all(np.abs(values.mean(axis=1) - expected) < error)
 
 
@@ -869,10 +814,10 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop(settings):
 
 def test_rows_end_and_stay_as_they_are_while_others_go_on():
     target, draft = table_pair()
-    keys = outputs_lib.row_keys(KEY, 5)
+    stream = RowStream(outputs_lib.row_keys(KEY, 5))
     step = jax.jit(functools.partial(decoding.step, gamma=2))
     init = jax.jit(functools.partial(decoding.init, gamma=2, max_decode_len=12))
-    state = init(target, draft, TABLE_SOURCES, no_prompts(5), keys)
+    state = init(target, draft, TABLE_SOURCES, no_prompts(5), stream)
     while not decoding.done(state):
         before = state
         state, _ = step(target, draft, before, GREEDY)
@@ -900,7 +845,7 @@ def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill(name):
     model, drafts = t5s()
     prompts = jnp.array([[0, 0, 0], [0, 5, 0], [0, 7, 9], [0, 0, 0], [0, 3, 0]])
     init = jax.jit(functools.partial(decoding.init, gamma=4, max_decode_len=LENGTH))
-    state = init(model, drafts[name], SOURCES, prompts, outputs_lib.row_keys(KEY, 5))
+    state = init(model, drafts[name], SOURCES, prompts, RowStream(outputs_lib.row_keys(KEY, 5)))
     step = jax.jit(functools.partial(decoding.step, gamma=4))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
     prefill = jax.jit(autoregressive.prefill, static_argnums=4)
@@ -978,11 +923,11 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
 
 def test_what_the_tests_decode_with_are_targets_and_drafts():
     model, drafts = t5s()
-    for target in (model, WRITER, LAW_TARGET):
+    for target in (model, WRITER, laws.target()):
         assert isinstance(target, Target)
     for draft in (
         drafts["same"],
-        TableDraft(LAW_TABLE),
+        TableDraft(laws.other_model().table),
         ConstantDraft(jnp.int32(1), 4),
     ):
         assert isinstance(draft, Draft)

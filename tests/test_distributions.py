@@ -22,7 +22,6 @@ from spec_t5x.distributions import (
     overlap,
     residual,
     sample,
-    sample_rows,
     sampling,
     standardize,
 )
@@ -416,19 +415,6 @@ def test_a_certain_token_is_always_drawn():
     keys = jax.random.split(jax.random.key(1), 1000)
     tokens = jax.vmap(sample, (0, None))(keys, jnp.array([0.0, 0.0, 1.0]))
     np.testing.assert_array_equal(tokens, 2)
-
-
-def test_rows_are_drawn_each_from_its_own_key():
-    keys = jax.random.split(jax.random.key(2), 16)
-    logits = np.random.default_rng(0).normal(size=(16, 5))
-    probs = jnp.asarray(softmax(logits), jnp.float32)
-    together = sample_rows(keys, probs, sampling(1.0))
-    alone = [sample(key, row) for key, row in zip(keys, probs, strict=True)]
-    np.testing.assert_array_equal(together, alone)
-    order = np.random.default_rng(1).permutation(16)
-    np.testing.assert_array_equal(
-        sample_rows(keys[order], probs[order], sampling(1.0)), together[order]
-    )
 
 
 def test_settings_are_a_pytree_of_the_temperature_alone():

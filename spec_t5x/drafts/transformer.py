@@ -1,18 +1,29 @@
 """A smaller model as the draft: the approximation model M_q of the paper."""
 
 import flax.struct
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from spec_t5x import autoregressive
-from spec_t5x.distributions import Sampling, sample_rows, standardize
-from spec_t5x.interfaces import Cache, Proposal, Target
-from spec_t5x.types import PAD_ID, Array, Int, Key, PyTree
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts import stopping as stopping_lib
+from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
+from spec_t5x.drafts.stopping import History, Stopping
+from spec_t5x.interfaces import Cache, Context, DraftBase, Outcome, Proposal, Target
+from spec_t5x.types import PAD_ID, Array, Int, PyTree
 
 
 @flax.struct.dataclass
-class TransformerDraft:
+class TransformerState:
+    """What a ``TransformerDraft`` keeps."""
+
+    # Holds a row's text up to its length at most; ``TransformerDraft`` says when less.
+    cache: Cache
+    # None unless the draft adapts gamma.
+    history: History | None = None
+
+
+@flax.struct.dataclass
+class TransformerDraft(DraftBase):
     """Proposes by plain decoding with a model of its own.
 
     The model's cache trails the committed text by at most one token: proposing
@@ -27,72 +38,76 @@ class TransformerDraft:
     # How this draft samples; None takes the target's settings. Any choice keeps the
     # target's distribution, and changes only how much is accepted (section 6).
     settings: Sampling | None = None
+    # Stops drafting early where it does not pay; None always proposes gamma tokens.
+    stopping: Stopping | None = flax.struct.field(pytree_node=False, default=None)
+    # The text may run ahead of the cache by more than a token, because others propose
+    # too: feed what is missing first.
+    may_trail: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model."""
         return self.model.vocab_size
 
-    def prefill(self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
+    @property
+    def varies(self) -> bool:
+        """With a stopping rule."""
+        return self.stopping is not None
+
+    def prefill(
+        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
+    ) -> TransformerState:
         """Encodes the inputs and feeds the prompts to the draft's own model."""
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
-        return autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
+        cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
+        # Histories are as wide as gamma, which ``propose`` knows.
+        history = None if self.stopping is None else stopping_lib.start(lengths)
+        return TransformerState(cache, history)
 
     def propose(
-        self,
-        state: Cache,
-        sequences: Int[Array, "batch width"],
-        lengths: Int[Array, "batch"],
-        keys: Key[Array, "batch"],
-        gamma: int,
-        settings: Sampling,
-    ) -> tuple[Proposal, Cache]:
-        """``gamma`` tokens, each sampled given the ones before it (Algorithm 1)."""
+        self, state: TransformerState, context: Context, gamma: int
+    ) -> tuple[Proposal, TransformerState]:
+        """Up to ``gamma`` tokens, each sampled given the ones before it (Algorithm 1)."""
+        batch = context.lengths.shape[0]
         if gamma == 0:
-            return _nothing(lengths.shape[0], self.vocab_size), state
-        settings = settings if self.settings is None else self.settings
+            return Proposal.nothing(batch, 0, self.vocab_size), state
+        settings = context.settings if self.settings is None else self.settings
+        before = self._catch_up(state.cache, context, gamma) if self.may_trail else state.cache
+        logits, cache = self._feed_last_two(before, context)
+        history = state.history
+        if self.stopping is None:
+            proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
+        else:
+            proposal, cache, history = draft_while_worth_it(
+                self.model, cache, logits, context, settings, gamma, self.stopping, history
+            )
+        if self.may_trail:
+            # What a row lacks that was not asked for, it still lacks.
+            lengths = jnp.where(context.live, cache.lengths, before.lengths)
+            cache = self.model.rollback(cache, lengths)
+        return proposal, TransformerState(cache, history)
 
-        def draw(logits, position):
-            probs = standardize(logits, settings)
-            position_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
-            return sample_rows(position_keys, probs, settings), probs
+    def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:
+        """Rolls back what was rejected; the cache may be one short of the text."""
+        lengths = jnp.minimum(state.cache.lengths, outcome.lengths)
+        history = state.history
+        if history is not None:
+            history = stopping_lib.update(history, self.stopping, outcome)
+        return TransformerState(self.model.rollback(state.cache, lengths), history)
 
-        def propose_one(carry, position):
-            cache, token = carry
-            logits, cache = self.model.score(cache, token[:, None])
-            token, probs = draw(logits[:, 0], position)
-            return (cache, token), (token, probs)
+    def _catch_up(self, cache, context: Context, gamma: int):
+        """Feeds all that is missing before the last two tokens."""
+        wanted = jnp.maximum(context.lengths - 1, 0)
+        return catch_up(self.model, cache, context.sequences, wanted, context.live, width=gamma + 1)
 
-        logits, cache = self._catch_up(state, sequences, lengths)
-        token, probs = draw(logits, 0)
-        (cache, _), (tokens, all_probs) = lax.scan(
-            propose_one, (cache, token), jnp.arange(1, gamma)
-        )
-        return Proposal(
-            tokens=jnp.concatenate([token[None], tokens]).T,
-            probs=jnp.concatenate([probs[None], all_probs]).swapaxes(0, 1),
-        ), cache
-
-    def commit(self, state: Cache, lengths: Int[Array, "batch"]) -> Cache:
-        """Rolls back what was rejected; the cache may be one short of ``lengths``."""
-        return self.model.rollback(state, lengths)
-
-    def _catch_up(self, cache, sequences, lengths):
+    def _feed_last_two(self, cache, context: Context):
         """Feeds the last two tokens; logits after the last one ``[batch, vocab]``."""
+        lengths = context.lengths
         starts = jnp.maximum(lengths - 1, 0)
-        pairs = jax.vmap(lambda row, start: lax.dynamic_slice(row, (start,), (2,)))(
-            sequences, starts
-        )
+        pairs = slices(context.sequences, starts, 2)
         logits, cache = self.model.score(self.model.rollback(cache, starts), pairs)
         # A row that holds nothing but its start token has it first in the pair; the
         # padding after it is overwritten by the next call.
         last = (lengths - starts)[:, None, None]
         logits = jnp.take_along_axis(logits, last, axis=1)[:, 0]
         return logits, self.model.rollback(cache, lengths + 1)
-
-
-def _nothing(batch: int, vocab_size: int) -> Proposal:
-    return Proposal(
-        tokens=jnp.zeros((batch, 0), jnp.int32),
-        probs=jnp.zeros((batch, 0, vocab_size), jnp.float32),
-    )

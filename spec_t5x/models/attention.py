@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.partitioning import param_with_axes, with_sharding_constraint
 
-from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.layers import Dense, dropout, fan_in_normal
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
@@ -71,14 +70,14 @@ class Attention(nn.Module):
         """Attention over whole sequences: ``inputs`` attend to ``sources``."""
         return self.attend(inputs, *self.keys_values(sources), bias, deterministic)
 
-    def extend(self, inputs, keys, values, starts, bias):
-        """Writes ``inputs`` into the cache at ``starts``, then attends to all of it.
+    def extend(self, inputs, keys, values, write, bias):
+        """Writes ``inputs`` into the cache, then attends to all of it.
 
-        Returns the output ``[batch, new, embed]`` and the new keys and values.
+        ``write(cached, new)`` puts the new keys, or values, in their places. Returns
+        the output ``[batch, new, embed]`` and the new keys and values.
         """
         new_keys, new_values = self.keys_values(inputs)
-        keys = cache_lib.write(keys, new_keys, starts)
-        values = cache_lib.write(values, new_values, starts)
+        keys, values = write(keys, new_keys), write(values, new_values)
         return self.attend(inputs, keys, values, bias), keys, values
 
     def _split_heads(self, joined):
@@ -119,12 +118,19 @@ class RelativeBias(nn.Module):
         Keys that come after their query are masked, so whatever the cache holds
         beyond a row's length has no influence.
         """
-        # The bias depends on the distance alone: a table over distances first.
-        by_distance = jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
         queries = starts[:, None] + jnp.arange(new)[None, :]
         distances = queries[:, :, None] - jnp.arange(length)[None, None, :]
+        return self.at_distances(distances, distances >= 0)
+
+    def at_distances(
+        self, distances: Int[Array, "batch new length"], visible: Bool[Array, "batch new length"]
+    ) -> Float32[Array, "batch heads new length"]:
+        """Bias of queries over slots that lie ``distances`` before them, where visible."""
+        # The bias depends on the distance alone: a table over distances first.
+        length = distances.shape[2]
+        by_distance = jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
         bias = jnp.take(by_distance, jnp.maximum(distances, 0), axis=1, mode="clip")
-        return jnp.where(distances[None] >= 0, bias, MASKED).transpose(1, 0, 2, 3)
+        return jnp.where(visible[None], bias, MASKED).transpose(1, 0, 2, 3)
 
     def _bucket(self, relative: np.ndarray, bidirectional: bool) -> np.ndarray:
         """Bucket of ``key position - query position``, a constant of the program.

@@ -65,3 +65,12 @@ def write(
         # A plain update in place; the batched form below lowers to a scatter.
         return write_row(cached[0], new[0], starts[0])[None]
     return jax.vmap(write_row)(cached, new, starts)
+
+
+def write_slots(
+    cached: Float[Array, "batch heads length head_dim"],
+    new: Float[Array, "batch heads nodes head_dim"],
+    slots: Int[Array, "batch nodes"],
+) -> Float[Array, "batch heads length head_dim"]:
+    """Overwrites ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``; slots differ."""
+    return jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)

@@ -3,9 +3,10 @@
 import flax.struct
 import jax
 
+from spec_t5x.interfaces import Nodes
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.types import Array, Float32, Int, PyTree
+from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -43,6 +44,23 @@ class T5Model:
     ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
         """Feeds new tokens at each row's length: logits after each, longer cache."""
         return self._apply(cache, tokens, method=Transformer.extend)
+
+    @property
+    def state_size(self) -> int:
+        """Width of a decoder state."""
+        return self.config.emb_dim
+
+    def score_states(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache]:
+        """``score``, with the normed decoder states that the logits were made from."""
+        return self._apply(cache, tokens, method=Transformer.extend_states)
+
+    def score_nodes(
+        self, cache: DecoderCache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderCache]:
+        """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        return self._apply(cache, nodes, method=Transformer.extend_nodes)
 
     def rollback(self, cache: DecoderCache, lengths: Int[Array, "batch"]) -> DecoderCache:
         """The cache with each row's length set to ``lengths``."""

@@ -6,7 +6,8 @@ ways to call it:
 * ``encode`` the source;
 * ``decode`` a whole target sequence, teacher-forced (with ``encode`` this is
   ``__call__``, the training path);
-* ``extend`` a static cache by any number of tokens, each row at its own position.
+* ``extend`` a static cache by any number of tokens, each row at its own position
+  (``extend_nodes`` by tokens that need not follow one another).
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Nodes
+from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias, mask_bias
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
@@ -125,11 +128,11 @@ class DecoderLayer(nn.Module):
         room = jnp.zeros((encoded.shape[0], cfg.num_heads, max_length, cfg.head_dim), cfg.dtype)
         return LayerCache(room, room, cross_keys, cross_values)
 
-    def extend(self, inputs, cache: LayerCache, starts, bias, cross_bias):
-        """The layer over new tokens at ``starts``: their states and the new cache."""
+    def extend(self, inputs, cache: LayerCache, write, bias, cross_bias):
+        """The layer over new tokens: their states and the cache, written by ``write``."""
         normed = self.pre_self_attention_layer_norm(inputs)
         attended, keys, values = self.self_attention.extend(
-            normed, cache.keys, cache.values, starts, bias
+            normed, cache.keys, cache.values, write, bias
         )
         states = inputs + attended
         attended = self.encoder_decoder_attention.attend(
@@ -192,14 +195,30 @@ class Decoder(nn.Module):
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
     def extend(self, embedded, cache: DecoderCache):
-        starts, states, layers = cache.lengths, embedded, []
+        starts = cache.lengths
         bias = self.relpos_bias.causal_at(starts, embedded.shape[1], cache.max_length)
+        states, cache = self._extend(
+            embedded, cache, lambda cached, new: cache_lib.write(cached, new, starts), bias
+        )
+        return states, cache.at(starts + embedded.shape[1])
+
+    def extend_nodes(self, embedded, cache: DecoderCache, nodes: Nodes):
+        distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
+        bias = self.relpos_bias.at_distances(distances, nodes.visible)
+        return self._extend(
+            embedded,
+            cache,
+            lambda cached, new: cache_lib.write_slots(cached, new, nodes.slots),
+            bias,
+        )
+
+    def _extend(self, states, cache: DecoderCache, write, bias):
         cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
+        layers = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, starts, bias, cross_bias)
+            states, layer_cache = layer.extend(states, layer_cache, write, bias, cross_bias)
             layers.append(layer_cache)
-        lengths = starts + embedded.shape[1]
-        return self.decoder_norm(states), cache.replace(layers=tuple(layers), lengths=lengths)
+        return self.decoder_norm(states), cache.replace(layers=tuple(layers))
 
 
 class Transformer(nn.Module):
@@ -268,6 +287,29 @@ class Transformer(nn.Module):
         enable_dropout: bool = False,
     ) -> Float32[Array, "batch length vocab"]:
         """Logits of a whole target sequence, teacher-forced."""
+        states = self.decode_states(
+            encoded,
+            encoder_input_tokens,
+            decoder_input_tokens,
+            decoder_target_tokens,
+            encoder_segment_ids,
+            decoder_segment_ids,
+            enable_dropout=enable_dropout,
+        )
+        return self.logits(states)
+
+    def decode_states(
+        self,
+        encoded: Float[Array, "batch source embed"],
+        encoder_input_tokens: Int[Array, "batch source"],
+        decoder_input_tokens: Int[Array, "batch length"],
+        decoder_target_tokens: Int[Array, "batch length"],
+        encoder_segment_ids: Int[Array, "batch source"] | None = None,
+        decoder_segment_ids: Int[Array, "batch length"] | None = None,
+        *,
+        enable_dropout: bool = False,
+    ) -> Float[Array, "batch length embed"]:
+        """``decode`` up to the decoder's normed states, which ``logits`` takes."""
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
         allowed = jnp.tril(jnp.ones((1, 1, length, length), bool)) & _pairs(is_target, is_target)
@@ -276,8 +318,7 @@ class Transformer(nn.Module):
             allowed &= _same_segment(decoder_segment_ids, decoder_segment_ids)
             cross_allowed &= _same_segment(decoder_segment_ids, encoder_segment_ids)
         embedded = self.token_embedder(decoder_input_tokens)
-        states = self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
-        return self._logits(states)
+        return self.decoder(embedded, encoded, allowed, cross_allowed, not enable_dropout)
 
     def empty_cache(
         self, encoder_input_tokens: Int[Array, "batch source"], max_length: int
@@ -294,10 +335,25 @@ class Transformer(nn.Module):
         Returns the logits after each of them and the cache, longer by ``new``.
         The caller sees to it that ``lengths + new`` stays within the cache.
         """
-        states, cache = self.decoder.extend(self.token_embedder(tokens), cache)
-        return self._logits(states), cache
+        logits, _, cache = self.extend_states(cache, tokens)
+        return logits, cache
 
-    def _logits(self, states) -> Float32[Array, "batch length vocab"]:
+    def extend_states(self, cache: DecoderCache, tokens: Int[Array, "batch new"]):
+        """``extend``, with the decoder's normed states ``[batch, new, embed]``."""
+        states, cache = self.decoder.extend(self.token_embedder(tokens), cache)
+        return self.logits(states), states, cache
+
+    def extend_nodes(
+        self, cache: DecoderCache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderCache]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        states, cache = self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
+        return self.logits(states), cache
+
+    def logits(
+        self, states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """The output layer: logits of the decoder's normed states."""
         if self.config.logits_via_embedding:
             return self.token_embedder.attend(states)
         return self.decoder.logits_dense(states)

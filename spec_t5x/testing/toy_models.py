@@ -24,12 +24,12 @@ from jax import lax
 from jaxtyping import UInt32
 
 from spec_t5x.checkpoints.abstract import expected_shapes
-from spec_t5x.distributions import Sampling, sample_rows, standardize
+from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Proposal
+from spec_t5x.interfaces import Cache, Context, DraftBase, Nodes, Outcome, Proposal
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, Key
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int
 
 # What a cache holds where nothing was written; no token.
 UNWRITTEN = -1
@@ -82,6 +82,27 @@ class PrefixTarget:
         logits = self.next_logits(cache.sources, written)
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
         return logits, cache.replace(tokens=written, lengths=cache.lengths + new)
+
+    def score_nodes(
+        self, cache: PrefixCache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], PrefixCache]:
+        """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        slots = jax.vmap(lambda row, new, at: row.at[at].set(new))(
+            cache.tokens, nodes.tokens, nodes.slots
+        )
+        length = cache.tokens.shape[1]
+
+        def of_node(source, tokens, slot_positions, visible, position):
+            # The node's own text, written out by position.
+            places = jnp.where(visible, slot_positions, length)
+            prefix = jnp.full(length, UNWRITTEN, jnp.int32).at[places].set(tokens, mode="drop")
+            return self.next_logits(source[None], prefix[None])[0, position]
+
+        of_row = jax.vmap(of_node, (None, None, None, 0, 0))
+        logits = jax.vmap(of_row)(
+            cache.sources, slots, nodes.slot_positions, nodes.visible, nodes.positions
+        )
+        return logits, cache.replace(tokens=slots)
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
         """The cache with each row's length set to ``lengths``; keeps the rest."""
@@ -144,7 +165,7 @@ class TableTarget(PrefixTarget):
 
 
 @flax.struct.dataclass
-class TableDraft:
+class TableDraft(DraftBase):
     """Proposes from a table like ``TableTarget``'s, read off the committed text.
 
     It keeps the sources and, at the lengths it was told, nothing else: a loop that
@@ -189,67 +210,43 @@ class TableDraft:
         )
 
     def propose(
-        self,
-        state: PrefixCache,
-        sequences: Int[Array, "batch width"],
-        lengths: Int[Array, "batch"],
-        keys: Key[Array, "batch"],
-        gamma: int,
-        settings: Sampling,
+        self, state: PrefixCache, context: Context, gamma: int
     ) -> tuple[Proposal, PrefixCache]:
         """``gamma`` tokens, each sampled given the ones before it."""
-        settings = settings if self.settings is None else self.settings
+        settings = context.settings if self.settings is None else self.settings
+        lengths, text = context.lengths, context.sequences
+        if gamma == 0:
+            return Proposal.nothing(lengths.shape[0], 0, self.vocab_size), state
         agreed = (state.lengths == lengths)[:, None]
         sources = jnp.where(agreed, state.sources, state.sources + 1)
-        text, tokens, probs = sequences, [], []
+        tokens, probs = [], []
         for i in range(gamma):
             contexts = _contexts(sources, text, self.table.shape[0])
             at = (lengths + i)[:, None]
             here = self.table[jnp.take_along_axis(contexts, at, axis=1)[:, 0]]
             probs.append(standardize(here, settings))
-            position_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
-            tokens.append(sample_rows(position_keys, probs[i], settings))
+            tokens.append(context.draws.sample(probs[i], i, settings))
             text = jax.vmap(lambda row, token, at: row.at[at].set(token))(
                 text, tokens[i], lengths + i + 1
             )
-        batch = lengths.shape[0]
-        return Proposal(
-            tokens=jnp.stack(tokens, 1) if gamma else jnp.zeros((batch, 0), jnp.int32),
-            probs=jnp.stack(probs, 1) if gamma else jnp.zeros((batch, 0, self.vocab_size)),
-        ), state
+        return Proposal.full(jnp.stack(tokens, 1), jnp.stack(probs, 1)), state
 
-    def commit(self, state: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
+    def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
         """Takes note of the rows' lengths."""
-        return state.replace(lengths=lengths)
+        return state.replace(lengths=outcome.lengths)
 
 
 @flax.struct.dataclass
-class ConstantDraft:
+class ConstantDraft(DraftBase):
     """Proposes the same token for ever, and says so."""
 
     token: Int[Array, ""]
     vocab_size: int = flax.struct.field(pytree_node=False)
 
-    def prefill(self, inputs, prompts: Int[Array, "batch width"], max_length: int) -> Cache:
-        """Nothing to keep."""
-        return ()
-
-    def propose(
-        self,
-        state: Cache,
-        sequences: Int[Array, "batch width"],
-        lengths: Int[Array, "batch"],
-        keys: Key[Array, "batch"],
-        gamma: int,
-        settings: Sampling,
-    ) -> tuple[Proposal, Cache]:
+    def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         """``gamma`` times the token."""
-        tokens = jnp.full((lengths.shape[0], gamma), self.token, jnp.int32)
-        return Proposal(tokens=tokens, probs=jax.nn.one_hot(tokens, self.vocab_size)), state
-
-    def commit(self, state: Cache, lengths: Int[Array, "batch"]) -> Cache:
-        """Nothing to forget."""
-        return state
+        tokens = jnp.full((context.lengths.shape[0], gamma), self.token, jnp.int32)
+        return Proposal.full(tokens, jax.nn.one_hot(tokens, self.vocab_size)), state
 
 
 def conditionals(

@@ -1,0 +1,195 @@
+"""Hierarchy: a draft that is itself sped up by a cheaper one (section 6).
+
+The middle model decodes speculatively, with the cheap draft proposing and itself
+verifying, until it has gamma tokens; these follow its own distribution exactly, and are
+what it proposes to the target. Cascades nest: the cheap draft may be a cascade.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x import autoregressive
+from spec_t5x.decoding import emitted
+from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.drafts.sequential import catch_up, slices
+from spec_t5x.draws import Stream, draft_draws
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import (
+    Cache,
+    Context,
+    Draft,
+    DraftBase,
+    DraftState,
+    Outcome,
+    Proposal,
+    Target,
+)
+from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
+from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
+
+
+@flax.struct.dataclass
+class CascadeState:
+    """The states of the middle model and of the cheap draft."""
+
+    # Holds a row's text up to its length at most.
+    cache: Cache
+    draft_state: DraftState
+
+
+@flax.struct.dataclass(kw_only=True)
+class _Inner:
+    """The middle model's own speculative decoding, under way."""
+
+    sequences: Int[Array, "batch width"]
+    lengths: Int[Array, "batch"]
+    # The middle model's distribution of each token that it has written.
+    probs: Float32[Array, "batch room vocab"]
+    state: CascadeState
+
+
+@flax.struct.dataclass
+class CascadeDraft(DraftBase):
+    """``model`` drafts for the target, and ``draft`` for ``model``."""
+
+    model: Target
+    # Must bear with a text that runs ahead of it (``TransformerDraft(may_trail=True)``).
+    draft: Draft
+    # Tokens that the cheap draft proposes to the middle model in each of its calls.
+    inner_gamma: int = flax.struct.field(pytree_node=False, default=2)
+    # How the middle model samples; None takes the target's settings.
+    settings: Sampling | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits of the middle model."""
+        return self.model.vocab_size
+
+    @property
+    def _spare(self) -> int:
+        """The inner loop may overshoot by a block, and an idle row writes another."""
+        return 2 * (self.inner_gamma + 1)
+
+    def prefill(
+        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
+    ) -> CascadeState:
+        """Encodes the inputs and feeds the prompts, to both.
+
+        Raises:
+          InputError: ``inner_gamma`` below 1, a cheap draft of another vocabulary, or
+            one that wants the states of the model it drafts for.
+        """
+        self._check()
+        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        room = max_length + self._spare
+        return CascadeState(
+            cache=autoregressive.prefill(self.model, inputs, prompts, lengths, room),
+            draft_state=self.draft.prefill(inputs, prompts, room),
+        )
+
+    def propose(
+        self, state: CascadeState, context: Context, gamma: int
+    ) -> tuple[Proposal, CascadeState]:
+        """``gamma`` tokens from the middle model's distribution."""
+        batch = context.lengths.shape[0]
+        if gamma == 0:
+            return Proposal.nothing(batch, 0, self.vocab_size), state
+        cache = catch_up(
+            self.model,
+            state.cache,
+            context.sequences,
+            context.lengths,
+            context.live,
+            width=gamma + 1,
+        )
+        inner = _Inner(
+            sequences=jnp.pad(context.sequences, ((0, 0), (0, self._spare))),
+            lengths=context.lengths,
+            probs=jnp.zeros((batch, gamma + self._spare, self.vocab_size), jnp.float32),
+            state=state.replace(cache=self.model.rollback(cache, context.lengths)),
+        )
+
+        def wants_more(inner):
+            return context.live & (inner.lengths < context.lengths + gamma)
+
+        inner = lax.while_loop(
+            lambda inner: jnp.any(wants_more(inner)),
+            lambda inner: self._iterate(inner, context, wants_more(inner)),
+            inner,
+        )
+        tokens = slices(inner.sequences, context.lengths + 1, gamma)
+        # A row that was not asked for keeps what its cache really holds.
+        lengths = jnp.where(context.live, inner.lengths, cache.lengths)
+        cache = self.model.rollback(inner.state.cache, lengths)
+        return Proposal.full(tokens, inner.probs[:, :gamma]), inner.state.replace(cache=cache)
+
+    def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:
+        """Rolls both back to what the target kept."""
+        lengths = jnp.minimum(state.cache.lengths, outcome.lengths)
+        return CascadeState(
+            cache=self.model.rollback(state.cache, lengths),
+            draft_state=self.draft.commit(state.draft_state, outcome),
+        )
+
+    def _iterate(self, inner: _Inner, context: Context, live) -> _Inner:
+        """One iteration of Algorithm 1, between the middle model and the cheap draft."""
+        settings = context.settings if self.settings is None else self.settings
+        stream, coupled = context.draws.stream, context.draws.coupled
+        proposal, draft_state = self.draft.propose(
+            inner.state.draft_state,
+            self._inner_context(inner, stream, coupled, settings, live),
+            self.inner_gamma,
+        )
+        last = slices(inner.sequences, inner.lengths, 1)
+        block = jnp.concatenate([last, proposal.tokens], axis=1)
+        logits, cache = self.model.score(inner.state.cache, block)
+        probs = standardize(logits, settings)
+        verifier = CoupledVerifier() if coupled else BlockVerifier()
+        verdict = verifier(stream, inner.lengths, proposal, logits, probs, settings)
+
+        lengths = inner.lengths + jnp.where(live, verdict.num_accepted + 1, 0)
+        outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, verdict.num_accepted, 0))
+        return _Inner(
+            sequences=_put(inner.sequences, emitted(proposal.tokens, verdict), inner.lengths + 1),
+            lengths=lengths,
+            probs=_put(inner.probs, probs, inner.lengths - context.lengths),
+            state=CascadeState(
+                cache=self.model.rollback(cache, lengths),
+                draft_state=self.draft.commit(draft_state, outcome),
+            ),
+        )
+
+    def _inner_context(self, inner: _Inner, stream: Stream, coupled, settings, live) -> Context:
+        return Context(
+            sequences=inner.sequences,
+            lengths=inner.lengths,
+            live=live,
+            draws=draft_draws(stream, inner.lengths, coupled),
+            settings=settings,
+            target_cache=inner.state.cache,
+        )
+
+    def _check(self) -> None:
+        if self.inner_gamma < 1:
+            raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
+        if self.draft.vocab_size != self.vocab_size:
+            raise InputError(
+                f"the inner draft has {self.draft.vocab_size} tokens and the draft "
+                f"{self.vocab_size}: use models with one vocabulary"
+            )
+        if self.draft.uses_target_states:
+            raise InputError(
+                f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
+                "inside a cascade"
+            )
+
+
+def _put(buffer: Array, values: Array, starts: Int[Array, "batch"]) -> Array:
+    """``buffer`` with each row's ``values`` from its own start on."""
+
+    def put_row(row, new, start):
+        return lax.dynamic_update_slice(row, new, (start, *[0] * (row.ndim - 1)))
+
+    return jax.vmap(put_row)(buffer, values, starts)

@@ -1,0 +1,183 @@
+"""Where random numbers come from: streams of keys, and the draws made from them.
+
+A row's draws depend on the row's own key and on positions in its text, never on the
+rows beside it, on padding or on how many iterations were needed. Two kinds of stream:
+
+* ``RowStream``: a key for each row, the package's own;
+* ``T5XStream``: T5X's chain, one key for each step, whose noise covers the whole batch.
+  What is sampled with it is what ``t5x.decoding.temperature_sample`` samples.
+
+A draft asks ``Draws`` for its tokens and need not know which. Where the verifier is
+coupled, draft and target see the same Gumbel noise at the same position, so that they
+mostly choose the same token (arXiv 2408.07978).
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.distributions import Sampling, argmax, gumbel_argmax, sample
+from spec_t5x.types import Array, Float, Float32, Int, Key
+
+# Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
+_NOISE = 0x6E6F6973
+
+
+@flax.struct.dataclass
+class RowStream:
+    """One key for each row."""
+
+    keys: Key[Array, "batch"]
+
+    def at(self, positions: Int[Array, "batch"], num: int) -> tuple[Key[Array, "batch"], ...]:
+        """``num`` independent keys for each row, which depend on its position alone.
+
+        Positions grow in every iteration, so that no key comes back.
+        """
+        here = jax.vmap(jax.random.fold_in)(self.keys, positions)
+        # Not ``split``, whose keys may depend on how many are asked for.
+        numbered = jax.vmap(jax.random.fold_in, (0, None))
+        return tuple(numbered(here, i) for i in range(num))
+
+    def gumbels(
+        self, positions: Int[Array, "batch"], vocab_size: int
+    ) -> Float32[Array, "batch vocab"]:
+        """The noise that chooses the token at each row's position."""
+
+        def of_row(key, position):
+            key = jax.random.fold_in(jax.random.fold_in(key, _NOISE), position)
+            return jax.random.gumbel(key, (vocab_size,))
+
+        return jax.vmap(of_row)(self.keys, positions)
+
+
+@flax.struct.dataclass
+class T5XStream:
+    """T5X's chain of keys: ``key, next = split(key)`` in every step.
+
+    The noise of a step is drawn for the whole batch, so a row's text depends on its
+    place in it, as in T5X. Make one with ``t5x_stream``.
+    """
+
+    # The key of each step.
+    steps: Key[Array, "steps"]
+    # Position at which each row's first step is.
+    starts: Int[Array, "batch"]
+    # T5X maps over rows when each has its own temperature: all get the same noise.
+    same_for_rows: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def gumbels(
+        self, positions: Int[Array, "batch"], vocab_size: int
+    ) -> Float32[Array, "batch vocab"]:
+        """The noise that chooses the token at each row's position."""
+        batch = self.starts.shape[0]
+        # An ended row may be proposed for beyond the last step; nothing reads that.
+        keys = self.steps.at[positions - self.starts].get(mode="clip")
+        if self.same_for_rows:
+            return jax.vmap(lambda key: jax.random.gumbel(key, (1, vocab_size))[0])(keys)
+
+        def of_row(key, row):
+            return jax.random.gumbel(key, (batch, vocab_size))[row]
+
+        return jax.vmap(of_row)(keys, jnp.arange(batch))
+
+
+Stream = RowStream | T5XStream
+
+
+def t5x_stream(
+    rng: Key[Array, ""], starts: Int[Array, "batch"], num_steps: int, same_for_rows: bool = False
+) -> T5XStream:
+    """The chain that T5X's sampling loop makes of ``rng``.
+
+    Args:
+      rng: T5X's ``decode_rng``.
+      starts: length of each row's prompt, or zeros where T5X does not prefill it.
+      num_steps: tokens generated at most.
+      same_for_rows: whether each row has its own temperature.
+    """
+
+    def split(key, _):
+        now, following = jax.random.split(key)
+        return following, now
+
+    _, steps = lax.scan(split, rng, length=num_steps)
+    return T5XStream(steps=steps, starts=starts, same_for_rows=same_for_rows)
+
+
+@flax.struct.dataclass
+class Draws:
+    """What a draft samples its proposals with."""
+
+    stream: Stream
+    # Tokens that the rows hold; the first proposal goes to this position.
+    lengths: Int[Array, "batch"]
+    # Whether the verifier looks at the same noise.
+    coupled: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def sample(
+        self, probs: Float[Array, "batch vocab"], offset, settings: Sampling
+    ) -> Int[Array, "batch"]:
+        """A token of each row's distribution, for the proposal number ``offset``.
+
+        Args:
+          probs: after ``standardize``.
+          offset: 0 for the first proposal; a number, or one for each row.
+          settings: what ``probs`` were standardized with.
+        """
+        positions = self.lengths + offset
+        if self.coupled or settings.greedy:
+            return sample_coupled(self.stream, positions, probs, settings)
+        keys = jax.vmap(jax.random.fold_in)(self.stream.keys, positions)
+        return jax.vmap(sample)(keys, probs)
+
+    def at(self, lengths: Int[Array, "batch"]) -> "Draws":
+        """The same draws for rows that have grown to ``lengths``."""
+        return dataclasses.replace(self, lengths=lengths)
+
+
+def purpose_keys(
+    stream: RowStream, lengths: Int[Array, "batch"]
+) -> tuple[Key[Array, "batch"], Key[Array, "batch"], Key[Array, "batch"]]:
+    """Keys of one iteration: to emit a token, to accept drafts, to propose them.
+
+    The first comes first in ``at`` whatever the number asked for, so that plain decoding
+    draws what gamma = 0 does.
+    """
+    return stream.at(lengths, 3)
+
+
+def draft_draws(stream: Stream, lengths: Int[Array, "batch"], coupled: bool) -> Draws:
+    """What a draft samples with in the iteration that starts at ``lengths``."""
+    if coupled:
+        return Draws(stream, lengths, coupled=True)
+    return Draws(RowStream(purpose_keys(stream, lengths)[2]), lengths)
+
+
+def sample_next(
+    stream: Stream,
+    lengths: Int[Array, "batch"],
+    probs: Float[Array, "batch vocab"],
+    settings: Sampling,
+    coupled: bool,
+) -> Int[Array, "batch"]:
+    """The next token of each row in plain decoding."""
+    if coupled or settings.greedy:
+        return sample_coupled(stream, lengths, probs, settings)
+    (keys,) = stream.at(lengths, 1)
+    return jax.vmap(sample)(keys, probs)
+
+
+def sample_coupled(
+    stream: Stream,
+    positions: Int[Array, "batch"],
+    probs: Float[Array, "batch vocab"],
+    settings: Sampling,
+) -> Int[Array, "batch"]:
+    """The token that the noise at each row's position chooses from ``probs``."""
+    if settings.greedy:
+        return argmax(probs)
+    return gumbel_argmax(probs, stream.gumbels(positions, probs.shape[-1]))

@@ -1,0 +1,200 @@
+"""What every draft owes: the target's text and law, batches of strangers, clean caches."""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x import decoding
+from spec_t5x import outputs as outputs_lib
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.early_exit import EarlyExitDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.draws import RowStream
+from spec_t5x.interfaces import Draft, DraftBase, Proposal
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from spec_t5x.types import Array, Int
+from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+GREEDY = sampling(0.0)
+KEY = jax.random.key(3)
+VOCAB = 30
+LENGTH = 18
+# Sources that texts can be copied from: the toy models write what they were fed, often.
+SOURCES = jnp.array(
+    [[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0], [3, 1, 0, 0, 0, 0], [7, 6, 5, 4, 3, 1]]
+)
+
+
+@flax.struct.dataclass
+class Parrot(DraftBase):
+    """The example of ``DraftBase``."""
+
+    tokens: Int[Array, "n"]
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def propose(self, state, context, gamma):
+        batch = context.lengths.shape[0]
+        tokens = jnp.tile(jnp.resize(self.tokens, (1, gamma)), (batch, 1))
+        return Proposal.full(tokens, jax.nn.one_hot(tokens, self.vocab_size)), state
+
+
+@functools.cache
+def target():
+    return tiny_t5(0, num_decoder_layers=3)
+
+
+@functools.cache
+def near():
+    """A model that often agrees with the target: the target, disturbed."""
+    noise = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.05 * np.asarray(noise.normal(size=leaf.shape), np.float32),
+        target().params,
+    )
+    return type(target()).create(params, target().config)
+
+
+def trailing(model, **settings):
+    return TransformerDraft(model, may_trail=True, **settings)
+
+
+T5_DRAFTS = {
+    "transformer": lambda: TransformerDraft(near()),
+    "adaptive": lambda: TransformerDraft(near(), stopping=Stopping(c=0.2)),
+    "uniform": lambda: UniformDraft(VOCAB),
+    "copy": lambda: CopyDraft(VOCAB),
+    "mixed": lambda: MixedDraft(CopyDraft(VOCAB), trailing(near())),
+    "mixed adaptive": lambda: MixedDraft(CopyDraft(VOCAB), trailing(near(), stopping=Stopping())),
+    "cascade": lambda: CascadeDraft(near(), trailing(tiny_t5(2))),
+    "cascade of a cascade": lambda: CascadeDraft(
+        near(), CascadeDraft(tiny_t5(2), CopyDraft(VOCAB)), inner_gamma=3
+    ),
+    "mixed with a cascade": lambda: MixedDraft(
+        CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), trailing(tiny_t5(2)))
+    ),
+    "early exit": lambda: EarlyExitDraft.create(target(), 2),
+    "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
+}
+every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
+
+
+def no_prompts(batch):
+    return jnp.zeros((batch, 1), jnp.int32)
+
+
+@functools.cache
+def plain_text():
+    return jax.device_get(
+        autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
+    )
+
+
+PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9], [0, 0, 0]])
+
+
+def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, gamma=3, **options):
+    options = {"max_decode_len": LENGTH, **options}
+    return jax.device_get(
+        speculative_decode(target(), draft, sources, prompts, rng, settings, gamma=gamma, **options)
+    )
+
+
+@every_draft
+def test_the_greedy_text_is_that_of_plain_decoding(name):
+    draft = T5_DRAFTS[name]()
+    assert isinstance(draft, Draft)
+    decoded = decode(draft)
+    np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
+    stats = decoded.stats
+    assert np.all(stats.accepted <= stats.proposed)
+    assert np.all(stats.proposed <= 3 * stats.target_calls)
+    written = decoded.lengths[:, 0] - np.array([0, 1, 2, 0])
+    assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
+
+
+@every_draft
+def test_a_row_decodes_alone_as_it_does_in_a_batch(name):
+    draft = T5_DRAFTS[name]()
+    keys = outputs_lib.row_keys(KEY, 4)
+    settings = sampling(1.0)
+    together = decode(draft, rng=keys, settings=settings)
+    order = jnp.array([2, 0])
+    fewer = decode(draft, SOURCES[order], PROMPTS[order], keys[order], settings)
+    for found, expected in zip(jax.tree.leaves(fewer), jax.tree.leaves(together), strict=True):
+        np.testing.assert_allclose(found, expected[order], atol=1e-4)
+
+
+@every_draft
+def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
+    """Whatever a draft keeps between iterations, it must not show."""
+    draft = T5_DRAFTS[name]()
+    gamma, stream = 3, RowStream(outputs_lib.row_keys(KEY, 4))
+    step = jax.jit(functools.partial(decoding.step, gamma=gamma, verifier=TokenVerifier()))
+    init = jax.jit(functools.partial(decoding.init, gamma=gamma, max_decode_len=LENGTH))
+    propose = jax.jit(lambda draft, state, context: draft.propose(state, context, gamma)[0])
+    prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + gamma + 1))
+    settings = sampling(1.0)
+    state = init(target(), draft, SOURCES, PROMPTS, stream)
+    compared = 0
+    for _ in range(5):
+        state, _ = step(target(), draft, state, settings)
+        context = decoding.context_of(state, settings, TokenVerifier())
+        text = state.outputs.sequences
+        is_text = jnp.arange(text.shape[1])[None, :] <= state.outputs.lengths[:, None]
+        fresh = propose(draft, prefill(draft, jnp.where(is_text, text, 0)), context)
+        kept = propose(draft, state.draft_state, context)
+        for row in np.flatnonzero(~np.asarray(state.outputs.ended)):
+            # An adaptive draft may stop at another place: its history is not fresh.
+            count = int(min(kept.counts[row], fresh.counts[row]))
+            np.testing.assert_array_equal(kept.tokens[row, :count], fresh.tokens[row, :count])
+            np.testing.assert_allclose(kept.probs[row, :count], fresh.probs[row, :count], atol=1e-4)
+            compared += count
+    assert compared > 0
+    assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.proposed))
+
+
+LAW_DRAFTS = {
+    "uniform": lambda: UniformDraft(4),
+    "copy": lambda: CopyDraft(4),
+    "adaptive": lambda: TransformerDraft(laws.other_model(), stopping=Stopping(c=0.3)),
+    "mixed": lambda: MixedDraft(CopyDraft(4), trailing(laws.other_model())),
+    "cascade": lambda: CascadeDraft(laws.other_model(), trailing(third_model()), inner_gamma=1),
+    "cascade of uniform": lambda: CascadeDraft(laws.other_model(), UniformDraft(4)),
+}
+
+
+def third_model():
+    return TableTarget.create(seed=2, vocab_size=4)
+
+
+@pytest.mark.parametrize("name", LAW_DRAFTS)
+def test_sampled_texts_follow_the_targets_law(name):
+    decoded = laws.decode_many(LAW_DRAFTS[name](), gamma=3)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+
+
+@pytest.mark.parametrize("name", ["transformer", "mixed", "cascade", "early exit", "adaptive"])
+def test_coupled_the_text_depends_on_the_key_alone(name):
+    settings = sampling(1.0)
+    plain = autoregressive_decode(
+        target(), SOURCES, PROMPTS, KEY, settings, coupled=True, max_decode_len=LENGTH
+    )
+    decoded = decode(T5_DRAFTS[name](), settings=settings, verifier=CoupledVerifier())
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert np.sum(decoded.stats.accepted) > 0
