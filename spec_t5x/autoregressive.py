@@ -130,7 +130,7 @@ def autoregressive_decode(
         ``coupled``.
     """
     outputs_lib.check_prompts(prompts, max_decode_len)
-    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, coupled)
+    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, coupled, max_decode_len)
     settings = settings.repeat(num_decodes)
     state = init(
         target,

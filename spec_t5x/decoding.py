@@ -12,138 +12,48 @@ loop runs on the device until every row has ended.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x import autoregressive
 from spec_t5x import outputs as outputs_lib
-from spec_t5x.distributions import Sampling, overlap, standardize
-from spec_t5x.draws import Stream, draft_draws
-from spec_t5x.errors import InputError
-from spec_t5x.interfaces import (
-    Cache,
-    Context,
-    Draft,
-    DraftState,
-    Outcome,
-    Proposal,
-    StatefulTarget,
-    Target,
+from spec_t5x import tree_decoding
+from spec_t5x.decode_state import (
+    DecodeState,
+    DecodeStats,
+    Iteration,
+    done,
+    init,
+    make_context,
+    states_before,
 )
-from spec_t5x.outputs import Decoded, Outputs
+from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.draws import Stream
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Draft, Outcome, Proposal, StatefulTarget, Target
+from spec_t5x.outputs import Decoded
 from spec_t5x.scoring import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Float, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
 from spec_t5x.verification import Verdict
-from spec_t5x.verifiers import BlockVerifier, Verifier
+from spec_t5x.verifiers import BlockVerifier, TreeVerifier, Verifier
+
+__all__ = [
+    "DEFAULT_VERIFIER",
+    "DecodeState",
+    "DecodeStats",
+    "Iteration",
+    "call_widths",
+    "check_arguments",
+    "done",
+    "init",
+    "speculative_decode",
+    "speculative_steps",
+    "step",
+]
 
 DEFAULT_VERIFIER = BlockVerifier()
-
-
-@flax.struct.dataclass(kw_only=True)
-class DecodeStats:
-    """Counts for each row, over the iterations before it ended."""
-
-    # Target calls, which are iterations.
-    target_calls: Int[Array, "*rows"]
-    # Draft tokens proposed: gamma in each iteration, or fewer.
-    proposed: Int[Array, "*rows"]
-    # Draft tokens that are part of the output.
-    accepted: Int[Array, "*rows"]
-    # The same by position in the block; divide by target_calls for rates (drafts that
-    # propose fewer than gamma tokens count as not accepted).
-    accepted_by_position: Int[Array, "*rows gamma"]
-    # Positions at which a draft stood for verification, all before it accepted,
-    # and the sum there of beta = sum min(p, q).
-    verified: Int[Array, "*rows"]
-    beta_sum: Float32[Array, "*rows"]
-
-    @property
-    def mean_acceptance_length(self) -> Array:
-        """Tokens for each target call: ``1 + accepted / target_calls``.
-
-        A row that got 9 drafts accepted in 3 calls has (3 + 9) / 3 = 4.
-        """
-        return 1.0 + self.accepted / jnp.maximum(self.target_calls, 1)
-
-    @property
-    def alpha(self) -> Array:
-        """Mean of beta over verified positions: the low-variance estimate of alpha.
-
-        The probability of accepting, in place of the count of acceptances
-        (Corollary 3.6). NaN where nothing was verified.
-        """
-        return self.beta_sum / self.verified
-
-
-@flax.struct.dataclass(kw_only=True)
-class DecodeState:
-    """All that one iteration hands to the next."""
-
-    # Sequences, lengths, limits, ended rows and scores.
-    outputs: Outputs
-    # The target's cache: every token of a row but its last one.
-    target_cache: Cache
-    # Whatever the draft keeps.
-    draft_state: DraftState
-    # Where the rows' random numbers come from.
-    stream: Stream
-    # The target's last decoder state, for drafts that use it (see ``Context``).
-    target_states: Float[Array, "batch embed"] | None
-    stats: DecodeStats
-
-
-@flax.struct.dataclass(kw_only=True)
-class Iteration:
-    """What happened in one iteration: a line of Figure 1."""
-
-    # What the draft proposed, and how many tokens of it count.
-    proposed: Int[Array, "batch gamma"]
-    num_proposed: Int[Array, "batch"]
-    # How many leading proposals entered the output; the next one was rejected,
-    # unless the row ended before it or all were accepted.
-    num_accepted: Int[Array, "batch"]
-    # Tokens appended, and how many of them count: the accepted proposals, then
-    # (unless the row ended before it) the target's own token.
-    appended: Int[Array, "batch gamma+1"]
-    num_appended: Int[Array, "batch"]
-    ended: Array
-
-
-def init(
-    target: Target,
-    draft: Draft,
-    inputs: PyTree,
-    prompts: Int[Array, "batch width"],
-    stream: Stream,
-    *,
-    gamma: int,
-    max_decode_len: int,
-    max_decode_steps: Int[Array, "*steps"] | None = None,
-    num_decodes: int = 1,
-) -> DecodeState:
-    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each."""
-    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
-    # The last call may start at position max_decode_len (an ended row) and runs
-    # gamma further.
-    max_length = max_decode_len + gamma + 1
-    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
-    draft_state = draft.prefill(inputs, prompts, max_length)
-    outputs, target_cache, draft_state = outputs_lib.repeat_rows(
-        (outputs, target_cache, draft_state), num_decodes
-    )
-    rows = outputs.lengths.shape[0]
-    return DecodeState(
-        outputs=outputs,
-        target_cache=target_cache,
-        draft_state=draft_state,
-        stream=stream,
-        target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
-        stats=_no_stats(rows, gamma),
-    )
 
 
 def step(
@@ -160,7 +70,7 @@ def step(
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row."""
     outputs = state.outputs
     proposal, draft_state = draft.propose(
-        state.draft_state, context_of(state, settings, verifier), gamma
+        state.draft_state, make_context(state, settings, verifier.coupled), gamma
     )
     # An ended row shall not make the target's call longer.
     proposal = proposal.replace(counts=jnp.where(outputs.ended, 0, proposal.counts))
@@ -184,9 +94,14 @@ def step(
         draft_state=draft.commit(
             draft_state, Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
         ),
-        target_states=_states_before(states, num_appended),
+        target_states=states_before(states, num_appended),
         stats=_count(
-            state.stats, ~state.outputs.ended, proposal, target_probs, num_accepted, num_appended
+            state.stats,
+            ~state.outputs.ended,
+            proposal,
+            verifier.overlap(target_probs[:, :gamma], proposal.probs),
+            num_accepted,
+            num_appended,
         ),
     )
     return state, Iteration(
@@ -196,19 +111,6 @@ def step(
         appended=tokens,
         num_appended=num_appended,
         ended=outputs.ended,
-    )
-
-
-def context_of(state: DecodeState, settings: Sampling, verifier: Verifier) -> Context:
-    outputs = state.outputs
-    return Context(
-        sequences=outputs.sequences,
-        lengths=outputs.lengths,
-        live=~outputs.ended,
-        draws=draft_draws(state.stream, outputs.lengths, verifier.coupled),
-        settings=settings,
-        target_cache=state.target_cache,
-        target_states=state.target_states,
     )
 
 
@@ -254,17 +156,11 @@ def _pad(values: Array, block: Array) -> Array:
     return jnp.pad(values, ((0, 0), (0, missing), (0, 0)))
 
 
-def _states_before(states, num_appended: Int[Array, "batch"]):
-    """The state that each row's last token was predicted from."""
-    if states is None:
-        return None
-    last = jnp.maximum(num_appended - 1, 0)[:, None, None]
-    return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
-
-
-def done(state: DecodeState) -> Array:
-    """Whether every row has ended."""
-    return jnp.all(state.outputs.ended)
+def _step_function(verifier: Verifier | TreeVerifier, gamma: int, **options) -> Callable:
+    """``(target, draft, state, settings) -> (state, iteration)`` for a verifier."""
+    if isinstance(verifier, TreeVerifier):
+        return functools.partial(tree_decoding.step, tree=verifier.tree(gamma), **options)
+    return functools.partial(step, gamma=gamma, verifier=verifier, **options)
 
 
 @functools.partial(
@@ -290,7 +186,7 @@ def speculative_decode(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
-    verifier: Verifier = DEFAULT_VERIFIER,
+    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Decoded:
@@ -309,7 +205,8 @@ def speculative_decode(
       rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
         all rows (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
-      gamma: tokens proposed in each iteration at most, at least 0.
+      gamma: tokens proposed in each iteration at most, at least 0; with a tree, its
+        depth.
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt.
       num_decodes: sequences for each input.
@@ -323,8 +220,9 @@ def speculative_decode(
         ``max_decode_len``, a draft that needs more of the target than it shows, or a
         stream that the verifier cannot draw from.
     """
-    check_arguments(target, draft, prompts, gamma, max_decode_len)
-    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, verifier.coupled)
+    stream = _checked_stream(
+        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+    )
     settings = settings.repeat(num_decodes)
     state = init(
         target,
@@ -336,32 +234,27 @@ def speculative_decode(
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
         num_decodes=num_decodes,
+        num_nodes=verifier.num_nodes(gamma),
     )
-
-    def body(state):
-        return step(
-            target,
-            draft,
-            state,
-            settings,
-            gamma=gamma,
-            verifier=verifier,
-            eos_id=eos_id,
-            rescale_log_probs=rescale_log_probs,
-        )[0]
-
-    state = lax.while_loop(lambda state: ~done(state), body, state)
+    step = _step_function(verifier, gamma, eos_id=eos_id, rescale_log_probs=rescale_log_probs)
+    state = lax.while_loop(
+        lambda state: ~done(state), lambda state: step(target, draft, state, settings)[0], state
+    )
     return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
 
 
 # The stepper's two programs, compiled once for each shape. The state is donated:
 # its caches are updated in place.
-_jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decodes"))
-_jit_step = jax.jit(
-    step,
+_jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes"))
+
+
+@functools.partial(
+    jax.jit,
     static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
     donate_argnames="state",
 )
+def _jit_step(target, draft, state, settings, *, verifier, gamma, **options):
+    return _step_function(verifier, gamma, **options)(target, draft, state, settings)
 
 
 def speculative_steps(
@@ -376,7 +269,7 @@ def speculative_steps(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
-    verifier: Verifier = DEFAULT_VERIFIER,
+    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Iterator[Iteration]:
@@ -385,8 +278,9 @@ def speculative_steps(
     For streaming and for traces. Same arguments, same text; slower by a round trip
     for each iteration. The generator's return value is the ``Decoded`` result.
     """
-    check_arguments(target, draft, prompts, gamma, max_decode_len)
-    stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, verifier.coupled)
+    stream = _checked_stream(
+        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+    )
     settings = settings.repeat(num_decodes)
     state = _jit_init(
         target,
@@ -398,6 +292,7 @@ def speculative_steps(
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
         num_decodes=num_decodes,
+        num_nodes=verifier.num_nodes(gamma),
     )
     while not done(state):
         state, iteration = _jit_step(
@@ -405,13 +300,25 @@ def speculative_steps(
             draft,
             state,
             settings,
-            gamma=gamma,
             verifier=verifier,
+            gamma=gamma,
             eos_id=eos_id,
             rescale_log_probs=rescale_log_probs,
         )
         yield jax.device_get(iteration)
     return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
+
+
+def _checked_stream(
+    target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+) -> Stream:
+    check_arguments(target, draft, prompts, gamma, max_decode_len)
+    stream = outputs_lib.row_stream(
+        rng, prompts.shape[0], num_decodes, verifier.coupled, max_decode_len
+    )
+    if isinstance(verifier, TreeVerifier):
+        tree_decoding.check_tree(target, draft, stream)
+    return stream
 
 
 def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
@@ -438,20 +345,8 @@ def emitted(drafts: Int[Array, "batch gamma"], verdict: Verdict) -> Int[Array, "
     return jnp.where(is_draft, padded, verdict.next_token[:, None])
 
 
-def _no_stats(batch: int, gamma: int) -> DecodeStats:
-    zeros = jnp.zeros(batch, jnp.int32)
-    return DecodeStats(
-        target_calls=zeros,
-        proposed=zeros,
-        accepted=zeros,
-        accepted_by_position=jnp.zeros((batch, gamma), jnp.int32),
-        verified=zeros,
-        beta_sum=jnp.zeros(batch, jnp.float32),
-    )
-
-
 def _count(
-    stats: DecodeStats, live, proposal: Proposal, target_probs, num_accepted, num_appended
+    stats: DecodeStats, live, proposal: Proposal, beta, num_accepted, num_appended
 ) -> DecodeStats:
     """Adds one iteration. What a row would have got after its end does not count."""
     gamma = proposal.tokens.shape[1]
@@ -459,7 +354,6 @@ def _count(
     accepted_here = positions < num_accepted[:, None]
     # A position was verified when its draft entered the output or was replaced.
     verified_here = positions < jnp.minimum(num_appended, proposal.counts)[:, None]
-    beta = overlap(target_probs[:, :gamma], proposal.probs)
     return DecodeStats(
         target_calls=stats.target_calls + live,
         proposed=stats.proposed + proposal.counts * live,

@@ -12,8 +12,6 @@ coupled, draft and target see the same Gumbel noise at the same position, so tha
 mostly choose the same token (arXiv 2408.07978).
 """
 
-import dataclasses
-
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -79,10 +77,13 @@ class T5XStream:
         if self.same_for_rows:
             return jax.vmap(lambda key: jax.random.gumbel(key, (1, vocab_size))[0])(keys)
 
-        def of_row(key, row):
+        def of_row(step):
+            key, row = step
             return jax.random.gumbel(key, (batch, vocab_size))[row]
 
-        return jax.vmap(of_row)(keys, jnp.arange(batch))
+        # One row after the other: each may be at another step, whose noise is as large
+        # as the batch.
+        return lax.map(of_row, (keys, jnp.arange(batch)))
 
 
 Stream = RowStream | T5XStream
@@ -134,9 +135,38 @@ class Draws:
         keys = jax.vmap(jax.random.fold_in)(self.stream.keys, positions)
         return jax.vmap(sample)(keys, probs)
 
+    def sample_distinct(
+        self,
+        probs: Float[Array, "batch vocab"],
+        logits: Float[Array, "batch vocab"],
+        node: int,
+        num: int,
+        settings: Sampling,
+    ) -> Int[Array, "batch num"]:
+        """``num`` tokens without replacement, in the order that they were drawn in.
+
+        Args:
+          probs: after ``standardize``; where fewer than ``num`` tokens have any
+            probability, tokens without any make up the number.
+          logits: what ``probs`` were made from; at temperature 0 the likeliest are taken.
+          node: number of the node in its tree; each has draws of its own.
+          num: tokens for each row.
+          settings: what ``probs`` were standardized with.
+        """
+        if settings.greedy:
+            return lax.top_k(logits, num)[1]
+        keys = jax.vmap(jax.random.fold_in, (0, None))(self.stream.keys, node)
+        gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
+        # The largest perturbed logarithms come in the order of successive draws.
+        return lax.top_k(jnp.log(probs) + gumbels, num)[1]
+
     def at(self, lengths: Int[Array, "batch"]) -> "Draws":
-        """The same draws for rows that have grown to ``lengths``."""
-        return dataclasses.replace(self, lengths=lengths)
+        """The same stream for rows of other lengths.
+
+        A place that was drawn for already gets the same randomness again; to propose
+        anew after a verdict, take ``draft_draws``.
+        """
+        return self.replace(lengths=lengths)
 
 
 def purpose_keys(

@@ -16,16 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
 from spec_t5x.distributions import Sampling, sampling
-from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.outputs import Decoded
 from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
 
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
@@ -57,8 +58,18 @@ class GenerateOptions:
     truncate: bool = False
     # Scores under the sampled distribution instead of the model's own.
     rescale_log_probs: bool = False
+    # Which drafts to keep, by name (``verifiers.VERIFIERS``).
+    verifier: str = "block"
+    # Below 1 the token verifier is lossy: no token comes with more than 1 / lenience
+    # times its probability (section A.5).
+    lenience: float = 1.0
+    # Drafts for the next places of the verifiers ``multi`` and ``tree``; () for the usual.
+    widths: tuple = ()
 
     def __post_init__(self):
+        if isinstance(self.widths, list):
+            # gin's sequences.
+            object.__setattr__(self, "widths", tuple(self.widths))
         for field in dataclasses.fields(self):
             # gin hands over whatever a file binds.
             value = getattr(self, field.name)
@@ -77,6 +88,11 @@ class GenerateOptions:
         if self.max_source_len is not None and self.max_source_len < 2:
             raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
         self.sampling()
+        self.make_verifier()
+
+    def make_verifier(self) -> Verifier | TreeVerifier:
+        """Which drafts to keep."""
+        return verifier(self.verifier, lenience=self.lenience, widths=self.widths)
 
     def sampling(self) -> Sampling:
         """The distribution to sample from."""
@@ -125,37 +141,39 @@ class Generator:
     target: T5Model
     vocabulary: Vocabulary
     max_source_len: int
-    draft: TransformerDraft | None = None
+    draft: Draft | None = None
 
     @classmethod
     def load(
         cls,
         target: str | Path,
         draft: str | Path | None = None,
-        dtype: str = "float32",
+        options: DraftOptions | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories or the names of packaged models.
+
+        Args:
+          target: the model whose output is wanted.
+          draft: what ``checkpoints.drafts`` makes a draft of; None decodes plainly.
+          options: settings of the draft; the target computes in its ``dtype`` too.
 
         Raises:
           InputError: a checkpoint that cannot be read, or a draft whose vocabulary
             is not the target's.
         """
-        loaded = load(target, dtype=dtype)
-        if draft is None:
-            return cls.create(loaded)
-        loaded_draft = load(draft, dtype=dtype)
-        check_same_vocabulary(loaded, loaded_draft)
-        return cls.create(loaded, loaded_draft)
-
-    @classmethod
-    def create(cls, target: LoadedModel, draft: LoadedModel | None = None) -> "Generator":
-        """Binds models that were loaded already."""
+        options = options or DraftOptions()
+        loaded = load(target, dtype=options.dtype)
+        model = T5Model.create(loaded.params, loaded.config)
         return cls(
-            target=T5Model.create(target.params, target.config),
-            vocabulary=target.vocabulary,
-            max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-            draft=draft and TransformerDraft(T5Model.create(draft.params, draft.config)),
+            target=model,
+            vocabulary=loaded.vocabulary,
+            max_source_len=loaded.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+            draft=None if draft is None else make_draft(draft, loaded, model, options),
         )
+
+    def with_draft(self, draft: Draft | None) -> "Generator":
+        """The same with another draft."""
+        return dataclasses.replace(self, draft=draft)
 
     def plain(self) -> "Generator":
         """The same without its draft."""
@@ -207,9 +225,16 @@ class Generator:
         """Decodes one batch on the device; returns at once, before it is done."""
         prompts = np.zeros((len(batch.tokens), 1), np.int32)
         common = _loop_options(batch, options)
+        chosen = options.make_verifier()
         if self.draft is None:
             return autoregressive_decode(
-                self.target, batch.tokens, prompts, batch.keys, options.sampling(), **common
+                self.target,
+                batch.tokens,
+                prompts,
+                batch.keys,
+                options.sampling(),
+                coupled=chosen.coupled,
+                **common,
             )
         return speculative_decode(
             self.target,
@@ -219,6 +244,7 @@ class Generator:
             batch.keys,
             options.sampling(),
             gamma=options.gamma,
+            verifier=chosen,
             **common,
         )
 
@@ -254,6 +280,7 @@ class Generator:
             batch.keys,
             options.sampling(),
             gamma=options.gamma,
+            verifier=options.make_verifier(),
             **_loop_options(batch, options),
         )
         return next(self.collect(batch, decoded))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from spec_t5x.distributions import Sampling
 from spec_t5x.draws import Draws
+from spec_t5x.trees import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 Cache = Any
@@ -83,6 +84,22 @@ class Outcome:
     num_accepted: Int[Array, "batch"]
 
 
+@flax.struct.dataclass(kw_only=True)
+class TreeProposal:
+    """What a draft proposes when several drafts may stand for one place.
+
+    Nodes are numbered as in ``trees.Tree``; node 0 is the row's last token.
+    """
+
+    # The token of each node but the first.
+    tokens: Int[Array, "batch drafts"]
+    # For each node that has children: what they were drawn from, without replacement.
+    # Zeros where none could be drawn.
+    probs: Float[Array, "batch inner vocab"]
+    # Rows for which anything is proposed.
+    any: Bool[Array, "batch"]
+
+
 @runtime_checkable
 class Target(Protocol):
     """A model whose output is wanted."""
@@ -143,6 +160,9 @@ class Nodes:
 class NodeTarget(Target, Protocol):
     """A target that scores trees of tokens."""
 
+    def num_slots(self, cache: Cache) -> int:
+        """How many tokens of a row the cache has room for."""
+
     def score_nodes(
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Cache]:
@@ -150,6 +170,11 @@ class NodeTarget(Target, Protocol):
 
         The cache's lengths have no meaning here, and stay as they are.
         """
+
+    def move(
+        self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> Cache:
+        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
 
 
 @runtime_checkable
@@ -224,3 +249,21 @@ class DraftBase:
     def commit(self, state, outcome):
         """Nothing to forget."""
         return state
+
+
+@runtime_checkable
+class TreeDraft(Draft, Protocol):
+    """A draft that also proposes trees."""
+
+    def propose_tree(
+        self, state: DraftState, context: Context, tree: Tree
+    ) -> tuple[TreeProposal, DraftState]:
+        """Proposes a token for each node of the tree."""
+
+    def commit_tree(
+        self, state: DraftState, outcome: Outcome, path: Int[Array, "batch depth"]
+    ) -> DraftState:
+        """As ``commit``, told the node at each depth that the verifier went through.
+
+        Beyond ``outcome.num_accepted`` the path repeats its last node.
+        """

@@ -147,18 +147,29 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
 
 
 def row_stream(
-    rng: Key[Array, "*batch"] | Stream, batch: int, num_decodes: int, coupled: bool
+    rng: Key[Array, "*batch"] | Stream,
+    batch: int,
+    num_decodes: int,
+    coupled: bool,
+    num_steps: int,
 ) -> Stream:
-    """The stream of a loop over ``batch * num_decodes`` rows.
+    """The stream of a loop over ``batch * num_decodes`` rows, up to ``num_steps`` tokens.
 
     Raises:
-      InputError: T5X's chain of keys, without the coupled draws that it serves.
+      InputError: T5X's chain of keys, without the coupled draws that it serves, for
+        another number of rows, or with too few steps.
     """
     if isinstance(rng, RowStream):
         return rng
     if isinstance(rng, T5XStream):
         if not coupled:
             raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
+        rows, steps = rng.starts.shape[0], rng.steps.shape[0]
+        if rows != batch * num_decodes or steps < num_steps:
+            raise InputError(
+                f"T5X's chain of keys is for {rows} rows and {steps} steps: make it for "
+                f"{batch * num_decodes} rows and {num_steps} steps"
+            )
         return rng
     return RowStream(row_keys(rng, batch, num_decodes))
 

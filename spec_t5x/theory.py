@@ -26,6 +26,17 @@ def wall_time_improvement(
     return expected_tokens(alpha, gamma) / (gamma * c + verification_cost)
 
 
+def oracle_improvement(alpha: float, c: float) -> float:
+    """Factor over plain decoding if an oracle said when to stop drafting (section 3.5).
+
+    ``1 / (1 - alpha)`` tokens per iteration, and no draft made in vain: a bound for any
+    rule that adapts gamma.
+    """
+    _check(alpha, 0)
+    time = (1 - alpha) + c * alpha
+    return 1 / time if time > 0 else float("inf")
+
+
 def _check(alpha: float, gamma: int) -> None:
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha is {alpha}: an acceptance rate is between 0 and 1")

@@ -118,7 +118,7 @@ def block_verification(
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(jax.random.uniform(key, draft_tokens.shape), thresholds)
-    emission = block_emission_probs(accepted, carried, draft_probs, target_probs)
+    emission = block_emission_probs(accepted, draft_probs, target_probs, carried)
     return Verdict(num_accepted=accepted, next_token=sample(emit_key, emission))
 
 
@@ -166,9 +166,9 @@ def count_block_accepted(
 
 def block_emission_probs(
     num_accepted: Int[Array, ""],
-    carried: Float[Array, "gamma+1"],
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
+    carried: Float[Array, "gamma+1"],
 ) -> Float[Array, "vocab"]:
     """Distribution of the token after ``num_accepted`` drafts of a block.
 

@@ -14,15 +14,17 @@ of ``Verifier`` with ``verify_row``:
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, argmax
+from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
 from spec_t5x.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
+from spec_t5x.trees import Tree
 from spec_t5x.types import Array, Float, Float32, Int, Key
 from spec_t5x.verification import (
     Verdict,
@@ -41,6 +43,14 @@ class Verifier:
 
     # Whether draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
+
+    def num_nodes(self, gamma: int) -> int:
+        """Tokens that the target is fed in one call."""
+        return gamma + 1
+
+    def overlap(self, target_probs: Array, draft_probs: Array) -> Array:
+        """Chance that a draft is accepted, at each position: beta, whose mean is alpha."""
+        return overlap(target_probs, draft_probs)
 
     def verify_row(
         self,
@@ -101,6 +111,10 @@ class TokenVerifier(Verifier):
             raise InputError(
                 f"lenience is {self.lenience}: give a number above 0, at most 1 (1 is lossless)"
             )
+
+    def overlap(self, target_probs: Array, draft_probs: Array) -> Array:
+        """``sum min(p / l, q)`` (section A.5)."""
+        return overlap(target_probs / self.lenience, draft_probs)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts while ``u l q(x) < p(x)``."""
@@ -166,29 +180,77 @@ class CoupledVerifier(Verifier):
         return jax.vmap(matching_verification)(proposal.tokens, target_tokens, proposal.counts)
 
 
-VERIFIERS: dict[str, type[Verifier]] = {
+@dataclasses.dataclass(frozen=True)
+class TreeVerifier:
+    """Several drafts for one place, without replacement, in a static tree.
+
+    What it does is in ``tree_decoding.py``.
+    """
+
+    # Drafts for the next places; each is continued by one draft a place, up to gamma.
+    widths: tuple[int, ...] = (2,)
+    coupled: ClassVar[bool] = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if not self.widths or min(self.widths) < 1:
+            raise InputError(f"tree widths are {self.widths}: give at least 1 for each place")
+
+    def tree(self, gamma: int) -> Tree:
+        """The tree of depth ``gamma``.
+
+        Raises:
+          InputError: gamma is 0, or the tree is too large.
+        """
+        if gamma < 1:
+            raise InputError(f"gamma is {gamma}: a tree of drafts needs at least 1")
+        return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
+
+    def num_nodes(self, gamma: int) -> int:
+        """Tokens that the target is fed in one call."""
+        return self.tree(gamma).num_nodes
+
+
+VERIFIERS: dict[str, type[Verifier | TreeVerifier]] = {
     "token": TokenVerifier,
     "block": BlockVerifier,
     "coupled": CoupledVerifier,
     "rejection": RejectionVerifier,
+    "multi": TreeVerifier,
+    "tree": TreeVerifier,
 }
+# Drafts for each place, where the user does not say.
+DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
-def verifier(name: str = "block", lenience: float = 1.0) -> Verifier:
+def verifier(
+    name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()
+) -> Verifier | TreeVerifier:
     """A verifier by its name.
 
+    Args:
+      name: a key of ``VERIFIERS``.
+      lenience: of ``token`` alone, in (0, 1]; below 1 it is lossy (section A.5).
+      widths: drafts for the next place of ``multi`` (one number), for the next places
+        of ``tree``; empty takes ``DEFAULT_WIDTHS``.
+
     Raises:
-      InputError: an unknown name, a lenience outside (0, 1], or one below 1 with a
-        verifier that has none.
+      InputError: an unknown name, or settings that it does not have.
     """
     if name not in VERIFIERS:
-        raise InputError(f"verifier is {name!r}: choose one of {', '.join(sorted(VERIFIERS))}")
+        raise InputError(f"verifier is {name!r}: choose one of {', '.join(VERIFIERS)}")
     # Checks the range too.
     token = TokenVerifier(lenience)
     if name == "token":
-        return token
-    if lenience != 1:
-        raise InputError(
-            f"lenience is {lenience} and verifier {name!r}: choose token, or lenience 1"
-        )
-    return VERIFIERS[name]()
+        chosen = token
+    elif lenience != 1:
+        raise InputError(f"lenience is {lenience} and verifier {name!r}: only token is lenient")
+    elif name in DEFAULT_WIDTHS:
+        if name == "multi" and len(widths) > 1:
+            raise InputError(f"widths are {tuple(widths)}: multi takes one number, tree several")
+        return TreeVerifier(tuple(widths) or DEFAULT_WIDTHS[name])
+    else:
+        chosen = VERIFIERS[name]()
+    if widths:
+        raise InputError(f"widths are {tuple(widths)} and verifier {name!r}: only tree has them")
+    return chosen

@@ -20,6 +20,7 @@ from spec_t5x.experiments import comparison as comparison_lib
 from spec_t5x.experiments.comparison import compare
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.experiments.step_times import StepTimes, measure_step_times
+from spec_t5x.checkpoints.drafts import DraftOptions
 from spec_t5x.generation import (
     DEFAULT_MAX_SOURCE_LENGTH,
     GenerateOptions,
@@ -81,7 +82,8 @@ def test_the_longest_source_is_the_checkpoints(tiny_pair, tmp_path, generator):
 
 
 def test_networks_compute_in_the_dtype_that_was_asked_for(tiny_pair):
-    loaded = Generator.load(tiny_pair / "target", tiny_pair / "draft", "bfloat16")
+    options = DraftOptions(dtype="bfloat16")
+    loaded = Generator.load(tiny_pair / "target", tiny_pair / "draft", options)
     for model in (loaded.target, loaded.draft.model):
         assert model.config.dtype == "bfloat16"
         assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(jnp.bfloat16)}
@@ -478,13 +480,16 @@ def test_rounding_takes_no_measured_alpha_above_1():
     assert theory.expected_tokens(1.0, 3) == 4
 
 
-def test_step_times_are_positive_and_give_c(generator):
+@pytest.mark.parametrize("name", ["token", "tree"])
+def test_step_times_are_positive_and_give_c(generator, name):
     times = measure_step_times(
         generator.target,
-        generator.draft.model,
+        generator.draft,
         jnp.asarray(generator.batches(TEXTS[:2], options(batch_size=2))[0].tokens),
         gamma=3,
         max_decode_len=16,
+        settings=sampling(0.0),
+        verifier=verifier(name),
         repeats=3,
         calls=2,
     )

@@ -11,12 +11,12 @@ import pytest
 from spec_t5x.cli import settings
 from spec_t5x.cli.main import _parser
 from spec_t5x.cli.settings import Models
+from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.gin_files import parse_gin
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.run import DataOptions, OptimizerOptions
-from spec_t5x.training.schedules import make_schedule
+from spec_t5x.training.run_heads import train_heads  # noqa: F401, registered by the import
 from spec_t5x.training.trainer import TrainOptions
 
 REPOSITORY = Path(__file__).parents[1]
@@ -24,12 +24,24 @@ FILES = sorted((REPOSITORY / "gin_configs").rglob("*.gin"))
 NAMES = [str(path.relative_to(REPOSITORY)) for path in FILES]
 
 # The classes whose parameters a file may bind.
-CLASSES = (T5Config, DataOptions, OptimizerOptions, TrainOptions, Models, GenerateOptions)
-TRAIN_ARGUMENTS = {
-    "model": T5Config,
+CLASSES = (
+    T5Config,
+    DataOptions,
+    OptimizerOptions,
+    TrainOptions,
+    Models,
+    GenerateOptions,
+    BenchmarkOptions,
+)
+# What trains, and the arguments that a file binds to one of them.
+OF_EVERY_TRAINING = {
     "data": DataOptions,
     "optimizer": OptimizerOptions,
     "options": TrainOptions,
+}
+TRAININGS = {
+    "train": {"model": T5Config, **OF_EVERY_TRAINING},
+    "train_heads": OF_EVERY_TRAINING,
 }
 
 
@@ -64,6 +76,7 @@ def no_bindings():
     args = _parser().parse_args(["generate"])
     args.gin_bindings = []
     settings.read(args)
+    gin.external_configurable(BenchmarkOptions, module="spec_t5x")
     gin.clear_config()
     yield
     gin.clear_config()
@@ -110,30 +123,22 @@ def test_bindings_are_of_configurables_that_can_be_built(path):
     names = set(re.findall(r"^([\w.]+)\.\w+ *=", code, re.MULTILINE))
     known = {cls.__name__: cls for cls in CLASSES}
     assert names
-    assert names - {"train"} <= set(known)
-    for name in names - {"train"}:
+    assert names - set(TRAININGS) <= set(known)
+    for name in names - set(TRAININGS):
         assert isinstance(gin.get_configurable(name)(), known[name])
-    if "train" in names:
-        check_train()
+    for training in names & set(TRAININGS):
+        check_training(training)
 
 
-def check_train():
-    """What the file binds are the arguments of ``train``, and they go together."""
+def check_training(name):
+    """What the file binds are the arguments of the training, and they go together."""
     built = {}
-    for argument, cls in TRAIN_ARGUMENTS.items():
-        reference = gin.query_parameter(f"train.{argument}")
+    for argument, cls in TRAININGS[name].items():
+        reference = gin.query_parameter(f"{name}.{argument}")
         assert repr(reference) == f"@{cls.__name__}()"
         built[argument] = gin.get_configurable(cls.__name__)()
-    assert gin.query_parameter("train.output_dir") is not None
-    optimizer, options = built["optimizer"], built["options"]
-    schedule = make_schedule(
-        peak=optimizer.learning_rate,
-        steps=options.steps,
-        warmup_steps=optimizer.warmup_steps,
-        decay=optimizer.decay,
-        cooldown_steps=optimizer.cooldown_steps,
-    )
-    make_optimizer(optimizer.name, schedule, clip_norm=optimizer.clip_norm)
+    assert gin.query_parameter(f"{name}.output_dir") is not None
+    built["optimizer"].build(built["options"].steps)
     data = built["data"]
     assert max(data.buckets) >= max(data.max_source_length, data.max_target_length)
     assert max(data.source_column, data.target_column) < data.num_columns

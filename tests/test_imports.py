@@ -16,12 +16,17 @@ REPOSITORY = Path(__file__).parents[1]
 # above it here, and within a package its own modules; nothing beside or below it.
 LAYERS = (
     ("__init__", "compilation_cache", "errors", "types"),
-    ("distributions", "gin_files", "theory"),
-    ("acceptance", "interfaces", "outputs", "scoring", "verification"),
+    ("distributions", "gin_files", "theory", "trees"),
+    ("acceptance", "draws", "verification"),
+    ("interfaces", "outputs", "scoring", "speculative_execution"),
+    ("beam_slots", "beams", "tree_nodes", "verifiers"),
     # The loops: they see Protocols only.
-    ("autoregressive",),
-    ("beam_search", "decoding"),
-    ("models", "drafts"),
+    ("autoregressive", "beam_search"),
+    ("decode_state", "speculative_beam_search"),
+    ("tree_decoding",),
+    ("decoding",),
+    ("models",),
+    ("drafts",),
     ("data",),
     ("checkpoints",),
     # Text in, text out; and the toy models for tests of one's own.
@@ -31,7 +36,14 @@ LAYERS = (
     ("experiments",),
     ("cli",),
 )
-LOOPS = ("autoregressive", "beam_search", "decoding")
+LOOPS = (
+    "autoregressive",
+    "beam_search",
+    "decode_state",
+    "decoding",
+    "speculative_beam_search",
+    "tree_decoding",
+)
 
 # Who may import what is slow to import or of one host's making.
 HEAVY = ("seqio", "tensorflow", "t5x")

@@ -262,29 +262,6 @@ def test_row_keys_are_in_the_order_of_repeated_rows():
     )
 
 
-def test_position_keys_depend_on_the_rows_key_and_length_alone():
-    keys = jax.random.split(jax.random.key(2), 2)
-    rows = jnp.array([0, 0, 1, 1, 0])
-    lengths = jnp.array([3, 4, 3, 4, 3])
-    for drawn in outputs_lib.position_keys(keys[rows], lengths, 3):
-        assert len(set(bits(drawn))) == 4
-        assert bits(drawn)[0] == bits(drawn)[4]
-
-
-def test_position_keys_of_one_position_differ():
-    keys = jax.random.split(jax.random.key(2), 2)
-    drawn = outputs_lib.position_keys(keys, jnp.array([3, 3]), 3)
-    assert len(set(itertools.chain(*map(bits, drawn)))) == 6
-
-
-def test_the_first_position_key_is_the_plain_loops_own():
-    # What makes gamma 0 equal plain decoding, seed for seed.
-    keys = jax.random.split(jax.random.key(2), 3)
-    lengths = jnp.array([0, 5, 2])
-    (alone,) = outputs_lib.position_keys(keys, lengths, 1)
-    assert bits(alone) == bits(outputs_lib.position_keys(keys, lengths, 3)[0])
-
-
 # scores
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory import expected_tokens, wall_time_improvement
+from spec_t5x.theory import expected_tokens, oracle_improvement, wall_time_improvement
 
 # Table 1: alpha, gamma and the speed-up where drafts cost nothing.
 TABLE_1 = [
@@ -107,3 +107,16 @@ def test_what_is_no_rate_or_number_of_drafts_is_refused(alpha, gamma, expected):
     ):
         with pytest.raises(InputError, match=expected):
             call()
+
+
+def test_an_oracle_wastes_no_draft():
+    # 1 / (1 - .8) = 5 tokens for one call and 4 drafts.
+    assert oracle_improvement(0.8, 0.1) == pytest.approx(5 / (1 + 4 * 0.1))
+    assert oracle_improvement(0.0, 0.3) == 1
+    assert oracle_improvement(1.0, 0.0) == float("inf")
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("gamma", [1, 3, 9])
+def test_no_gamma_beats_the_oracle(alpha, gamma):
+    assert wall_time_improvement(alpha, gamma, 0.05) < oracle_improvement(alpha, 0.05)

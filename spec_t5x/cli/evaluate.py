@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     columns = (args.source_column, args.target_column, args.num_columns)
     pairs = list(read_pairs(args.data, *columns))[: args.limit]
     enable()
-    generator = Generator.load(models.target, draft, models.dtype)
+    generator = Generator.load(models.target, draft, models.draft_options())
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=len(pairs))

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.generation import Generator
 
-    generator = Generator.load(models.target, draft, models.dtype)
+    generator = Generator.load(models.target, draft, models.draft_options())
     from_file = not args.text
     lines = [_check(generator, n, text, options) for n, text in enumerate(texts, 1)]
     for line in lines:

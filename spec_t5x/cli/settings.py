@@ -21,6 +21,13 @@ class Models:
     target: str = DEFAULT_TARGET
     draft: str | None = None
     dtype: str = "float32"
+    # How the draft samples; None takes the target's temperature, top_k and top_p.
+    draft_temperature: float | None = None
+    draft_top_k: int = 0
+    draft_top_p: float = 0.0
+    # Adapts gamma: the time of a draft step in target steps (c of the paper). None does
+    # not adapt.
+    adaptive: float | None = None
 
     def __post_init__(self):
         for name in ("target", "draft", "dtype"):
@@ -28,6 +35,25 @@ class Models:
             # gin hands over whatever a file binds.
             if not isinstance(value, str | None) or (value is None and name != "draft"):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+        if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
+            raise InputError(
+                f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
+                "a draft_temperature: give it too"
+            )
+
+    def draft_options(self):
+        """Settings of the draft."""
+        from spec_t5x.checkpoints.drafts import DraftOptions
+        from spec_t5x.distributions import sampling
+        from spec_t5x.drafts.stopping import Stopping
+
+        temperature = self.draft_temperature
+        own = (temperature, self.draft_top_k, self.draft_top_p)
+        return DraftOptions(
+            settings=None if temperature is None else sampling(*own),
+            stopping=None if self.adaptive is None else Stopping(c=self.adaptive),
+            dtype=self.dtype,
+        )
 
     def draft_name(self) -> str | None:
         """The draft's name or directory, None for plain decoding."""
@@ -51,9 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--draft",
         metavar="NAME_OR_DIR",
-        help=f"checkpoint that proposes; {NO_DRAFT} is plain decoding "
-        f"(default: {DEFAULT_DRAFT} for {DEFAULT_TARGET})",
+        help="what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, "
+        "copy, uniform, medusa, early_exit, mixed or cascade, with :ARGUMENT; "
+        f"{NO_DRAFT} is plain decoding (default: {DEFAULT_DRAFT} for {DEFAULT_TARGET})",
     )
+    numbers = {
+        "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
+        "draft_top_k": (int, "the draft's own (0)"),
+        "draft_top_p": (float, "the draft's own (0)"),
+        "adaptive": (float, "adapt gamma; N is the time of a draft step in target steps"),
+    }
+    for name, (kind, text) in numbers.items():
+        models.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     models.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="what the networks compute in (float32)"
     )
@@ -75,6 +110,15 @@ def _add_options(group) -> None:
     }
     for name, (kind, text) in numbers.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    group.add_argument(
+        "--verifier", metavar="NAME", help="token, block, coupled, rejection, multi or tree (block)"
+    )
+    group.add_argument(
+        "--lenience", type=float, metavar="N", help="below 1 the token verifier is lossy (1)"
+    )
+    group.add_argument(
+        "--widths", type=_widths, metavar="N,N", help="drafts for each place, of multi and tree"
+    )
     group.add_argument("--truncate", action="store_true", default=None, help="cut longer inputs")
     group.add_argument(
         "--rescale_log_probs",
@@ -100,3 +144,7 @@ def read(args: argparse.Namespace):
         return {n: getattr(args, n) for n in names if getattr(args, n) is not None}
 
     return make_models(**given(Models)), make_options(**given(GenerateOptions))
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))

@@ -7,8 +7,18 @@ from spec_t5x import autoregressive
 from spec_t5x.distributions import Sampling
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
+from spec_t5x.drafts.tree import draft_tree
 from spec_t5x.drafts.stopping import History, Stopping
-from spec_t5x.interfaces import Cache, Context, DraftBase, Outcome, Proposal, Target
+from spec_t5x.interfaces import (
+    Cache,
+    Context,
+    DraftBase,
+    Outcome,
+    Proposal,
+    Target,
+    TreeProposal,
+)
+from spec_t5x.trees import Tree
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 
 
@@ -86,6 +96,28 @@ class TransformerDraft(DraftBase):
             lengths = jnp.where(context.live, cache.lengths, before.lengths)
             cache = self.model.rollback(cache, lengths)
         return proposal, TransformerState(cache, history)
+
+    def propose_tree(
+        self, state: TransformerState, context: Context, tree: Tree
+    ) -> tuple[TreeProposal, TransformerState]:
+        """A token for each node, drawn without replacement given the path to it."""
+        settings = context.settings if self.settings is None else self.settings
+        cache = self._catch_up(state.cache, context, 1) if self.may_trail else state.cache
+        logits, cache = self._feed_last_two(cache, context)
+        proposal, cache = draft_tree(self.model, cache, logits, context, settings, tree)
+        return proposal, state.replace(cache=cache)
+
+    def commit_tree(
+        self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
+    ) -> TransformerState:
+        """Puts what was accepted in its place, and rolls back the rest."""
+        # The cache's length is where the root is, and one further.
+        roots = state.cache.lengths - 1
+        # The last level was proposed and not fed.
+        fed = path[:, :-1]
+        cache = self.model.move(state.cache, roots[:, None] + fed, roots + 1)
+        lengths = jnp.minimum(roots + 1 + fed.shape[1], outcome.lengths)
+        return state.replace(cache=self.model.rollback(cache, lengths))
 
     def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:
         """Rolls back what was rejected; the cache may be one short of the text."""

@@ -36,6 +36,7 @@ class Comparison:
     num_inputs: int
     gamma: int
     temperature: float
+    verifier: str
     # Generated tokens, end of sequence included, padding rows not.
     plain_tokens: int
     speculative_tokens: int
@@ -92,6 +93,11 @@ class Comparison:
             self.alpha, self.gamma, self.step_times.c, self.step_times.verification_cost
         )
 
+    @property
+    def oracle(self) -> float:
+        """What an oracle that knew when to stop drafting would give (section 3.5)."""
+        return theory.oracle_improvement(self.alpha, self.step_times.c)
+
     def to_dict(self) -> dict:
         """All of it but the outputs, as JSON can hold it."""
         fields = dataclasses.asdict(self)
@@ -104,6 +110,7 @@ class Comparison:
             "c": self.step_times.c,
             "verification_cost": self.step_times.verification_cost,
             "predicted_speed_up": self.predicted,
+            "oracle_speed_up": self.oracle,
             "predicted_speed_up_with_verification": self.predicted_with_verification,
         }
 
@@ -145,6 +152,7 @@ def compare(
         num_inputs=len(texts),
         gamma=options.gamma,
         temperature=options.temperature,
+        verifier=options.verifier,
         plain_tokens=sum(len(g.output_ids) for group in plain_outputs for g in group),
         speculative_tokens=sum(len(g.output_ids) for g in flat),
         plain_seconds=seconds[0],
@@ -159,10 +167,12 @@ def compare(
         alpha=_alpha(runs),
         step_times=measure_step_times(
             generator.target,
-            generator.draft.model,
+            generator.draft,
             jnp.asarray(batches[0].tokens),
             gamma=options.gamma,
             max_decode_len=options.max_decode_len,
+            settings=options.sampling(),
+            verifier=options.make_verifier(),
         ),
         identical=not divergences if greedy else None,
         divergences=divergences,

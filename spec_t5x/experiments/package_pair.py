@@ -42,15 +42,14 @@ def main(arguments=None) -> int:
         parser.add_argument(f"--{name}", required=True, type=Path)
     args = parser.parse_args(arguments)
     target, draft = load(args.target), load(args.draft)
-    figures = measure(target, draft, args.data)
+    figures = measure(Generator.load(args.target, args.draft), args.data)
     write(args.output / "ende-target", target, figures, _target_card(target, figures))
     write(args.output / "ende-draft", draft, figures, _draft_card(draft, figures))
     return 0
 
 
-def measure(target: LoadedModel, draft: LoadedModel, data: Path) -> dict:
+def measure(generator: Generator, data: Path) -> dict:
     """Figures of the pair: dev at temperatures 0 and 1, newstest2013 at 0."""
-    generator = Generator.create(target, draft)
     generator = dataclasses.replace(generator, max_source_len=MAX_SOURCE_LENGTH)
     figures = {}
     for name, file, temperature in (

@@ -8,8 +8,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.interfaces import Target
+from spec_t5x import decode_state
+from spec_t5x.decoding import DEFAULT_VERIFIER
+from spec_t5x.distributions import Sampling
+from spec_t5x.draws import RowStream
+from spec_t5x.interfaces import Draft, Outcome, Target
+from spec_t5x.outputs import row_keys
+from spec_t5x.trees import Tree
 from spec_t5x.types import PyTree
+from spec_t5x.verifiers import TreeVerifier, Verifier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,9 +25,9 @@ class StepTimes:
 
     # The target over one new token for each row.
     target: float
-    # The draft over one new token.
+    # The draft, for one of gamma proposals.
     draft: float
-    # The target over gamma + 1 new tokens.
+    # The target over all that it verifies: gamma + 1 new tokens, or a tree's nodes.
     verification: float
 
     @property
@@ -36,11 +43,13 @@ class StepTimes:
 
 def measure_step_times(
     target: Target,
-    draft: Target,
+    draft: Draft,
     inputs: PyTree,
     *,
     gamma: int,
     max_decode_len: int,
+    settings: Sampling,
+    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     repeats: int = 9,
     calls: int = 40,
 ) -> StepTimes:
@@ -50,27 +59,42 @@ def measure_step_times(
     the machine's mood falls on all of them.
 
     Args:
-      target, draft: models with the same inputs.
+      target, draft: as in decoding.
       inputs: what both ``prefill`` take.
       gamma: drafts per iteration.
       max_decode_len: room for tokens, as in decoding.
+      settings: how both sample.
+      verifier: says how many tokens the target verifies, and whether in a tree.
       repeats: timings of each call, of which the median is taken.
       calls: calls in one timing.
     """
-    max_length = max_decode_len + gamma + 1
-    programs = []
-    for model, new in ((target, 1), (draft, 1), (target, gamma + 1)):
-        cache = jax.jit(type(model).prefill, static_argnums=2)(model, inputs, max_length)
-        program = functools.partial(_run, model, cache, new=new, calls=calls)
+    batch = jax.tree.leaves(inputs)[0].shape[0]
+    nodes = verifier.num_nodes(gamma)
+    tree = verifier.tree(gamma) if isinstance(verifier, TreeVerifier) else None
+    start = functools.partial(
+        decode_state.init, gamma=gamma, max_decode_len=max_decode_len, num_nodes=nodes
+    )
+    state = jax.jit(start)(
+        target,
+        draft,
+        inputs,
+        jnp.zeros((batch, 1), jnp.int32),
+        RowStream(row_keys(jax.random.key(0), batch)),
+    )
+    programs = [
+        functools.partial(_call_target, target, state.target_cache, new=1, calls=calls),
+        functools.partial(_call_draft, draft, state, settings, gamma, tree, calls=calls),
+        functools.partial(_call_target, target, state.target_cache, new=nodes, calls=calls),
+    ]
+    for program in programs:
         jax.block_until_ready(program())
-        programs.append(program)
     times = [[_milliseconds(program) / calls for program in programs] for _ in range(repeats)]
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
-    return StepTimes(target=medians[0], draft=medians[1], verification=medians[2])
+    return StepTimes(target=medians[0], draft=medians[1] / gamma, verification=medians[2])
 
 
 @functools.partial(jax.jit, static_argnames=("new", "calls"))
-def _run(model, cache, new: int, calls: int):
+def _call_target(model: Target, cache, new: int, calls: int):
     """``calls`` calls in a row, each fed with what the one before it predicted."""
 
     def call(_, carry):
@@ -81,6 +105,32 @@ def _run(model, cache, new: int, calls: int):
 
     tokens = jnp.zeros((cache.lengths.shape[0], new), jnp.int32)
     return jax.lax.fori_loop(0, calls, call, (cache, tokens))[1]
+
+
+@functools.partial(jax.jit, static_argnames=("gamma", "tree", "calls"))
+def _call_draft(draft: Draft, state, settings: Sampling, gamma: int, tree: Tree | None, calls: int):
+    """``calls`` proposals in a row, each given the first token of the one before it."""
+    lengths = jnp.ones_like(state.outputs.lengths)
+    outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
+
+    def call(_, carry):
+        draft_state, sequences = carry
+        context = decode_state.make_context(state, settings, coupled=False)
+        context = context.replace(
+            sequences=sequences, lengths=lengths, draws=context.draws.at(lengths)
+        )
+        if tree is None:
+            proposal, draft_state = draft.propose(draft_state, context, gamma)
+            draft_state = draft.commit(draft_state, outcome)
+        else:
+            proposal, draft_state = draft.propose_tree(draft_state, context, tree)
+            path = jnp.zeros((lengths.shape[0], gamma), jnp.int32)
+            draft_state = draft.commit_tree(draft_state, outcome, path)
+        # The text changes, so that nothing can be worked out once for all calls.
+        return draft_state, sequences.at[:, 1].set(proposal.tokens[:, 0])
+
+    start = (state.draft_state, state.outputs.sequences.at[:, 1].set(3))
+    return jax.lax.fori_loop(0, calls, call, start)[1]
 
 
 def _milliseconds(program) -> float:

@@ -10,6 +10,7 @@ Two properties make speculation possible and are relied on everywhere:
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.types import Array, Bool, Float, Int
@@ -46,6 +47,16 @@ class DecoderCache:
         """The same cache with each row cut back (rolled back) to ``lengths``."""
         return self.replace(lengths=lengths)
 
+    def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "DecoderCache":
+        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
+        layers = tuple(
+            layer.replace(
+                keys=move(layer.keys, slots, starts), values=move(layer.values, slots, starts)
+            )
+            for layer in self.layers
+        )
+        return self.replace(layers=layers)
+
 
 def write(
     cached: Float[Array, "batch heads length head_dim"],
@@ -74,3 +85,13 @@ def write_slots(
 ) -> Float[Array, "batch heads length head_dim"]:
     """Overwrites ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``; slots differ."""
     return jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
+
+
+def move(
+    cached: Float[Array, "batch heads length head_dim"],
+    slots: Int[Array, "batch nodes"],
+    starts: Int[Array, "batch"],
+) -> Float[Array, "batch heads length head_dim"]:
+    """Copies what is in ``slots[b]`` to consecutive slots from ``starts[b]`` on."""
+    moved = jnp.take_along_axis(cached, slots[:, None, :, None], axis=2)
+    return write(cached, moved, starts)

@@ -56,11 +56,30 @@ class T5Model:
         """``score``, with the normed decoder states that the logits were made from."""
         return self._apply(cache, tokens, method=Transformer.extend_states)
 
+    def num_slots(self, cache: DecoderCache) -> int:
+        """How many tokens of a row the cache has room for."""
+        return cache.max_length
+
     def score_nodes(
         self, cache: DecoderCache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderCache]:
         """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        logits, _, cache = self.score_node_states(cache, nodes)
+        return logits, cache
+
+    def score_node_states(
+        self, cache: DecoderCache, nodes: Nodes
+    ) -> tuple[
+        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderCache
+    ]:
+        """``score_nodes``, with the decoder states that the logits were made from."""
         return self._apply(cache, nodes, method=Transformer.extend_nodes)
+
+    def move(
+        self, cache: DecoderCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> DecoderCache:
+        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        return cache.move(slots, starts)
 
     def rollback(self, cache: DecoderCache, lengths: Int[Array, "batch"]) -> DecoderCache:
         """The cache with each row's length set to ``lengths``."""

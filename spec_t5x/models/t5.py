@@ -345,10 +345,15 @@ class Transformer(nn.Module):
 
     def extend_nodes(
         self, cache: DecoderCache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderCache]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+    ) -> tuple[
+        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderCache
+    ]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache.
+
+        Returns the logits after each, the states they were made from, and the cache.
+        """
         states, cache = self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
-        return self.logits(states), cache
+        return self.logits(states), states, cache
 
     def logits(
         self, states: Float[Array, "batch length embed"]

@@ -21,7 +21,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.outputs import Decoded
 from spec_t5x.testing.toy_models import TableTarget, sequence_law
 from spec_t5x.types import EOS_ID
-from spec_t5x.verifiers import Verifier
+from spec_t5x.verifiers import TreeVerifier, Verifier
 
 VOCAB_SIZE = 4
 LENGTH = 4
@@ -48,7 +48,7 @@ def decode_many(
     draft: Draft,
     gamma: int,
     settings: Sampling | None = None,
-    verifier: Verifier = DEFAULT_VERIFIER,
+    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
 ) -> Decoded:
     """Speculative decoding of all rows, at temperature 1 unless told otherwise."""
     sources, prompts, steps = [], np.zeros((len(KINDS), 3), np.int32), []

@@ -83,6 +83,10 @@ class PrefixTarget:
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
         return logits, cache.replace(tokens=written, lengths=cache.lengths + new)
 
+    def num_slots(self, cache: PrefixCache) -> int:
+        """How many tokens of a row the cache has room for."""
+        return cache.tokens.shape[1]
+
     def score_nodes(
         self, cache: PrefixCache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], PrefixCache]:
@@ -103,6 +107,16 @@ class PrefixTarget:
             cache.sources, slots, nodes.slot_positions, nodes.visible, nodes.positions
         )
         return logits, cache.replace(tokens=slots)
+
+    def move(
+        self, cache: PrefixCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> PrefixCache:
+        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        moved = jnp.take_along_axis(cache.tokens, slots, axis=1)
+        tokens = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
+            cache.tokens, moved, starts
+        )
+        return cache.replace(tokens=tokens)
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
         """The cache with each row's length set to ``lengths``; keeps the rest."""
@@ -356,6 +370,22 @@ def tiny_t5(seed: int, **changes) -> T5Model:
         for path, shape in sorted(expected_shapes(config).items())
     }
     return T5Model.create(unflatten_dict(flat, sep="/"), config)
+
+
+def disturbed(model: T5Model, amount: float, seed: int = 0) -> T5Model:
+    """A model that often agrees with another: the same parameters, with noise.
+
+    Args:
+      model: the other.
+      amount: standard deviation of the noise, as a share of each parameter's size.
+      seed: of the noise.
+    """
+    rng = np.random.default_rng(seed)
+
+    def disturb(leaf):
+        return leaf * (1 + amount * rng.normal(size=leaf.shape)).astype(np.float32)
+
+    return T5Model.create(jax.tree.map(disturb, model.params), model.config)
 
 
 def _random_table(seed, vocab_size, contexts, scale, zeros) -> Array:

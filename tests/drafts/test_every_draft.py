@@ -11,6 +11,7 @@ import pytest
 from spec_t5x import decoding
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.decode_state import make_context
 from spec_t5x.decoding import speculative_decode
 from spec_t5x.distributions import sampling
 from spec_t5x.drafts.cascade import CascadeDraft
@@ -23,7 +24,7 @@ from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
 
@@ -59,13 +60,7 @@ def target():
 
 @functools.cache
 def near():
-    """A model that often agrees with the target: the target, disturbed."""
-    noise = np.random.default_rng(1)
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.05 * np.asarray(noise.normal(size=leaf.shape), np.float32),
-        target().params,
-    )
-    return type(target()).create(params, target().config)
+    return disturbed(target(), 0.05)
 
 
 def trailing(model, **settings):
@@ -152,7 +147,7 @@ def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
     compared = 0
     for _ in range(5):
         state, _ = step(target(), draft, state, settings)
-        context = decoding.context_of(state, settings, TokenVerifier())
+        context = make_context(state, settings, coupled=False)
         text = state.outputs.sequences
         is_text = jnp.arange(text.shape[1])[None, :] <= state.outputs.lengths[:, None]
         fresh = propose(draft, prefill(draft, jnp.where(is_text, text, 0)), context)

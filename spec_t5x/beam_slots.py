@@ -1,0 +1,93 @@
+"""Where the hypotheses of a beam search keep their tokens: a cache of slots.
+
+Every position of the text has ``width`` slots side by side, one for each hypothesis, or
+node of a tree, that has a token there: place i of position p is slot ``p * width + i``.
+A hypothesis is known by the places of its tokens, its *lineage*:
+
+    position      0   1   2   3           "0 0 1 0" and "0 0 1 1" share all tokens but
+    place 0       *   *   .   *           the last one, which stand at the two places of
+    place 1       .   .   *   *           position 3 and both see place 1 of position 2
+
+Where hypotheses branch, the new ones list the same places: no keys or values are copied
+or sorted, which is what a beam search otherwise does with its whole cache in every step.
+Nothing is freed, either. A search has at most ``width`` tokens at a position, and what
+it withdraws from is overwritten when it comes to the position again.
+"""
+
+import jax.numpy as jnp
+
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Nodes, NodeTarget, Target
+from spec_t5x.types import Array, Int, PyTree
+
+
+def nodes(
+    tokens: Int[Array, "batch nodes"],
+    positions: Int[Array, "batch nodes"],
+    places: Int[Array, "batch nodes"],
+    lineages: Int[Array, "batch nodes positions"],
+    width: int,
+) -> Nodes:
+    """What ``score_nodes`` takes.
+
+    Args:
+      tokens: to be fed.
+      positions: each token's place in its text; the start token's is 0.
+      places: where at its position each token goes, below ``width``; no two of a row
+        share position and place.
+      lineages: the places of the tokens of each node's text, itself included; what they
+        say about later positions is ignored.
+      width: places at a position.
+    """
+    batch, num, length = lineages.shape
+    position_of = jnp.arange(length * width) // width
+    is_earlier = jnp.arange(length)[None, None, :] <= positions[:, :, None]
+    is_own = lineages[..., None] == jnp.arange(width)[None, None, None, :]
+    return Nodes(
+        tokens=tokens,
+        positions=positions,
+        slots=positions * width + places,
+        slot_positions=jnp.tile(position_of[None], (batch, 1)),
+        visible=(is_own & is_earlier[..., None]).reshape(batch, num, length * width),
+    )
+
+
+def settle(
+    lineages: Int[Array, "batch nodes positions"],
+    positions: Int[Array, "batch"],
+    places: Int[Array, "nodes"],
+) -> Int[Array, "batch nodes positions"]:
+    """The lineages with a token at ``places[n]`` of the row's position."""
+    is_here = jnp.arange(lineages.shape[2])[None, :] == positions[:, None]
+    return jnp.where(is_here[:, None, :], places[None, :, None], lineages)
+
+
+def prefill(
+    target: Target,
+    inputs: PyTree,
+    prompts: Int[Array, "batch prompt"],
+    num_positions: int,
+    width: int,
+) -> Cache:
+    """A cache with room for ``width`` tokens at each position, and the prompts in it.
+
+    All but each row's last token: it is for the search to feed that one. What a shorter
+    prompt has beyond it is overwritten before it is ever seen.
+    """
+    cache = target.prefill(inputs, num_positions * width)
+    batch, num = prompts.shape[0], prompts.shape[1] - 1
+    if num:
+        all_first = jnp.zeros((batch, num, num_positions), jnp.int32)
+        positions = jnp.tile(jnp.arange(num)[None], (batch, 1))
+        fed = nodes(prompts[:, :-1], positions, all_first[:, :, 0], all_first, width)
+        _, cache = target.score_nodes(cache, fed)
+    return cache
+
+
+def check_scores_nodes(model: Target) -> None:
+    """Raises ``InputError`` unless the model can score hypotheses side by side."""
+    if not isinstance(model, NodeTarget):
+        raise InputError(
+            f"{type(model).__name__} has no score_nodes, which beam search needs: "
+            "use a model that has it, such as T5Model"
+        )

@@ -1,0 +1,199 @@
+"""Drafts by name: what ``--draft`` and gin say, made into a draft for a target.
+
+    transformer[:DIR]    a smaller model (a directory alone says the same)
+    unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``
+    bigram[:DIR]
+    ngram[:DIR]
+    copy[:MIN_MATCH]     what followed the same words in the source or in the output
+    uniform              any token
+    medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
+    early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
+    mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
+    cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
+
+DIR may be left out where the target is the packaged one.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from spec_t5x.checkpoints import heads, ngram_tables
+from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, load
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.early_exit import EarlyExitDraft
+from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft
+from spec_t5x.models.seq2seq import T5Model
+
+# The target that the packaged drafts are for, and the drafts.
+PACKAGED_TARGET = "ende-target"
+PACKAGED_DRAFTS = {"transformer": "ende-draft", "ngram": "ende-ngram", "medusa": "ende-heads"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Settings that drafts share."""
+
+    # How the draft samples; None takes the target's settings.
+    settings: Sampling | None = None
+    # Adapts gamma to each row and iteration; None always proposes gamma tokens.
+    stopping: Stopping | None = None
+    # What its networks compute in.
+    dtype: str = "float32"
+
+
+def make_draft(
+    text: str | Path, target: LoadedModel, model: T5Model, options: DraftOptions | None = None
+) -> Draft:
+    """The draft that ``text`` describes (see above).
+
+    Args:
+      text: a name, ``NAME:ARGUMENT``, or a directory.
+      target: the checkpoint that the draft is for.
+      model: the same, bound for decoding; some drafts share its parameters.
+      options: settings of the draft.
+
+    Raises:
+      InputError: an unknown name, an argument or a setting that it does not take, or a
+        checkpoint of another vocabulary.
+    """
+    maker = _Maker(target, model, options or DraftOptions())
+    return maker.make(str(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    target: LoadedModel
+    model: T5Model
+    options: DraftOptions
+
+    def make(self, text: str) -> Draft:
+        name, _, argument = text.partition(":")
+        makers = self._makers()
+        if name not in makers or Path(text).expanduser().is_dir():
+            return self._from_directory(text, names=list(makers))
+        return makers[name](argument)
+
+    def _makers(self) -> dict[str, Callable[[str], Draft]]:
+        return {
+            "transformer": self._transformer,
+            "unigram": lambda argument: self._ngram(argument, 1),
+            "bigram": lambda argument: self._ngram(argument, 2),
+            "ngram": lambda argument: self._ngram(argument, None),
+            "copy": self._copy,
+            "uniform": self._uniform,
+            "medusa": self._medusa,
+            "early_exit": self._early_exit,
+            "mixed": self._mixed,
+            "cascade": self._cascade,
+        }
+
+    def _from_directory(self, text: str, names: list[str]) -> Draft:
+        config = Path(text).expanduser() / CONFIG_NAME
+        if not config.is_file() and not (PACKAGED_MODELS / text / CONFIG_NAME).is_file():
+            raise InputError(
+                f"no draft {text!r}: give the directory of a checkpoint or one of "
+                f"{', '.join(names)}"
+            )
+        if not config.is_file():
+            config = PACKAGED_MODELS / text / CONFIG_NAME
+        formats = {
+            ngram_tables.FORMAT: lambda: self._ngram(text, None),
+            heads.FORMAT: lambda: self._medusa(text),
+        }
+        return formats.get(read_json(config).get("format"), lambda: self._transformer(text))()
+
+    def _transformer(self, argument: str, may_trail: bool = False) -> Draft:
+        loaded = load(argument or self._packaged("transformer"), dtype=self.options.dtype)
+        check_same_vocabulary(self.target, loaded)
+        return TransformerDraft(
+            T5Model.create(loaded.params, loaded.config),
+            settings=self.options.settings,
+            stopping=self.options.stopping,
+            may_trail=may_trail,
+        )
+
+    def _ngram(self, argument: str, order: int | None) -> Draft:
+        self._refuse_stopping("ngram")
+        draft = ngram_tables.load_ngram(
+            argument or self._packaged("ngram"), self.target, order=order
+        )
+        return draft.replace(settings=self.options.settings)
+
+    def _copy(self, argument: str) -> Draft:
+        self._refuse_stopping("copy")
+        self._refuse_settings("copy")
+        if not argument:
+            return CopyDraft(self.model.vocab_size)
+        min_match = _number("copy", argument)
+        return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
+
+    def _uniform(self, argument: str) -> Draft:
+        self._refuse_stopping("uniform")
+        self._refuse_settings("uniform")
+        if argument:
+            raise InputError(f"draft uniform:{argument}: uniform takes no argument")
+        return UniformDraft(self.model.vocab_size)
+
+    def _medusa(self, argument: str) -> Draft:
+        self._refuse_stopping("medusa")
+        loaded = heads.load_heads(argument or self._packaged("medusa"), self.target)
+        return MedusaDraft.create(loaded.params, self.model, self.options.settings)
+
+    def _early_exit(self, argument: str) -> Draft:
+        self._refuse_stopping("early_exit")
+        half = (self.model.config.num_decoder_layers + 1) // 2
+        layers = _number("early_exit", argument) if argument else half
+        return EarlyExitDraft.create(self.model, layers, self.options.settings)
+
+    def _mixed(self, argument: str) -> Draft:
+        return MixedDraft(CopyDraft(self.model.vocab_size), self._trailing(argument))
+
+    def _cascade(self, argument: str) -> Draft:
+        self._refuse_stopping("cascade")
+        directory, _, inner = argument.partition(",")
+        middle = self._transformer(directory)
+        cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
+        return CascadeDraft(
+            middle.model, cheap._trailing(inner or "bigram"), settings=self.options.settings
+        )
+
+    def _trailing(self, text: str) -> Draft:
+        """A draft that bears with others proposing too."""
+        draft = self.make(text or "transformer")
+        return draft.replace(may_trail=True) if isinstance(draft, TransformerDraft) else draft
+
+    def _packaged(self, kind: str) -> str:
+        if self.target.directory != PACKAGED_MODELS / PACKAGED_TARGET:
+            raise InputError(
+                f"draft {kind!r} of target {self.target.directory}: give its directory, as in "
+                f"{kind}:DIR"
+            )
+        return PACKAGED_DRAFTS[kind]
+
+    def _refuse_stopping(self, name: str) -> None:
+        if self.options.stopping is not None:
+            raise InputError(
+                f"gamma cannot adapt with draft {name!r}: use transformer or mixed, or leave "
+                "adaptive out"
+            )
+
+    def _refuse_settings(self, name: str) -> None:
+        if self.options.settings is not None:
+            raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
+
+
+def _number(name: str, argument: str) -> int:
+    if not argument.isdigit():
+        raise InputError(f"draft {name}:{argument}: give a whole number after the colon")
+    return int(argument)

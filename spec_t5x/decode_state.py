@@ -1,0 +1,158 @@
+"""The state of speculative decoding: what one iteration hands to the next."""
+
+import flax.struct
+import jax.numpy as jnp
+
+from spec_t5x import autoregressive
+from spec_t5x import outputs as outputs_lib
+from spec_t5x.distributions import Sampling
+from spec_t5x.draws import Stream, draft_draws
+from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
+from spec_t5x.outputs import Outputs
+from spec_t5x.types import Array, Float, Float32, Int, PyTree
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeStats:
+    """Counts for each row, over the iterations before it ended."""
+
+    # Target calls, which are iterations.
+    target_calls: Int[Array, "*rows"]
+    # Draft tokens proposed: gamma in each iteration, or fewer.
+    proposed: Int[Array, "*rows"]
+    # Draft tokens that are part of the output.
+    accepted: Int[Array, "*rows"]
+    # The same by position in the block; divide by target_calls for rates (drafts that
+    # propose fewer than gamma tokens count as not accepted).
+    accepted_by_position: Int[Array, "*rows gamma"]
+    # Positions at which a draft stood for verification, all before it accepted,
+    # and the sum there of beta = sum min(p, q).
+    verified: Int[Array, "*rows"]
+    beta_sum: Float32[Array, "*rows"]
+
+    @property
+    def mean_acceptance_length(self) -> Array:
+        """Tokens for each target call: ``1 + accepted / target_calls``.
+
+        A row that got 9 drafts accepted in 3 calls has (3 + 9) / 3 = 4.
+        """
+        return 1.0 + self.accepted / jnp.maximum(self.target_calls, 1)
+
+    @property
+    def alpha(self) -> Array:
+        """Mean of beta over verified positions: the low-variance estimate of alpha.
+
+        The probability of accepting, in place of the count of acceptances
+        (Corollary 3.6). NaN where nothing was verified.
+        """
+        return self.beta_sum / self.verified
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeState:
+    """All that one iteration hands to the next."""
+
+    # Sequences, lengths, limits, ended rows and scores.
+    outputs: Outputs
+    # The target's cache: every token of a row but its last one.
+    target_cache: Cache
+    # Whatever the draft keeps.
+    draft_state: DraftState
+    # Where the rows' random numbers come from.
+    stream: Stream
+    # The target's last decoder state, for drafts that use it (see ``Context``).
+    target_states: Float[Array, "batch embed"] | None
+    stats: DecodeStats
+
+
+@flax.struct.dataclass(kw_only=True)
+class Iteration:
+    """What happened in one iteration: a line of Figure 1."""
+
+    # What the draft proposed, and how many tokens of it count.
+    proposed: Int[Array, "batch gamma"]
+    num_proposed: Int[Array, "batch"]
+    # How many leading proposals entered the output; the next one was rejected,
+    # unless the row ended before it or all were accepted.
+    num_accepted: Int[Array, "batch"]
+    # Tokens appended, and how many of them count: the accepted proposals, then
+    # (unless the row ended before it) the target's own token.
+    appended: Int[Array, "batch gamma+1"]
+    num_appended: Int[Array, "batch"]
+    ended: Array
+
+
+def init(
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    stream: Stream,
+    *,
+    gamma: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
+    num_decodes: int = 1,
+    num_nodes: int | None = None,
+) -> DecodeState:
+    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
+
+    ``num_nodes`` is how many tokens one target call is fed: ``gamma + 1`` unless the
+    draft proposes a tree.
+    """
+    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
+    # The last call may start at position max_decode_len (an ended row) and runs on.
+    max_length = max_decode_len + (num_nodes or gamma + 1)
+    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
+    draft_state = draft.prefill(inputs, prompts, max_length)
+    outputs, target_cache, draft_state = outputs_lib.repeat_rows(
+        (outputs, target_cache, draft_state), num_decodes
+    )
+    rows = outputs.lengths.shape[0]
+    return DecodeState(
+        outputs=outputs,
+        target_cache=target_cache,
+        draft_state=draft_state,
+        stream=stream,
+        target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
+        stats=_no_stats(rows, gamma),
+    )
+
+
+def done(state: DecodeState) -> Array:
+    """Whether every row has ended."""
+    return jnp.all(state.outputs.ended)
+
+
+def make_context(state: DecodeState, settings: Sampling, coupled: bool) -> Context:
+    """What the draft may look at in the coming iteration."""
+    outputs = state.outputs
+    return Context(
+        sequences=outputs.sequences,
+        lengths=outputs.lengths,
+        live=~outputs.ended,
+        draws=draft_draws(state.stream, outputs.lengths, coupled),
+        settings=settings,
+        target_cache=state.target_cache,
+        target_states=state.target_states,
+    )
+
+
+def states_before(states, num_appended: Int[Array, "batch"]):
+    """The state that each row's last token was predicted from."""
+    if states is None:
+        return None
+    last = jnp.maximum(num_appended - 1, 0)[:, None, None]
+    return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
+
+
+def _no_stats(batch: int, gamma: int) -> DecodeStats:
+    zeros = jnp.zeros(batch, jnp.int32)
+    return DecodeStats(
+        target_calls=zeros,
+        proposed=zeros,
+        accepted=zeros,
+        accepted_by_position=jnp.zeros((batch, gamma), jnp.int32),
+        verified=zeros,
+        beta_sum=jnp.zeros(batch, jnp.float32),
+    )

@@ -1,0 +1,131 @@
+"""Drafts by name: what the command line says becomes the draft that it means."""
+
+import dataclasses
+
+import pytest
+
+from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.early_exit import EarlyExitDraft
+from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.ngram import NgramDraft
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.models.seq2seq import T5Model
+
+
+@pytest.fixture(scope="module")
+def packaged():
+    loaded = load("ende-target")
+    return loaded, T5Model.create(loaded.params, loaded.config)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_pair):
+    loaded = load(tiny_pair / "target")
+    return loaded, T5Model.create(loaded.params, loaded.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("transformer", TransformerDraft),
+        ("unigram", NgramDraft),
+        ("bigram", NgramDraft),
+        ("ngram", NgramDraft),
+        ("copy", CopyDraft),
+        ("uniform", UniformDraft),
+        ("medusa", MedusaDraft),
+        ("early_exit", EarlyExitDraft),
+        ("mixed", MixedDraft),
+        ("cascade", CascadeDraft),
+        ("ende-draft", TransformerDraft),
+        ("ende-ngram", NgramDraft),
+        ("ende-heads", MedusaDraft),
+    ],
+)
+def test_every_name_works_with_the_packaged_target(packaged, name, kind):
+    draft = make_draft(name, *packaged)
+    assert type(draft) is kind
+    assert draft.vocab_size == packaged[1].vocab_size
+
+
+def test_orders_come_from_one_table(packaged):
+    orders = [make_draft(name, *packaged).order for name in ("unigram", "bigram", "ngram")]
+    assert orders[:2] == [1, 2] and orders[2] > 2
+
+
+def test_arguments_follow_a_colon(packaged):
+    assert make_draft("copy:3", *packaged).min_match == 3
+    assert make_draft("early_exit:2", *packaged).model.config.num_decoder_layers == 2
+    assert isinstance(make_draft("mixed:bigram", *packaged).second, NgramDraft)
+    cascade = make_draft("cascade:ende-draft,copy", *packaged)
+    assert isinstance(cascade.draft, CopyDraft)
+    assert make_draft("cascade", *packaged).draft.order == 2
+
+
+def test_a_draft_that_others_run_ahead_of_may_trail(packaged):
+    assert make_draft("mixed", *packaged).second.may_trail
+    assert make_draft("cascade:ende-draft,ende-draft", *packaged).draft.may_trail
+    assert not make_draft("transformer", *packaged).may_trail
+
+
+def test_settings_reach_the_draft(packaged):
+    options = DraftOptions(settings=sampling(0.5), stopping=Stopping(c=0.3))
+    draft = make_draft("transformer", *packaged, options)
+    assert float(draft.settings.temperature) == 0.5
+    assert draft.stopping.c == 0.3
+    alone = dataclasses.replace(options, stopping=None)
+    assert float(make_draft("bigram", *packaged, alone).settings.temperature) == 0.5
+
+
+def test_a_directory_is_a_model(tiny, tiny_pair):
+    draft = make_draft(tiny_pair / "draft", *tiny)
+    assert isinstance(draft, TransformerDraft)
+
+
+@pytest.mark.parametrize("name", ["transformer", "bigram", "medusa", "cascade", "mixed"])
+def test_another_target_has_no_packaged_drafts(tiny, name):
+    with pytest.raises(InputError, match="give its directory"):
+        make_draft(name, *tiny)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer:ende-draft", "ngram:ende-ngram", "medusa:ende-heads"]
+)
+def test_drafts_of_another_vocabulary_are_refused(tiny, name):
+    with pytest.raises(InputError, match="vocabular"):
+        make_draft(name, *tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", "no draft 'nonsense': give the directory of a checkpoint or one of"),
+        ("copy:x", "copy:x: give a whole number"),
+        ("copy:0", "min_match is 0"),
+        ("early_exit:8", "early exit after 8 of 8"),
+        ("uniform:3", "uniform takes no argument"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(packaged, name, message):
+    with pytest.raises(InputError, match=message):
+        make_draft(name, *packaged)
+
+
+@pytest.mark.parametrize("name", ["ngram", "copy", "uniform", "medusa", "early_exit", "cascade"])
+def test_drafts_that_cannot_adapt_say_so(packaged, name):
+    with pytest.raises(InputError, match="gamma cannot adapt"):
+        make_draft(name, *packaged, DraftOptions(stopping=Stopping()))
+
+
+@pytest.mark.parametrize("name", ["copy", "uniform"])
+def test_drafts_without_a_temperature_say_so(packaged, name):
+    with pytest.raises(InputError, match="no temperature of its own"):
+        make_draft(name, *packaged, DraftOptions(settings=sampling(1.0)))

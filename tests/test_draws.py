@@ -1,0 +1,239 @@
+"""Where random numbers come from: whose keys they depend on, and T5X's chain of them."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.distributions import gumbel_argmax, sampling, standardize
+from spec_t5x.draws import (
+    Draws,
+    RowStream,
+    draft_draws,
+    purpose_keys,
+    sample_coupled,
+    sample_next,
+    t5x_stream,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB = 7
+KEYS = jax.random.split(jax.random.key(2), 2)
+SAMPLED = sampling(1.0)
+
+
+def bits(keys):
+    """Keys as tuples, to compare and to put in sets."""
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
+
+
+def random_probs(rows, seed=0, vocab=VOCAB):
+    probs = np.random.default_rng(seed).dirichlet(np.ones(vocab), size=rows)
+    return jnp.asarray(probs, jnp.float32)
+
+
+# RowStream
+
+
+def test_keys_depend_on_the_rows_key_and_position_alone():
+    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
+    for drawn in RowStream(KEYS[rows]).at(positions, 3):
+        assert len(set(bits(drawn))) == 4
+        assert bits(drawn)[0] == bits(drawn)[4]
+
+
+def test_keys_of_one_position_differ():
+    drawn = RowStream(KEYS).at(jnp.array([3, 3]), 3)
+    assert len(set(itertools.chain(*map(bits, drawn)))) == 6
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_the_first_key_is_the_same_however_many_are_asked_for(partitionable):
+    # What makes gamma 0 equal plain decoding, seed for seed.
+    stream = RowStream(jax.random.split(jax.random.key(2), 3))
+    lengths = jnp.array([0, 5, 2])
+    with jax.threefry_partitionable(partitionable):
+        (alone,) = stream.at(lengths, 1)
+        assert bits(alone) == bits(stream.at(lengths, 3)[0])
+        assert bits(alone) == bits(purpose_keys(stream, lengths)[0])
+
+
+def test_noise_depends_on_the_rows_key_and_position_alone():
+    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
+    noise = np.asarray(RowStream(KEYS[rows]).gumbels(positions, VOCAB))
+    assert len(np.unique(noise[:4])) == 4 * VOCAB
+    np.testing.assert_array_equal(noise[4], noise[0])
+    alone = RowStream(KEYS[1:]).gumbels(positions[3:4], VOCAB)
+    np.testing.assert_array_equal(alone[0], noise[3])
+
+
+def test_noise_shares_no_key_with_the_other_draws():
+    stream, positions = RowStream(KEYS), jnp.array([0, 1])
+    noise = np.asarray(stream.gumbels(positions, VOCAB))
+    others = [*stream.at(positions, 3), *[jax.vmap(jax.random.fold_in)(KEYS, positions)]]
+    for keys in others:
+        drawn = jax.vmap(lambda key: jax.random.gumbel(key, (VOCAB,)))(keys)
+        assert not np.intersect1d(noise, drawn).size
+
+
+# Draws
+
+
+def test_a_proposal_depends_on_the_rows_key_and_place_alone():
+    probs = random_probs(64)
+    keys = jax.random.split(jax.random.key(3), 64)
+    lengths = jnp.asarray(np.random.default_rng(1).integers(9, size=64))
+    order = np.random.default_rng(2).permutation(64)
+    for coupled in (False, True):
+        tokens = draft_draws(RowStream(keys), lengths, coupled).sample(probs, 2, SAMPLED)
+        moved = draft_draws(RowStream(keys[order]), lengths[order], coupled)
+        np.testing.assert_array_equal(moved.sample(probs[order], 2, SAMPLED), tokens[order])
+        offsets = jnp.full(64, 2)
+        each = draft_draws(RowStream(keys), lengths, coupled).sample(probs, offsets, SAMPLED)
+        np.testing.assert_array_equal(each, tokens)
+        other = draft_draws(RowStream(keys), lengths, coupled).sample(probs, 3, SAMPLED)
+        assert np.any(other != tokens)
+
+
+def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
+    # A token proposed for position 5 and refused is proposed again, after position 4.
+    keys = jax.random.split(jax.random.key(3), 64)
+    probs = jnp.full((64, VOCAB), 1 / VOCAB)
+    first, second = (
+        draft_draws(RowStream(keys), jnp.full(64, length), False).sample(probs, 5 - length, SAMPLED)
+        for length in (3, 4)
+    )
+    assert np.any(first != second)
+    coupled = [
+        draft_draws(RowStream(keys), jnp.full(64, length), True).sample(probs, 5 - length, SAMPLED)
+        for length in (3, 4)
+    ]
+    np.testing.assert_array_equal(*coupled)
+
+
+def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
+    stream, lengths, probs = RowStream(KEYS), jnp.array([4, 9]), random_probs(2)
+    for offset in range(3):
+        tokens = Draws(stream, lengths, coupled=True).sample(probs, offset, SAMPLED)
+        np.testing.assert_array_equal(
+            tokens, sample_coupled(stream, lengths + offset, probs, SAMPLED)
+        )
+        noise = np.asarray(stream.gumbels(lengths + offset, VOCAB))
+        np.testing.assert_array_equal(tokens, np.argmax(np.log(probs) + noise, axis=-1))
+        plain = sample_next(stream, lengths + offset, probs, SAMPLED, coupled=True)
+        np.testing.assert_array_equal(tokens, plain)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_draws_at_other_lengths_draw_the_same_for_the_same_place(coupled):
+    probs, lengths = random_probs(2), jnp.array([4, 9])
+    draws = draft_draws(RowStream(KEYS), lengths, coupled)
+    tokens = [draws.at(lengths + moved).sample(probs, 3 - moved, SAMPLED) for moved in range(4)]
+    np.testing.assert_array_equal(np.stack(tokens), np.stack([tokens[0]] * 4))
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_greedy_draws_are_the_argmax(coupled):
+    probs = random_probs(2)
+    greedy = sampling(0.0)
+    tokens = draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled).sample(probs, 1, greedy)
+    np.testing.assert_array_equal(tokens, np.argmax(probs, axis=-1))
+    plain = sample_next(RowStream(KEYS), jnp.array([4, 9]), probs, greedy, coupled)
+    np.testing.assert_array_equal(plain, tokens)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_draws_follow_their_distribution(coupled):
+    rows = 40_000
+    probs = jnp.array([0.5, 0.0, 0.3, 0.2])
+    keys = jax.random.split(jax.random.key(5), rows)
+    draws = draft_draws(RowStream(keys), jnp.zeros(rows, jnp.int32), coupled)
+    tokens = draws.sample(jnp.tile(probs[None], (rows, 1)), 0, SAMPLED)
+    counts = np.bincount(tokens, minlength=4)
+    assert counts[1] == 0
+    expected = rows * np.array([0.5, 0.3, 0.2])
+    statistic = np.sum((counts[[0, 2, 3]] - expected) ** 2 / expected)
+    # -2 log(1e-6): with 2 degrees of freedom, passed by chance once in a million times.
+    assert statistic < 27.7
+
+
+# T5X's chain
+
+
+def t5x_chain(rng, logits, temperatures=None):
+    """What T5X's loop draws: tokens ``[steps, batch]``, all rows a step at a time.
+
+    Written from ``t5x.decoding``: in every step the key is split, the first half draws for
+    the whole batch. With a temperature for each row, rows are mapped over, each as a
+    batch of one, with the same key.
+
+    Args:
+      rng: the ``decode_rng``.
+      logits: ``[steps, batch, vocab]``, after temperature and the rest.
+      temperatures: any value but None: each row has its own.
+    """
+    tokens = []
+    for of_step in logits:
+        rng1, rng = jax.random.split(rng)
+        if temperatures is None:
+            tokens.append(jax.random.categorical(rng1, of_step))
+        else:
+            draw = functools.partial(jax.random.categorical, rng1)
+            tokens.append(jax.vmap(draw)(of_step[:, None, :])[:, 0])
+    return np.stack(tokens)
+
+
+STEPS, BATCH = 6, 4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, [1.0, 0.4, 2.0, 1.0]], ids=str)
+@pytest.mark.parametrize("starts", [[0, 0, 0, 0], [3, 0, 5, 1]], ids=["whole", "prefilled"])
+def test_t5x_stream_draws_what_t5x_draws(temperature, starts):
+    """Step k writes position ``starts[row] + k`` of each row."""
+    rng = jax.random.key(11)
+    settings = sampling(temperature)
+    own = settings.temperature.ndim == 1
+    logits = np.random.default_rng(4).normal(size=(STEPS, BATCH, VOCAB)) * 2
+    warped = jnp.asarray(logits / np.reshape(temperature, (-1, 1)), jnp.float32)
+    expected = t5x_chain(rng, warped, temperature if own else None)
+
+    stream = t5x_stream(rng, jnp.array(starts), STEPS, same_for_rows=own)
+    for step in range(STEPS):
+        probs = standardize(jnp.asarray(logits[step], jnp.float32), settings)
+        positions = jnp.array(starts) + step
+        tokens = sample_coupled(stream, positions, probs, settings)
+        np.testing.assert_array_equal(tokens, expected[step])
+    # Most rows draw something else where the noise is another.
+    assert np.any(t5x_chain(rng, warped, None if own else 1.0) != expected)
+    assert np.any(t5x_chain(jax.random.key(12), warped, 1.0 if own else None) != expected)
+
+
+@pytest.mark.parametrize("same_for_rows", [False, True])
+def test_rows_of_t5x_stream_may_be_at_different_steps(same_for_rows):
+    stream = t5x_stream(jax.random.key(11), jnp.array([0, 2, 0, 1]), STEPS, same_for_rows)
+    aligned = [stream.gumbels(jnp.array([0, 2, 0, 1]) + step, VOCAB) for step in range(STEPS)]
+    steps = np.array([3, 0, 5, 1])
+    apart = stream.gumbels(jnp.array([3, 2, 5, 2]), VOCAB)
+    for row, step in enumerate(steps):
+        np.testing.assert_array_equal(apart[row], aligned[step][row])
+    # Noise covers the batch, or all rows get the same.
+    assert len(np.unique(aligned[0])) == (VOCAB if same_for_rows else BATCH * VOCAB)
+
+
+def test_beyond_the_last_step_of_t5x_stream_there_is_noise_too():
+    # A draft proposes past the end; nothing reads that.
+    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 3)
+    noise = stream.gumbels(jnp.array([2, 9]), VOCAB)
+    assert np.all(np.isfinite(noise))
+
+
+def test_t5x_stream_excludes_what_has_no_probability():
+    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 50)
+    probs = jnp.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+    choose = jax.jit(lambda step: gumbel_argmax(probs, stream.gumbels(step, 3)))
+    tokens = np.stack([choose(jnp.full(2, step)) for step in range(50)])
+    assert set(tokens[:, 0]) == {1, 2} and set(tokens[:, 1]) == {0}

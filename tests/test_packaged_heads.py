@@ -1,0 +1,53 @@
+"""The packaged heads, on the packaged target."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.heads import load_heads
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.experiments import package_heads
+from spec_t5x.generation import Generator
+
+SENTENCES = ["Where is the station?", "This package contains the documentation.", "I am tired."]
+
+
+@pytest.fixture(scope="module")
+def heads():
+    return load_heads("ende-heads", load("ende-target"))
+
+
+def test_same_text_in_fewer_calls(heads):
+    generator = Generator.load("ende-target")
+    options = dataclasses.replace(package_heads.OPTIONS, batch_size=4, max_decode_len=32)
+    (batch,) = generator.batches(SENTENCES, options)
+    decoded = speculative_decode(
+        generator.target,
+        MedusaDraft.create(heads.params, generator.target),
+        batch.tokens,
+        np.zeros((4, 1), np.int32),
+        batch.keys,
+        options.sampling(),
+        gamma=4,
+        max_decode_len=32,
+        max_decode_steps=batch.max_decode_steps,
+    )
+    plain = generator.decode(batch, options)
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    calls, tokens = np.sum(decoded.stats.target_calls), np.sum(plain.lengths)
+    # A call adds one token and what was accepted; the last ones may add less.
+    assert np.sum(decoded.stats.accepted) >= tokens - calls > 0.2 * calls
+
+
+def test_figures_are_what_the_card_says(heads, shared_data):
+    figures = package_heads.measure(heads, shared_data / "ende" / "dev.tsv.gz")["dev"]
+    claimed = heads.metadata["evaluation"]["dev"]
+    assert figures["num_pairs"] == claimed["num_pairs"]
+    assert figures["alpha"] == pytest.approx(claimed["alpha"], abs=0.01)
+    assert figures["mean_acceptance_length"] == pytest.approx(
+        claimed["mean_acceptance_length"], abs=0.02
+    )
+    assert f"| {claimed['alpha']:.3f} |" in (heads.directory / "README.md").read_text()

@@ -1,0 +1,258 @@
+"""Verifiers as the loops use them: names, errors, batches, and one of one's own."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling, standardize
+from spec_t5x.draws import Draws, RowStream, purpose_keys
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Proposal
+from spec_t5x.testing.toy_models import TableDraft, TableTarget, sequence_law
+from spec_t5x.verification import block_verification, token_verification
+from spec_t5x.verifiers import (
+    VERIFIERS,
+    BlockVerifier,
+    CoupledVerifier,
+    RejectionVerifier,
+    TokenVerifier,
+    Verifier,
+    verifier,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB, GAMMA, ROWS = 5, 3, 64
+SAMPLED = sampling(1.0)
+# Those that verify one draft for each place.
+ROW_VERIFIERS = ("token", "block", "coupled", "rejection")
+STREAM = RowStream(jax.random.split(jax.random.key(0), ROWS))
+LENGTHS = jnp.arange(ROWS, dtype=jnp.int32) % 7
+
+
+@functools.cache
+def batch(coupled=False, greedy=False):
+    """A proposal for each row, with counts of all kinds, and the target's logits."""
+    settings = sampling(0.0) if greedy else SAMPLED
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(ROWS, GAMMA + 1, VOCAB)), jnp.float32)
+    noise = jnp.asarray(rng.normal(size=(ROWS, GAMMA, VOCAB)), jnp.float32)
+    draft_probs = standardize(logits[:, :-1] + 0.7 * noise, settings)
+    draws = Draws(STREAM, LENGTHS, coupled)
+    tokens = [draws.sample(draft_probs[:, i], i, settings) for i in range(GAMMA)]
+    counts = jnp.asarray(rng.integers(GAMMA + 1, size=ROWS), jnp.int32)
+    return Proposal(jnp.stack(tokens, axis=1), draft_probs, counts), logits
+
+
+def verify(chosen, proposal, logits, settings=SAMPLED):
+    """The verdicts, from a compiled program."""
+    probs = standardize(logits, settings)
+    return jax.jit(chosen)(STREAM, LENGTHS, proposal, logits, probs, settings)
+
+
+# Names
+
+
+def test_every_verifier_has_its_name():
+    for name, kind in VERIFIERS.items():
+        assert type(verifier(name)) is kind
+    for name in ROW_VERIFIERS:
+        assert issubclass(VERIFIERS[name], Verifier)
+    assert verifier() == BlockVerifier()
+    assert verifier("token", lenience=0.5) == TokenVerifier(0.5)
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(InputError, match="'greedy'") as error:
+        verifier("greedy")
+    assert all(name in str(error.value) for name in VERIFIERS)
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan"), float("inf")])
+def test_lenience_outside_0_to_1_is_refused(name, lenience):
+    with pytest.raises(InputError, match=f"lenience is {lenience}"):
+        verifier(name, lenience=lenience)
+
+
+@pytest.mark.parametrize("name", sorted({*VERIFIERS} - {"token"}))
+def test_only_token_verification_is_lenient(name):
+    with pytest.raises(InputError, match=rf"lenience is 0.5 and verifier '{name}'.*token"):
+        verifier(name, lenience=0.5)
+    assert isinstance(verifier(name, lenience=1.0), VERIFIERS[name])
+
+
+def test_verifiers_of_one_setting_are_one_program():
+    names = [*ROW_VERIFIERS, *ROW_VERIFIERS]
+    assert len({verifier(name) for name in names}) == len(ROW_VERIFIERS)
+    assert TokenVerifier(0.5) != TokenVerifier(0.25)
+    assert hash(TokenVerifier(0.5)) == hash(TokenVerifier(0.5))
+
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def program(chosen, value):
+        traced.append(chosen)
+        return value
+
+    for chosen in (TokenVerifier(), TokenVerifier(1.0), BlockVerifier(), BlockVerifier()):
+        program(chosen, 0)
+    assert traced == [TokenVerifier(), BlockVerifier()]
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("chosen", "verification"),
+    [(TokenVerifier(), token_verification), (BlockVerifier(), block_verification)],
+)
+def test_each_row_is_verified_by_itself_with_the_keys_of_its_place(chosen, verification):
+    proposal, logits = batch()
+    verdict = verify(chosen, proposal, logits)
+    emit_keys, accept_keys, _ = purpose_keys(STREAM, LENGTHS)
+    one = jax.jit(verification)
+    for row in range(0, ROWS, 7):
+        probs = proposal.probs[row].at[proposal.counts[row] :].set(0.0)
+        alone = one(
+            accept_keys[row],
+            emit_keys[row],
+            proposal.tokens[row],
+            probs,
+            standardize(logits, SAMPLED)[row],
+        )
+        assert alone.num_accepted == verdict.num_accepted[row]
+        assert alone.next_token == verdict.next_token[row]
+
+
+@pytest.mark.parametrize("name", ROW_VERIFIERS)
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+def test_nothing_beyond_the_count_is_accepted_or_looked_at(name, greedy):
+    settings = sampling(0.0) if greedy else SAMPLED
+    proposal, logits = batch(verifier(name).coupled, greedy)
+    verdict = verify(verifier(name), proposal, logits, settings)
+    assert np.all(verdict.num_accepted <= proposal.counts)
+    # Some rows keep all they proposed, and some do not.
+    kept_all = np.asarray(verdict.num_accepted == proposal.counts)[np.asarray(proposal.counts) > 0]
+    assert 0 < kept_all.sum() < len(kept_all)
+    beyond = jnp.arange(GAMMA)[None, :] >= proposal.counts[:, None]
+    other = Proposal(
+        jnp.where(beyond, (proposal.tokens + 1) % VOCAB, proposal.tokens),
+        jnp.where(beyond[..., None], 1 / VOCAB, proposal.probs),
+        proposal.counts,
+    )
+    again = verify(verifier(name), other, logits, settings)
+    np.testing.assert_array_equal(again.num_accepted, verdict.num_accepted)
+    np.testing.assert_array_equal(again.next_token, verdict.next_token)
+
+
+def test_at_temperature_0_every_lossless_verifier_matches_the_argmax():
+    proposal, logits = batch(greedy=True)
+    choices = np.argmax(logits, axis=-1)
+    agrees = np.asarray(proposal.tokens) == choices[:, :-1]
+    agrees &= np.arange(GAMMA)[None, :] < np.asarray(proposal.counts)[:, None]
+    accepted = np.cumprod(agrees, axis=1).sum(axis=1)
+    for name in ROW_VERIFIERS:
+        verdict = verify(verifier(name), proposal, logits, sampling(0.0))
+        np.testing.assert_array_equal(verdict.num_accepted, accepted)
+        np.testing.assert_array_equal(verdict.next_token, choices[np.arange(ROWS), accepted])
+
+
+@pytest.mark.parametrize(
+    "chosen", [TokenVerifier(), TokenVerifier(0.4), BlockVerifier(), RejectionVerifier()]
+)
+def test_a_row_at_temperature_0_is_greedy_beside_sampled_ones(chosen):
+    proposal, logits = batch(greedy=True)
+    # What argmax would not choose is proposed, too.
+    proposal = proposal.replace(tokens=proposal.tokens.at[::3, 0].add(1) % VOCAB)
+    proposal = proposal.replace(probs=jax.nn.one_hot(proposal.tokens, VOCAB))
+    alone = verify(chosen, proposal, logits, sampling(0.0))
+    mixed = verify(chosen, proposal, logits, sampling(np.where(np.arange(ROWS) % 2, 1.0, 0.0)))
+    np.testing.assert_array_equal(mixed.num_accepted[::2], alone.num_accepted[::2])
+    np.testing.assert_array_equal(mixed.next_token[::2], alone.next_token[::2])
+
+
+def test_lenience_accepts_more_when_sampling_and_at_temperature_0():
+    for settings, greedy in ((SAMPLED, False), (sampling(0.0), True)):
+        proposal, logits = batch(greedy=greedy)
+        accepted = [
+            int(verify(TokenVerifier(lenience), proposal, logits, settings).num_accepted.sum())
+            for lenience in (1.0, 0.3, 0.05)
+        ]
+        assert accepted[0] < accepted[1] < accepted[2]
+
+
+def test_lenient_argmax_never_looks_at_the_drafts_probabilities():
+    proposal, logits = batch(greedy=True)
+    blank = proposal.replace(probs=jnp.zeros_like(proposal.probs))
+    found, expected = (
+        verify(TokenVerifier(0.3), one, logits, sampling(0.0)) for one in (blank, proposal)
+    )
+    np.testing.assert_array_equal(found.num_accepted, expected.num_accepted)
+
+
+def test_coupled_verification_emits_what_the_noise_chooses_from_the_target():
+    proposal, logits = batch(coupled=True)
+    verdict = verify(CoupledVerifier(), proposal, logits)
+    noise = np.stack([STREAM.gumbels(LENGTHS + i, VOCAB) for i in range(GAMMA + 1)], axis=1)
+    choices = np.argmax(np.asarray(jax.nn.log_softmax(logits)) + noise, axis=-1)
+    for row, n in enumerate(verdict.num_accepted.tolist()):
+        assert proposal.tokens[row, :n].tolist() == choices[row, :n].tolist()
+        assert verdict.next_token[row] == choices[row, n]
+        assert n == proposal.counts[row] or proposal.tokens[row, n] != choices[row, n]
+
+
+# One's own
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOnly(Verifier):
+    """Trusts no draft but the first."""
+
+    def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs):
+        shorter = draft_probs.at[1:].set(0.0)  # as if nothing more were proposed
+        return token_verification(key, emit_key, draft_tokens, shorter, target_probs)
+
+
+def test_first_only():
+    """The example of the module: the first draft as in token verification, and no more."""
+    proposal, logits = batch()
+    verdict = verify(FirstOnly(), proposal, logits)
+    all_of_them = verify(TokenVerifier(), proposal, logits)
+    np.testing.assert_array_equal(verdict.num_accepted, np.minimum(all_of_them.num_accepted, 1))
+    assert np.max(all_of_them.num_accepted) > 1
+
+
+def test_a_verifier_of_ones_own_decodes_with_the_targets_law():
+    target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
+    draft = TableDraft.create(seed=1, vocab_size=4, zeros=0.2)
+    rows = 20_000
+    decoded = speculative_decode(
+        target,
+        draft,
+        jnp.tile(jnp.array([[2, 3]]), (rows, 1)),
+        jnp.zeros((rows, 1), jnp.int32),
+        jax.random.key(3),
+        SAMPLED,
+        gamma=2,
+        max_decode_len=3,
+        verifier=FirstOnly(),
+    )
+    accepted = np.asarray(decoded.stats.accepted_by_position[:, 0]).sum(axis=0)
+    assert accepted[0] > 0 and accepted[1] == 0
+    law = sequence_law(target, [2, 3], SAMPLED, max_decode_len=3)
+    texts, counts = np.unique(np.asarray(decoded.tokens[:, 0]), axis=0, return_counts=True)
+    found = dict(zip(map(tuple, texts.tolist()), counts.tolist(), strict=True))
+    padded = {text + (0,) * (3 - len(text)): odds for text, odds in law.items()}
+    assert set(found) <= set(padded)
+    deviations = [
+        (found.get(text, 0) - rows * odds) ** 2 / (rows * odds) for text, odds in padded.items()
+    ]
+    # Passed by chance once in a million times.
+    assert sum(deviations) < stats.chi2.ppf(1 - 1e-6, len(padded) - 1)
