@@ -226,9 +226,11 @@ def _count(state, proposal, path_probs, verdict, num_accepted, num_appended, tre
     """Adds one iteration; all nodes count as proposed, the path's as verified."""
     live, stats = ~state.outputs.ended, state.stats
     levels = jnp.arange(tree.depth)[None, :]
-    verified = (levels < num_appended[:, None]) & proposal.any[:, None]
     inner = jnp.minimum(verdict.path[:, :-1], tree.num_inner - 1)
-    beta = overlap(path_probs[:, :-1], _along(proposal.probs, inner))
+    draft_probs = _along(proposal.probs, inner)
+    proposed = jnp.any(draft_probs > 0, axis=-1) & proposal.any[:, None]
+    verified = (levels < num_appended[:, None]) & proposed
+    beta = overlap(path_probs[:, :-1], draft_probs)
     return stats.replace(
         target_calls=stats.target_calls + live,
         proposed=stats.proposed + (tree.num_nodes - 1) * (live & proposal.any),

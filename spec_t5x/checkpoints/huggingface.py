@@ -109,7 +109,7 @@ def load_huggingface(
     values = read_json(directory / CONFIG_NAME)
     _check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME, dtype)
-    vocabulary = _read_vocabulary(values, directory)
+    vocabulary = read_vocabulary(values, directory)
     check_vocabulary_fits(vocabulary, config, str(directory))
     tensors = dict(_read_tensors(directory, dtype))
     config = _settle_output_layer(tensors, values, config, directory)
@@ -436,7 +436,12 @@ def _read_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 # --- vocabulary --------------------------------------------------------------
 
 
-def _read_vocabulary(values: dict[str, Any], directory: Path) -> Vocabulary:
+def read_vocabulary(values: dict[str, Any], directory: Path) -> Vocabulary:
+    """The vocabulary of a checkpoint whose config.json holds ``values``.
+
+    Raises:
+        InputError: there is none, or one that is not T5's kind.
+    """
     tokenizer_path = directory / "tokenizer_config.json"
     tokenizer = read_json(tokenizer_path) if tokenizer_path.is_file() else {}
     vocabulary = _base_vocabulary(values, tokenizer, directory)
@@ -460,7 +465,7 @@ def _base_vocabulary(
             f"{directory} has tokenizer.json but no {SPIECE_NAME}: copy {SPIECE_NAME} "
             "there from the model it was fine-tuned from"
         )
-    if values["vocab_size"] == ByteVocabulary().vocab_size:
+    if values.get("vocab_size") == ByteVocabulary().vocab_size:
         return ByteVocabulary()
     raise InputError(f"no vocabulary at {spiece}: copy {SPIECE_NAME} there")
 

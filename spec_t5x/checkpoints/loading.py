@@ -2,10 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from spec_t5x.checkpoints import native
+from spec_t5x.checkpoints import huggingface, native
 from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
-from spec_t5x.checkpoints.huggingface import load_huggingface
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
@@ -29,20 +29,23 @@ def load(
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
-    directory = _find(directory_or_name)
-    if not (directory / CONFIG_NAME).is_file():
-        raise InputError(
-            f"{directory} holds no {CONFIG_NAME}: give a spec_t5x or Hugging Face T5 checkpoint"
-        )
-    values = read_json(directory / CONFIG_NAME)
-    if values.get("format") == native.FORMAT:
+    directory = find_directory(directory_or_name)
+    if _is_native(_read_config(directory), directory):
         return native.load_model(directory, dtype=dtype, on_host=on_host)
-    if "model_type" in values:
-        return load_huggingface(directory, dtype=dtype, on_host=on_host)
-    raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a "
-        "model_type: give a spec_t5x or Hugging Face T5 checkpoint"
-    )
+    return huggingface.load_huggingface(directory, dtype=dtype, on_host=on_host)
+
+
+def load_vocabulary(directory_or_name: str | Path) -> Vocabulary:
+    """Reads the vocabulary of a model without its weights.
+
+    Raises:
+        InputError: as ``load``, for what concerns the vocabulary.
+    """
+    directory = find_directory(directory_or_name)
+    values = _read_config(directory)
+    if _is_native(values, directory):
+        return native.read_vocabulary(values, directory)
+    return huggingface.read_vocabulary(values, directory)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
@@ -66,7 +69,12 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
         )
 
 
-def _find(directory_or_name: str | Path) -> Path:
+def find_directory(directory_or_name: str | Path) -> Path:
+    """The directory of that path, or the packaged one of that name.
+
+    Raises:
+        InputError: there is neither.
+    """
     directory = Path(directory_or_name).expanduser()
     if directory.is_dir():
         return directory
@@ -77,6 +85,26 @@ def _find(directory_or_name: str | Path) -> Path:
         return PACKAGED_MODELS / str(directory_or_name)
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""
     raise InputError(f"no directory {directory}: give the path of a checkpoint{packaged}")
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    if not (directory / CONFIG_NAME).is_file():
+        raise InputError(
+            f"{directory} holds no {CONFIG_NAME}: give a spec_t5x or Hugging Face T5 checkpoint"
+        )
+    return read_json(directory / CONFIG_NAME)
+
+
+def _is_native(values: dict[str, Any], directory: Path) -> bool:
+    """Whether a model is of the project's own format; else it is Hugging Face's."""
+    if values.get("format") == native.FORMAT:
+        return True
+    if "model_type" in values:
+        return False
+    raise InputError(
+        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a "
+        "model_type: give a spec_t5x or Hugging Face T5 checkpoint"
+    )
 
 
 def packaged_names() -> list[str]:

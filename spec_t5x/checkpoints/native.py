@@ -94,7 +94,7 @@ def load_model(
     directory = Path(directory)
     metadata = read_json(directory / CONFIG_NAME)
     config = _read_config(metadata, directory / CONFIG_NAME, dtype)
-    vocabulary = _read_vocabulary(metadata, directory)
+    vocabulary = read_vocabulary(metadata, directory)
     check_vocabulary_fits(vocabulary, config, str(directory))
     params = _read_params(directory / PARAMS_NAME, dtype)
     check_params(params, config, str(directory / PARAMS_NAME))
@@ -157,7 +157,12 @@ def _read_config(metadata: dict[str, Any], path: Path, dtype: str) -> T5Config:
     return dataclasses.replace(config, dtype=dtype)
 
 
-def _read_vocabulary(metadata: dict[str, Any], directory: Path) -> Vocabulary:
+def read_vocabulary(metadata: dict[str, Any], directory: Path) -> Vocabulary:
+    """The vocabulary of a checkpoint whose config.json holds ``metadata``.
+
+    Raises:
+        InputError: there is none, or it is not the one that was saved.
+    """
     entry = metadata.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
     extra_ids = entry.get("extra_ids", 0)

@@ -45,15 +45,15 @@ def _check_known(rest: list[str], command: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from spec_t5x.cli import evaluate, generate, train
+    from spec_t5x.cli import benchmark, evaluate, generate, train, train_heads, train_ngram
 
     parser = _Parser(
         prog="spec-t5x",
         description="Lossless speculative decoding of encoder-decoder T5 models.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (generate, evaluate, train):
-        name = module.__name__.rpartition(".")[2]
+    for module in (generate, evaluate, benchmark, train, train_heads, train_ngram):
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")

@@ -1,6 +1,7 @@
 """``spec-t5x train``: trains a target or a draft as a gin file says."""
 
 import argparse
+from collections.abc import Callable
 
 HELP = "train a model as a gin file says; run again to go on after an interruption"
 
@@ -12,13 +13,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains."""
+    from spec_t5x.training.run import train
+
+    return run_as_gin_says(train, args)
+
+
+def run_as_gin_says(configurable: Callable, args: argparse.Namespace) -> int:
+    """Calls a gin configurable with what files and flags bind."""
     from spec_t5x.errors import InputError
     from spec_t5x.gin_files import parse_gin
-    from spec_t5x.training.run import train
 
     parse_gin(args.gin_file, args.gin_bindings)
     try:
-        train()
+        configurable()
     except TypeError as error:
         reason = str(error).splitlines()[0]
         if "missing" not in reason:

@@ -7,8 +7,8 @@ from spec_t5x import autoregressive
 from spec_t5x.distributions import Sampling
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
-from spec_t5x.drafts.tree import draft_tree
 from spec_t5x.drafts.stopping import History, Stopping
+from spec_t5x.drafts.tree import draft_tree
 from spec_t5x.interfaces import (
     Cache,
     Context,

@@ -11,6 +11,7 @@ to a reader.
 import argparse
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from spec_t5x.checkpoints.heads import LoadedHeads, load_heads, save_heads
@@ -52,14 +53,16 @@ def main(arguments=None) -> int:
     return 0
 
 
-def measure(heads: LoadedHeads, data: Path) -> dict[str, dict]:
-    """Figures of the first ``NUM_PAIRS`` pairs of ``data``, by name."""
+def measure(
+    heads: LoadedHeads, data: Path, temperatures: Mapping[str, float] = TEMPERATURES
+) -> dict[str, dict]:
+    """Figures of the first ``NUM_PAIRS`` pairs of ``data`` at each temperature, by name."""
     generator = Generator.load(TARGET)
     draft = MedusaDraft.create(heads.params, generator.target)
     generator = dataclasses.replace(generator, draft=draft)
     pairs = list(read_pairs(data, 1, 2, 3))[:NUM_PAIRS]
     figures = {}
-    for name, temperature in TEMPERATURES.items():
+    for name, temperature in temperatures.items():
         print(f"evaluating {data.name} at temperature {temperature:g}", file=sys.stderr)
         options = dataclasses.replace(OPTIONS, temperature=temperature)
         figures[name] = dataclasses.asdict(evaluate(generator, pairs, options))

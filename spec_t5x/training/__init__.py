@@ -1,4 +1,4 @@
 """Training and distillation of T5 on text pairs; evaluation by loss and BLEU.
 
-``run`` is the only module that knows gin.
+``run`` and ``run_heads`` are the only modules that know gin.
 """

@@ -84,9 +84,13 @@ def kl_divergence(
     student_logits: Float32[Array, "batch length vocab"],
 ) -> Float32[Array, "batch length"]:
     """KL(teacher || student) of every token, in nats; no gradient to the teacher."""
-    teacher = jax.nn.log_softmax(jax.lax.stop_gradient(teacher_logits))
-    student = jax.nn.log_softmax(student_logits)
-    return jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+    teacher_logits = jax.lax.stop_gradient(teacher_logits)
+    teacher_z = jax.nn.logsumexp(teacher_logits, axis=-1)
+    student_z = jax.nn.logsumexp(student_logits, axis=-1)
+    # Without the log-probabilities, two more arrays of the logits' size.
+    teacher = jnp.exp(teacher_logits - teacher_z[..., None])
+    apart = jnp.sum(teacher * (teacher_logits - student_logits), axis=-1)
+    return apart - teacher_z + student_z
 
 
 def token_losses(
@@ -107,7 +111,11 @@ def token_losses(
     loss, plain = cross_entropy(logits, targets, label_smoothing, z_loss)
     if teacher_logits is not None:
         divergence = kl_divergence(teacher_logits, logits)
-        loss = (1.0 - distillation_weight) * loss + distillation_weight * divergence
+        if distillation_weight == 1.0:
+            # Not 0 times the other, whose gradient would take a pass of its own.
+            loss = divergence
+        else:
+            loss = (1.0 - distillation_weight) * loss + distillation_weight * divergence
     # Ties count as correct; argmax would cost another pass with indices.
     right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     correct = right >= jnp.max(logits, axis=-1)

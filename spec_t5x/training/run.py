@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gin
+import optax
 
 from spec_t5x.checkpoints.native import load_model, save_model
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, tokenise_file
@@ -23,6 +24,7 @@ from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     SentencePieceVocabulary,
+    Vocabulary,
     train_sentencepiece,
 )
 from spec_t5x.errors import InputError
@@ -30,7 +32,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.evaluate import translation_bleu
 from spec_t5x.training.optimizers import make_optimizer
-from spec_t5x.training.schedules import make_schedule
+from spec_t5x.training.schedules import Schedule, make_schedule
 from spec_t5x.training.trainer import Teacher, TrainOptions, TrainResult, fit
 
 
@@ -74,6 +76,19 @@ class OptimizerOptions:
     clip_norm: float = 1.0
     weight_decay: float = 0.0
 
+    def build(self, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
+        """The optimizer and its schedule, for a training of so many steps."""
+        schedule = make_schedule(
+            peak=self.learning_rate,
+            steps=steps,
+            warmup_steps=self.warmup_steps,
+            decay=self.decay,
+            cooldown_steps=self.cooldown_steps,
+        )
+        return make_optimizer(
+            self.name, schedule, clip_norm=self.clip_norm, weight_decay=self.weight_decay
+        ), schedule
+
 
 for _settings in (T5Config, TrainOptions, DataOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
@@ -108,20 +123,8 @@ def train(
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = _vocabulary(data, directory, model.vocab_size)
-    train_batches, dev_batches = _batches(data, vocabulary, directory, options.seed)
-    schedule = make_schedule(
-        peak=optimizer.learning_rate,
-        steps=options.steps,
-        warmup_steps=optimizer.warmup_steps,
-        decay=optimizer.decay,
-        cooldown_steps=optimizer.cooldown_steps,
-    )
-    transformation = make_optimizer(
-        optimizer.name,
-        schedule,
-        clip_norm=optimizer.clip_norm,
-        weight_decay=optimizer.weight_decay,
-    )
+    train_batches, dev_batches = load_batches(data, vocabulary, directory, options.seed)
+    transformation, schedule = optimizer.build(options.steps)
     loaded_teacher = _teacher(teacher, vocabulary, model) if teacher else None
     result = fit(
         model,
@@ -145,7 +148,7 @@ def _vocabulary(data: DataOptions, directory: Path, vocab_size: int) -> Sentence
     if not data.vocabulary:
         path /= SPIECE_NAME
         if not path.is_file():
-            _say(f"training a vocabulary of {vocab_size} pieces")
+            say(f"training a vocabulary of {vocab_size} pieces")
             _train_vocabulary(data, path, vocab_size)
     vocabulary = SentencePieceVocabulary(path)
     if vocabulary.vocab_size > vocab_size:
@@ -170,9 +173,11 @@ def _train_vocabulary(data: DataOptions, path: Path, vocab_size: int) -> None:
     trained.replace(path)
 
 
-def _batches(
-    data: DataOptions, vocabulary: SentencePieceVocabulary, directory: Path, seed: int
+def load_batches(
+    data: DataOptions, vocabulary: Vocabulary, directory: Path, seed: int
 ) -> tuple[Batches, Batches | None]:
+    """The tokenised training and dev files; the tokens are kept in ``directory/cache``."""
+
     def load(name: str) -> Batches:
         pairs = tokenise_file(
             Path(data.directory) / name,
@@ -182,7 +187,7 @@ def _batches(
             max_target_length=data.max_target_length,
             cache_dir=directory / "cache",
         )
-        _say(
+        say(
             f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
             f"{pairs.target_lengths.mean():.1f} tokens; {pairs.num_dropped:,} dropped "
             "(too long, or empty)"
@@ -195,7 +200,7 @@ def _batches(
         )
 
     train_batches = load(data.train_file)
-    _say(f"{train_batches.batches_per_epoch:,} batches an epoch")
+    say(f"{train_batches.batches_per_epoch:,} batches an epoch")
     return train_batches, load(data.dev_file) if data.dev_file else None
 
 
@@ -230,7 +235,7 @@ def _report_bleu(model: Path, data: DataOptions, num_pairs: int) -> None:
         return [outputs[0].output for outputs in generator.generate(texts, options)]
 
     score = translation_bleu(decode, itertools.islice(pairs, num_pairs))
-    _say(f"dev BLEU {score.score:.2f} of {score.num_sentences} pairs ({score.signature})")
+    say(f"dev BLEU {score.score:.2f} of {score.num_sentences} pairs ({score.signature})")
 
 
 def _export(result, directory, model, vocabulary, dtype) -> None:
@@ -247,8 +252,9 @@ def _export(result, directory, model, vocabulary, dtype) -> None:
         overwrite=True,  # an earlier, shorter run's
     )
     ending = "finished" if result.finished else "out of time"
-    _say(f"{ending} at step {int(result.state.step)}; model in {directory}")
+    say(f"{ending} at step {int(result.state.step)}; model in {directory}")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tells whoever watches the run."""
     print(text, file=sys.stderr, flush=True)

@@ -134,10 +134,22 @@ def make_train_step(
         )
         return mean_loss(sums), sums
 
-    def train_step(state, inputs, run_key, teacher_params):
+    return gradient_step(loss_fn, optimizer)
+
+
+def gradient_step(
+    loss_fn: Callable[[PyTree, Inputs, Key[Array, ""], PyTree | None], tuple[Array, LossSums]],
+    optimizer: optax.GradientTransformation,
+) -> TrainStep:
+    """The jitted step down ``loss_fn(params, inputs, key, frozen) -> (mean, sums)``.
+
+    Nothing is learnt by ``frozen``, which comes in the place of the teacher's parameters.
+    """
+
+    def train_step(state, inputs, run_key, frozen):
         key = jax.random.fold_in(run_key, state.step)
         gradient_fn = jax.grad(loss_fn, has_aux=True)
-        gradients, sums = gradient_fn(state.params, inputs, key, teacher_params)
+        gradients, sums = gradient_fn(state.params, inputs, key, frozen)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), sums
@@ -190,23 +202,59 @@ def fit(
     Raises:
         InputError: the checkpoint in ``directory`` is of another model.
     """
+    return run_steps(
+        init_state(config, optimizer, options.seed),
+        make_train_step(config, optimizer, options, teacher and teacher.config),
+        make_eval_step(config),
+        schedule,
+        train_batches,
+        dev_batches,
+        options,
+        directory,
+        frozen=teacher and teacher.params,
+    )
+
+
+def run_steps(
+    state: TrainState,
+    train_step: TrainStep,
+    eval_step: Callable[[PyTree, Inputs], LossSums],
+    schedule: Schedule,
+    train_batches: Batches,
+    dev_batches: Batches | None,
+    options: TrainOptions,
+    directory: str | Path,
+    frozen: PyTree | None = None,
+) -> TrainResult:
+    """``fit`` for any parameters: the loop around a step of one's own.
+
+    Args:
+        state: fresh; the newest checkpoint, if there is one, takes its place.
+        train_step, eval_step: jitted, see ``gradient_step`` and ``make_eval_step``.
+        schedule: shown.
+        train_batches, dev_batches, options, directory: as in ``fit``.
+        frozen: the step's last argument.
+
+    Raises:
+        InputError: the checkpoint in ``directory`` is of another model.
+    """
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
     directory = Path(directory).absolute()
     with _checkpoint_manager(directory, options) as manager:
-        state = _restore_or_init(manager, config, optimizer, options)
+        state = _restore(manager, state)
         start = int(state.step)
         with ProgressReporter(directory, start_step=start, steps=options.steps) as reporter:
             if start:
                 reporter.say(f"resumed at step {start}")
             loop = _Loop(
-                train_step=make_train_step(config, optimizer, options, teacher and teacher.config),
-                eval_step=make_eval_step(config),
+                train_step=train_step,
+                eval_step=eval_step,
                 dev_batches=dev_batches,
                 schedule=schedule,
                 options=options,
                 manager=manager,
                 reporter=reporter,
-                teacher_params=teacher and jax.device_put(teacher.params),
+                frozen=frozen and jax.device_put(frozen),
             )
             return loop.run(state, train_batches.batches(start), deadline)
 
@@ -222,7 +270,7 @@ class _Loop:
     options: TrainOptions
     manager: ocp.CheckpointManager
     reporter: ProgressReporter
-    teacher_params: PyTree | None
+    frozen: PyTree | None
 
     def run(self, state: TrainState, batches: Iterable[Batch], deadline: float) -> TrainResult:
         options, step, dev = self.options, int(state.step), None
@@ -232,7 +280,7 @@ class _Loop:
         batches = iter(batches)
         while step < options.steps and time.monotonic() < deadline:
             batch = next(batches)
-            state, sums = self.train_step(state, model_inputs(batch), run_key, self.teacher_params)
+            state, sums = self.train_step(state, model_inputs(batch), run_key, self.frozen)
             step, dev = step + 1, None
             if logged:  # one step ahead of the device, no more
                 jax.block_until_ready(logged[-1])
@@ -290,13 +338,8 @@ def _checkpoint_manager(directory: Path, options: TrainOptions) -> ocp.Checkpoin
     )
 
 
-def _restore_or_init(
-    manager: ocp.CheckpointManager,
-    config: T5Config,
-    optimizer: optax.GradientTransformation,
-    options: TrainOptions,
-) -> TrainState:
-    state: Any = init_state(config, optimizer, options.seed)
+def _restore(manager: ocp.CheckpointManager, state: TrainState) -> TrainState:
+    """The newest checkpoint, or ``state`` if there is none."""
     latest = manager.latest_step()
     if latest is None:
         return state

@@ -1,0 +1,195 @@
+"""Draft heads on disk, and whether they belong to a target.
+
+    config.json          format, version, sizes, the target's marks, stored type
+    heads.safetensors    wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
+
+Embedding and output layer are the target's, and stay with it.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.checkpoints.files import (
+    CONFIG_NAME,
+    one_line,
+    read_json,
+    staged_directory,
+    write_json,
+)
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.validate import check_finite, check_shapes
+from spec_t5x.errors import InputError
+from spec_t5x.models.heads import HeadsConfig
+from spec_t5x.types import PyTree
+
+FORMAT = "spec_t5x_heads"
+VERSION = 1
+WEIGHTS_NAME = "heads.safetensors"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedHeads:
+    """Heads read from disk, checked against their target."""
+
+    # ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
+    params: PyTree
+    config: HeadsConfig
+    directory: Path
+    # config.json as it stands there.
+    metadata: dict[str, Any]
+
+
+def save_heads(
+    directory: str | Path,
+    params: PyTree,
+    target: LoadedModel,
+    *,
+    dtype: str = "bfloat16",
+    extra: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes heads, completely or not at all.
+
+    Args:
+        directory: where; its parents are made.
+        params: the tree of ``models.heads.Heads``.
+        target: the model they were trained for.
+        dtype: "bfloat16" or "float32", of the stored weights.
+        extra: more entries for config.json (training steps, scores, ...).
+        overwrite: whether an earlier checkpoint may be replaced.
+
+    Raises:
+        InputError: the directory is taken, the parameters do not fit the target or are
+            not finite, or an argument is none of the above.
+    """
+    # Imported where weights move, as in ``huggingface.py``.
+    from safetensors.numpy import save_file
+
+    if dtype not in ("bfloat16", "float32"):
+        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    num_heads, _, hidden_dim = np.shape(params["wi"])
+    config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
+    _check_params(params, config, f"parameters for {directory}")
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "heads": dataclasses.asdict(config),
+        "target": {
+            "vocabulary": target.vocabulary.fingerprint(),
+            "fingerprint": target_fingerprint(target),
+        },
+        "stored_dtype": dtype,
+    }
+    taken = sorted(set(metadata) & set(extra or {}))
+    if taken:
+        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
+    with staged_directory(directory, overwrite=overwrite) as stage:
+        write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
+        save_file(stored, stage / WEIGHTS_NAME)
+
+
+def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
+    """Reads heads that ``save_heads`` wrote, for the target that they belong to.
+
+    Args:
+        directory_or_name: a directory, or the name of heads that ship with the package.
+        target: the model that will verify them.
+
+    Raises:
+        InputError: the directory holds no heads or damaged ones, or the heads are for
+            another width, vocabulary or target.
+    """
+    directory = find_directory(directory_or_name)
+    metadata = read_json(directory / CONFIG_NAME)
+    config = _read_config(metadata, directory / CONFIG_NAME)
+    _check_belongs(metadata, config, directory, target)
+    params = _read_params(directory / WEIGHTS_NAME)
+    _check_params(params, config, str(directory / WEIGHTS_NAME))
+    return LoadedHeads(
+        params=jax.device_put(params), config=config, directory=directory, metadata=metadata
+    )
+
+
+def target_fingerprint(target: LoadedModel) -> str:
+    """A hash that tells trained targets apart, whatever type they were loaded as.
+
+    Of the scale of the decoder's last norm, which all training changes; in bfloat16, the
+    coarsest type that models are stored and loaded in.
+    """
+    scale = np.asarray(target.params["decoder"]["decoder_norm"]["scale"])
+    return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
+
+
+def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: "
+            "give heads that spec-t5x train-heads wrote"
+        )
+    if metadata.get("version") != VERSION:
+        raise InputError(
+            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
+            f"{VERSION}: install the release that wrote it"
+        )
+    try:
+        return HeadsConfig(**metadata["heads"])
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} describes no heads under 'heads' ({one_line(error)}): copy it again"
+        ) from error
+
+
+def _check_belongs(
+    metadata: dict[str, Any], config: HeadsConfig, directory: Path, target: LoadedModel
+) -> None:
+    marks = metadata.get("target")
+    marks = marks if isinstance(marks, dict) else {}
+    remedy = "give heads that were trained for this target"
+    for name, ours, theirs in (
+        ("states of width", config.emb_dim, target.config.emb_dim),
+        ("logits of size", config.vocab_size, target.config.vocab_size),
+        ("vocabulary", marks.get("vocabulary"), target.vocabulary.fingerprint()),
+        ("decoder", marks.get("fingerprint"), target_fingerprint(target)),
+    ):
+        if ours != theirs:
+            raise InputError(
+                f"heads {directory} are for {name} {_short(ours)} and target "
+                f"{target.directory} has {_short(theirs)}: {remedy}"
+            )
+
+
+def _short(mark: Any) -> str:
+    """Hashes as git shows them."""
+    return mark[:12] if isinstance(mark, str) else str(mark)
+
+
+def _read_params(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise InputError(f"no file {path}: copy the whole checkpoint")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name).astype(np.float32) for name in names}
+    except Exception as error:  # safetensors raises assorted types
+        raise InputError(
+            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
+        ) from error
+
+
+def _check_params(params: PyTree, config: HeadsConfig, source: str) -> None:
+    shapes = {
+        "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
+        "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
+    }
+    check_shapes({name: np.shape(leaf) for name, leaf in params.items()}, shapes, source)
+    check_finite(params, source)

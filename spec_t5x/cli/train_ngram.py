@@ -1,0 +1,112 @@
+"""``spec-t5x train-ngram``: counts n-grams, to draft with."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from spec_t5x.errors import InputError
+
+HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
+
+# Texts tokenised together.
+_CHUNK = 8192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    parser.add_argument(
+        "--data",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="text, one example a line, or .tsv; gzipped or not",
+    )
+    parser.add_argument("--column", type=int, default=0, metavar="N", help="from 0 (0)")
+    parser.add_argument("--num_columns", type=int, default=1, metavar="N", help="of each line (1)")
+    parser.add_argument(
+        "--vocabulary",
+        required=True,
+        metavar="MODEL",
+        help="the target: a directory, a packaged name, or a SentencePiece file",
+    )
+    parser.add_argument(
+        "--order", type=int, default=3, metavar="N", help="tokens of the longest n-grams (3)"
+    )
+    parser.add_argument(
+        "--min_count", type=int, default=2, metavar="N", help="leave out rarer n-grams (2)"
+    )
+    parser.add_argument(
+        "--max_successors", type=int, default=64, metavar="N", help="for each context (64)"
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace earlier n-grams")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Counts, writes, and prints one JSON object with the sizes."""
+    for name in ("order", "min_count", "max_successors"):
+        if getattr(args, name) < 1:
+            raise InputError(f"{name} is {getattr(args, name)}: give at least 1")
+    if Path(args.output).exists() and not args.overwrite:
+        raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")
+
+    from rich.console import Console
+
+    from spec_t5x.checkpoints.ngram_tables import save_ngram
+    from spec_t5x.training.ngram_counts import count_ngrams, join_texts
+
+    vocabulary = _vocabulary(args.vocabulary)
+    console = Console(stderr=True)
+    texts = _texts(args.data, args.column, args.num_columns)
+    corpus = join_texts(_tokenised(texts, vocabulary, console))
+    with console.status("counting"):
+        settings = {name: getattr(args, name) for name in ("order", "min_count", "max_successors")}
+        draft = count_ngrams(corpus, vocabulary.vocab_size, **settings)
+        report = {
+            "counted": {
+                "texts": corpus.num_texts,
+                "tokens": corpus.num_predicted,
+                "min_count": args.min_count,
+                "max_successors": args.max_successors,
+            },
+            "contexts": [len(level.tokens) for level in draft.levels],
+            "entries": [len(level.masses) for level in draft.levels],
+        }
+        save_ngram(args.output, draft, vocabulary, extra=report, overwrite=args.overwrite)
+    print(json.dumps({"output": args.output, "order": draft.order, **report}, indent=2))
+    return 0
+
+
+def _vocabulary(name: str):
+    from spec_t5x.checkpoints.loading import load_vocabulary
+    from spec_t5x.data.vocabulary import SentencePieceVocabulary
+
+    return SentencePieceVocabulary(name) if Path(name).is_file() else load_vocabulary(name)
+
+
+def _texts(files: Sequence[str], column: int, num_columns: int) -> list[str]:
+    """The column of every line of every file, but for the empty ones."""
+    from spec_t5x.data.tsv import read_pairs
+
+    texts = [text for file in files for text, _ in read_pairs(file, column, column, num_columns)]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise InputError(
+            f"column {column} of {', '.join(files)} holds no text: give the column of the texts"
+        )
+    return texts
+
+
+def _tokenised(texts: list[str], vocabulary, console) -> Iterator[list[int]]:
+    """Ids of each text, end of sequence included, with a bar on a terminal."""
+    from rich.progress import Progress
+
+    from spec_t5x.types import EOS_ID
+
+    threads = os.cpu_count() or 1
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        for start in bar.track(range(0, len(texts), _CHUNK), description="tokenising"):
+            for ids in vocabulary.encode_batch(texts[start : start + _CHUNK], threads):
+                yield [*ids, EOS_ID]

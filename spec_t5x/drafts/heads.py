@@ -1,0 +1,138 @@
+"""Heads on the target's last state as the draft: gamma tokens from one call.
+
+Medusa (arXiv 2401.10774) with its chain of likeliest tokens; see ``models/heads.py``.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
+from spec_t5x.models.heads import T5Heads
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.trees import Tree
+from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
+
+
+@flax.struct.dataclass
+class MedusaState:
+    """What a ``MedusaDraft`` keeps."""
+
+    # Each row's length before its first iteration: the target has no state until then.
+    starts: Int[Array, "batch"]
+
+
+@flax.struct.dataclass
+class MedusaDraft(DraftBase):
+    """Proposes with heads that look 1, 2, … tokens ahead, all at once.
+
+    A head does not know what the heads before it propose: a call is cheap, and each
+    further token less likely to be right. At most as many tokens are proposed as there
+    are heads, and none in the first iteration.
+    """
+
+    heads: T5Heads
+    # How this draft samples; None takes the target's settings.
+    settings: Sampling | None = None
+
+    @classmethod
+    def create(
+        cls, params: PyTree, target: T5Model, settings: Sampling | None = None
+    ) -> "MedusaDraft":
+        """Binds the parameters of heads to their target.
+
+        Raises:
+          InputError: the heads are for states of another width.
+        """
+        return cls(T5Heads.create(params, target), settings)
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's."""
+        return self.heads.vocab_size
+
+    @property
+    def varies(self) -> bool:
+        """There is nothing to propose from in the first iteration."""
+        return True
+
+    @property
+    def uses_target_states(self) -> bool:
+        """It predicts from nothing else, and the row's last token."""
+        return True
+
+    def prefill(
+        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
+    ) -> MedusaState:
+        """Remembers the prompts' lengths."""
+        return MedusaState(jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32))
+
+    def propose(
+        self, state: MedusaState, context: Context, gamma: int
+    ) -> tuple[Proposal, MedusaState]:
+        """A token of each of the first ``gamma`` heads, as far as there are heads."""
+        num = min(gamma, self.heads.num_heads)
+        if num == 0:
+            batch = context.lengths.shape[0]
+            return Proposal.nothing(batch, gamma, self.vocab_size), state
+        settings = context.settings if self.settings is None else self.settings
+        probs = standardize(self.head_logits(context, num), settings)
+
+        def draw(offset, probs):
+            return context.draws.sample(probs, offset, settings)
+
+        tokens = jax.vmap(draw, (0, 1), 1)(jnp.arange(num), probs)
+        beyond = (0, gamma - num)
+        return Proposal(
+            tokens=jnp.pad(tokens, ((0, 0), beyond)),
+            probs=jnp.pad(probs, ((0, 0), beyond, (0, 0))),
+            counts=jnp.where(context.lengths > state.starts, num, 0),
+        ), state
+
+    def propose_tree(
+        self, state: MedusaState, context: Context, tree: Tree
+    ) -> tuple[TreeProposal, MedusaState]:
+        """Medusa's tree: under every node of a depth the same tokens, of that depth's head.
+
+        They are drawn once, without replacement: a path meets the draws of a depth only
+        once, so nothing is lost by sharing them.
+        """
+        batch, known = context.lengths.shape[0], min(tree.depth, self.heads.num_heads)
+        settings = context.settings if self.settings is None else self.settings
+        logits = self.head_logits(context, known)
+        probs = standardize(logits, settings)
+        tokens, all_probs = [], []
+        for depth, branching in enumerate(tree.branching):
+            parents = tree.level_sizes[depth]
+            if depth < known:
+                children = context.draws.sample_distinct(
+                    probs[:, depth], logits[:, depth], depth, branching, settings
+                )
+                here = probs[:, depth]
+            else:
+                # No head looks as far ahead: nothing can have been drawn.
+                children = jnp.zeros((batch, branching), jnp.int32)
+                here = jnp.zeros_like(probs[:, 0])
+            tokens.append(jnp.tile(children, (1, parents)))
+            all_probs.append(jnp.repeat(here[:, None], parents, axis=1))
+        return TreeProposal(
+            tokens=jnp.concatenate(tokens, axis=1),
+            probs=jnp.concatenate(all_probs, axis=1),
+            any=context.lengths > state.starts,
+        ), state
+
+    def commit_tree(
+        self, state: MedusaState, outcome: Outcome, path: Int[Array, "batch depth"]
+    ) -> MedusaState:
+        """Nothing to forget."""
+        return state
+
+    def head_logits(self, context: Context, num: int) -> Float32[Array, "batch num vocab"]:
+        """Logits of the first ``num`` heads: of the tokens at lengths + 1, lengths + 2, …
+
+        Their largest are the candidates of Medusa's tree. They mean nothing in a row's
+        first iteration.
+        """
+        last_tokens = jnp.take_along_axis(context.sequences, context.lengths[:, None], axis=1)
+        return self.heads.head_logits(context.target_states, last_tokens[:, 0], num)

@@ -1,0 +1,172 @@
+"""Heads that predict several tokens ahead from one decoder state.
+
+Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115) and Medusa (Cai et al.
+2024, arXiv 2401.10774) add heads to a finished model: head i predicts, from the state
+that token t was predicted from, token t + 1 + i. By the time they are asked, token t is
+known; these heads see its embedding too, as Hydra's do (Ankner et al. 2024, arXiv
+2402.05109), without which the first of them would have to guess it.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax.linen.partitioning import param_with_axes
+from jax import lax
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.types import Array, Float, Float32, Int, PyTree
+
+_fan_in_of_each_head = nn.initializers.variance_scaling(
+    1.0, "fan_in", "truncated_normal", batch_axis=(0,)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig:
+    """Sizes of the heads."""
+
+    # Of the target: the width of its states and the number of its logits.
+    emb_dim: int
+    vocab_size: int
+    num_heads: int = 5
+    # Width of each head's hidden layer.
+    hidden_dim: int = 256
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"HeadsConfig.{field.name} is {value!r}: give a whole number >= 1")
+
+
+class Heads(nn.Module):
+    """One residual block a head: ``state + wo silu(wi [state; token])``.
+
+    What enters ``wi`` is normed, so that the scale of a target's embedding is no matter.
+    ``wo`` starts at zero: a new head says what the target said at its own position.
+    """
+
+    config: HeadsConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        states: Float[Array, "batch length embed"],
+        embedded: Float[Array, "batch length embed"],
+        num: int,
+    ) -> Float32[Array, "batch length num embed"]:
+        """States of the first ``num`` heads, for the target's output layer.
+
+        Args:
+          states: the target's normed decoder states.
+          embedded: the target's embeddings of the tokens predicted from them.
+          num: heads to apply, at most ``config.num_heads``.
+        """
+        cfg = self.config
+        shape = (cfg.num_heads, 2 * cfg.emb_dim, cfg.hidden_dim)
+        axes = ("draft_heads", "embed", "mlp")
+        wi = param_with_axes("wi", _fan_in_of_each_head, shape, jnp.float32, axes=axes)
+        shape, axes = (cfg.num_heads, cfg.hidden_dim, cfg.emb_dim), ("draft_heads", "mlp", "embed")
+        wo = param_with_axes("wo", nn.initializers.zeros, shape, jnp.float32, axes=axes)
+
+        states, embedded = states.astype(jnp.float32), embedded.astype(jnp.float32)
+        inputs = jnp.concatenate([_normed(states), _normed(embedded)], axis=-1)
+        hidden = nn.silu(jnp.einsum("ble,neh->blnh", inputs, wi[:num]))
+        return states[:, :, None] + jnp.einsum("blnh,nhe->blne", hidden, wo[:num])
+
+
+@flax.struct.dataclass
+class T5Heads:
+    """Heads bound to their target, whose embedding and output layer they share.
+
+    A pytree: parameters are leaves. The target's are the very arrays of the target, and
+    not the heads' to change.
+    """
+
+    params: PyTree
+    # The target's embedding and output layer, in a tree like its own.
+    shared: PyTree
+    module: Heads = flax.struct.field(pytree_node=False)
+    network: Transformer = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def create(cls, params: PyTree, target: T5Model) -> "T5Heads":
+        """Binds a tree ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``.
+
+        Raises:
+          InputError: the heads are for states of another width.
+        """
+        num_heads, double_width, hidden_dim = params["wi"].shape
+        width = target.config.emb_dim
+        if double_width != 2 * width:
+            raise InputError(
+                f"the heads take states of {double_width // 2} and the target has states of "
+                f"{width}: use heads that were trained for this target"
+            )
+        config = HeadsConfig(width, target.vocab_size, num_heads, hidden_dim)
+        shared = {"token_embedder": target.params["token_embedder"]}
+        if not target.config.logits_via_embedding:
+            shared["decoder"] = {"logits_dense": target.params["decoder"]["logits_dense"]}
+        return cls(
+            params=jax.tree.map(jnp.asarray, params),
+            shared=shared,
+            module=Heads(config),
+            network=target.module,
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """How many tokens the heads look ahead."""
+        return self.module.config.num_heads
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, the target's."""
+        return self.module.config.vocab_size
+
+    def head_states(
+        self,
+        states: Float[Array, "batch length embed"],
+        tokens: Int[Array, "batch length"],
+        num: int,
+    ) -> Float32[Array, "batch length num embed"]:
+        """States from which the first ``num`` heads predict.
+
+        Args:
+          states: the target's normed decoder states.
+          tokens: the tokens that were predicted from them; head i looks i + 1 further.
+          num: heads to apply.
+        """
+        embedded = self._apply(
+            tokens, method=lambda network, tokens: network.token_embedder(tokens)
+        )
+        return self.module.apply({"params": self.params}, states, embedded, num)
+
+    def output_logits(
+        self, states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """The target's output layer, on states of the target or of a head."""
+        return self._apply(states, method=Transformer.logits)
+
+    def head_logits(
+        self, states: Float[Array, "batch embed"], tokens: Int[Array, "batch"], num: int
+    ) -> Float32[Array, "batch num vocab"]:
+        """Logits of the first ``num`` heads at one position of each row.
+
+        One product with the output layer, whatever their number. The arguments are those
+        of ``head_states``.
+        """
+        return self.output_logits(self.head_states(states[:, None], tokens[:, None], num)[:, 0])
+
+    def _apply(self, *args, method):
+        return self.network.apply({"params": self.shared}, *args, method=method)
+
+
+def _normed(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows embed"]:
+    """Mean square 1; zeros stay zeros."""
+    return values * lax.rsqrt(jnp.mean(lax.square(values), axis=-1, keepdims=True) + 1e-6)

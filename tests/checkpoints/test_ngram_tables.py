@@ -1,0 +1,219 @@
+"""N-gram tables on disk: round trips, and every fault in one line."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.ngram_tables import load_ngram, save_ngram
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.training.ngram_counts import count_ngrams, join_texts
+from spec_t5x.types import EOS_ID, PAD_ID
+
+ORDER = 3
+
+
+@pytest.fixture(scope="module")
+def draft(vocabulary):
+    rng = np.random.default_rng(0)
+    texts = [[*rng.integers(2, 12, rng.integers(3, 9)).tolist(), EOS_ID] for _ in range(80)]
+    return count_ngrams(join_texts(texts), vocabulary.vocab_size, order=ORDER)
+
+
+@pytest.fixture
+def directory(tmp_path, draft, vocabulary):
+    save_ngram(tmp_path / "ngrams", draft, vocabulary, extra={"counted": {"texts": 80}})
+    return tmp_path / "ngrams"
+
+
+def message_of(function, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def edit_config(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_round_trip_is_exact(directory, draft):
+    loaded = load_ngram(directory)
+    assert jax.tree.structure(loaded) == jax.tree.structure(draft)
+    for found, expected in zip(jax.tree.leaves(loaded), jax.tree.leaves(draft), strict=True):
+        assert isinstance(found, jax.Array)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_lower_orders_come_from_the_same_file(directory, draft):
+    assert load_ngram(directory, order=1).levels == ()
+    bigrams = load_ngram(directory, order=2)
+    assert bigrams.order == 2
+    np.testing.assert_array_equal(bigrams.levels[0].masses, draft.levels[0].masses)
+    assert "order is 4: give 1 to 3" in message_of(load_ngram, directory, order=4)
+
+
+def test_unigrams_alone(tmp_path, draft, vocabulary):
+    save_ngram(tmp_path / "unigrams", draft.with_order(1), vocabulary)
+    np.testing.assert_array_equal(load_ngram(tmp_path / "unigrams").unigram, draft.unigram)
+
+
+def test_config_says_what_was_counted(directory, vocabulary):
+    assert json.loads((directory / "config.json").read_text()) == {
+        "format": "spec_t5x_ngram",
+        "version": 1,
+        "order": 3,
+        "vocab_size": 40,
+        "vocabulary": vocabulary.fingerprint(),
+        "counted": {"texts": 80},
+    }
+
+
+def test_gets_the_size_of_its_target(directory, saved):
+    target = load(saved)
+    draft = load_ngram(directory, target)
+    assert draft.vocab_size == target.config.vocab_size == 96
+    law = draft.next_probs(jnp.array([0, 5]))
+    assert np.all(law[40:] == 0)
+    assert np.sum(law) == pytest.approx(1)
+
+
+def test_refuses_a_target_of_another_vocabulary(directory, saved, tmp_path, draft, spiece):
+    target = load(saved)
+    more_ids = SentencePieceVocabulary(spiece, extra_ids=4)
+    extended = count_ngrams(join_texts([[2, 3, EOS_ID]] * 2), more_ids.vocab_size, order=2)
+    save_ngram(tmp_path / "extended", extended, more_ids)
+    message = message_of(load_ngram, tmp_path / "extended", target)
+    assert "different vocabularies (44 and 40 ids)" in message
+    assert str(saved) in message
+    # Of the same size, with other pieces.
+    edit_config(directory, vocabulary="0123456789abcdef")
+    message = message_of(load_ngram, directory, target)
+    assert f"(fingerprints 0123456789ab and {target.vocabulary.fingerprint()[:12]})" in message
+    assert "train-ngram" in message
+
+
+def test_overwrites_only_when_told(directory, draft, vocabulary):
+    assert "exists" in message_of(save_ngram, directory, draft, vocabulary)
+    save_ngram(directory, draft.with_order(2), vocabulary, overwrite=True)
+    assert load_ngram(directory).order == 2
+
+
+def test_refuses_to_save_what_does_not_belong_together(tmp_path, draft, vocabulary):
+    path = tmp_path / "new"
+    message = message_of(save_ngram, path, draft, ByteVocabulary())
+    assert "have 40 tokens and the vocabulary 384" in message
+    message = message_of(save_ngram, path, draft, vocabulary, extra={"order": 2})
+    assert "'order' is the format's own" in message
+    assert not path.exists()
+
+
+def test_something_else_or_nothing(saved, tmp_path):
+    assert "has format 'spec_t5x', not 'spec_t5x_ngram'" in message_of(load_ngram, saved)
+    assert f"no directory {tmp_path / 'absent'}" in message_of(load_ngram, tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    assert "no file" in message_of(load_ngram, tmp_path / "empty")
+
+
+def test_a_damaged_config(directory):
+    edit_config(directory, version=2)
+    assert "has version 2, this spec_t5x reads 1" in message_of(load_ngram, directory)
+    edit_config(directory, version=1, order="three")
+    assert "has order 'three'" in message_of(load_ngram, directory)
+    edit_config(directory, order=ORDER + 1)
+    assert "the tables of order 4 are missing" in message_of(load_ngram, directory)
+    edit_config(directory, order=ORDER, vocab_size=41)
+    assert "no distribution over 41 tokens" in message_of(load_ngram, directory)
+
+
+def test_missing_or_cut_off_tables(directory):
+    path = directory / "ngrams.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert f"cannot read {path}" in message_of(load_ngram, directory)
+    path.unlink()
+    assert f"no file {path}" in message_of(load_ngram, directory)
+
+
+def falsify_first(value):
+    def change(table):
+        table[0] = value
+        return table
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("2.children", falsify_first(7)),
+        ("3.children", lambda table: table[:-1]),
+        ("2.tokens", falsify_first(40)),
+        ("3.tokens", lambda table: table[::-1].copy()),
+        ("3.num_successors", falsify_first(30)),
+        ("2.successors", falsify_first(40)),
+        ("2.successors", lambda table: table.astype(np.float32)),
+        ("2.successors", lambda table: -table.astype(np.int32)),
+        ("2.masses", falsify_first(65_535)),
+        ("3.masses", lambda table: np.append(table, table[:1])),
+        ("3.masses", lambda table: table[None]),
+    ],
+)
+def test_tables_that_do_not_fit_together(directory, name, change):
+    path = directory / "ngrams.safetensors"
+    arrays = load_file(path)
+    arrays[name] = change(arrays[name])
+    save_file(arrays, path)
+    message = message_of(load_ngram, directory)
+    assert f"the tables of order {name[0]} are missing or do not fit together" in message
+
+
+@pytest.mark.parametrize("unigram", [np.full(40, 0.5), np.full(40, np.nan), None])
+def test_unigrams_that_are_no_distribution(directory, unigram):
+    path = directory / "ngrams.safetensors"
+    arrays = load_file(path)
+    del arrays["unigram"]
+    if unigram is not None:
+        arrays["unigram"] = unigram.astype(np.float32)
+    save_file(arrays, path)
+    assert "no distribution over 40 tokens" in message_of(load_ngram, directory)
+
+
+def test_the_packaged_table_knows_some_german(shared_data):
+    """Held-out text is the less surprising the more of its past is looked at."""
+    draft = load_ngram("ende-ngram", load("ende-target"))
+    encode = load_vocabulary("ende-target").encode
+    pairs = read_pairs(shared_data / "ende" / "dev.tsv.gz", 2, 2, 3)
+    texts = [[PAD_ID, *encode(text), EOS_ID] for text, _ in itertools.islice(pairs, 60)]
+    windows = [
+        (text[i - 1], text[i], text[i + 1]) for text in texts for i in range(1, len(text) - 1)
+    ]
+    windows = jnp.asarray(windows[:200])
+
+    def mean_log_prob(order):
+        law = jax.jit(jax.vmap(draft.with_order(order).next_probs))
+        laws = law(windows[:, 2 - (order - 1) : 2])
+        return float(jnp.mean(jnp.log(jnp.take_along_axis(laws, windows[:, 2:], axis=1))))
+
+    unigrams, bigrams, trigrams = map(mean_log_prob, (1, 2, 3))
+    assert unigrams > -np.log(8000)
+    assert bigrams > unigrams + 0.5
+    assert trigrams > bigrams + 0.1
+
+
+def test_a_models_vocabulary_is_read_without_its_weights(saved, tmp_path):
+    expected = load(saved).vocabulary.fingerprint()
+    for path in sorted((saved / "params").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    assert load_vocabulary(saved).fingerprint() == expected
+    (tmp_path / "bare").mkdir()
+    assert "holds no config.json" in message_of(load_vocabulary, tmp_path / "bare")

@@ -1,0 +1,153 @@
+"""``spec-t5x train-ngram``: from text to a draft, and what it refuses."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.ngram_tables import load_ngram
+from spec_t5x.cli.main import main
+from spec_t5x.generation import GenerateOptions, Generator
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LINES = ["Wir gehen in den Garten.", "Wir gehen in den Wald.", "Der Film beginnt.", ""]
+
+
+class Result(NamedTuple):
+    """What a command did."""
+
+    status: int
+    output: str
+    errors: list[str]
+
+
+@pytest.fixture
+def count(capsys, tiny_pair, tmp_path):
+    """``count(*files, **flags)``: the command, for the tiny target."""
+
+    def run(*files, **flags) -> Result:
+        flags = {
+            "vocabulary": tiny_pair / "target",
+            "output": tmp_path / "ngrams",
+            "min_count": 1,
+            **flags,
+        }
+        arguments = ["train-ngram", "--data", *map(str, files)]
+        for name, value in flags.items():
+            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        try:
+            status = main(arguments)
+        except SystemExit as exit_:
+            status = exit_.code
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err.splitlines())
+
+    return run
+
+
+@pytest.fixture
+def text_file(tmp_path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+def test_counts_text_and_drafts_for_the_target(count, text_file, tiny_pair, tmp_path):
+    result = count(text_file, order=3)
+    assert result.errors == []
+    assert result.status == 0
+    report = json.loads(result.output)
+    target = load(tiny_pair / "target")
+    ids = [target.vocabulary.encode(line) for line in LINES[:3]]
+    assert report["counted"]["texts"] == 3
+    assert report["counted"]["tokens"] == sum(map(len, ids)) + 3
+    assert report["output"] == str(tmp_path / "ngrams")
+
+    draft = load_ngram(tmp_path / "ngrams", target)
+    assert (draft.order, draft.vocab_size) == (3, target.config.vocab_size)
+    # The only text that begins so goes on so.
+    assert np.argmax(draft.next_probs(jnp.array(ids[2][:2]))) == ids[2][2]
+    generator = Generator.load(tiny_pair / "target", tmp_path / "ngrams")
+    options = GenerateOptions(gamma=2, max_decode_len=10)
+    expected, found = (
+        next(each.generate(["Der Zug"], options)) for each in (generator.plain(), generator)
+    )
+    assert found[0].output_ids == expected[0].output_ids
+    assert found[0].proposed > 0
+
+
+def test_a_column_of_several_files(count, tmp_path, text_file, tiny_pair):
+    first, second = tmp_path / "first.tsv.gz", tmp_path / "second.tsv"
+    first.write_bytes(gzip.compress("".join(f"a\t{line}\n" for line in LINES[:2]).encode()))
+    second.write_text("".join(f"b\t{line}\n" for line in LINES[2:]), encoding="utf-8")
+    assert count(first, second, column=1, num_columns=2, output=tmp_path / "columns").status == 0
+    # A vocabulary by its file, too.
+    spiece = tiny_pair / "target" / "spiece.model"
+    assert count(text_file, vocabulary=spiece, output=tmp_path / "lines").status == 0
+    for name in ("config.json", "ngrams.safetensors"):
+        assert (tmp_path / "columns" / name).read_bytes() == (
+            tmp_path / "lines" / name
+        ).read_bytes()
+
+
+def test_overwrites_only_when_told(count, text_file, tmp_path):
+    assert count(text_file, order=2).status == 0
+    result = count(text_file, order=1)
+    assert result.status == 2
+    assert result.errors[0].endswith("ngrams exists: choose another directory or pass --overwrite")
+    assert load_ngram(tmp_path / "ngrams").order == 2
+    assert count(text_file, order=1, overwrite=True).status == 0
+    assert load_ngram(tmp_path / "ngrams").order == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"order": 0}, "order is 0: give at least 1"),
+        ({"min_count": 0}, "min_count is 0: give at least 1"),
+        ({"max_successors": 0}, "max_successors is 0: give at least 1"),
+        ({"min_count": 100}, "no 2 tokens occur together 100 times"),
+        ({"column": 1}, "column 1 of 1: give one of 0..0"),
+        ({"num_columns": 2}, "line 1: 1 columns, not 2"),
+        ({"vocabulary": "no-such-model"}, "no directory no-such-model"),
+        ({"order": "two"}, "invalid int value: 'two'"),
+    ],
+)
+def test_mistakes_are_one_line(count, text_file, tmp_path, flags, message):
+    result = count(text_file, **flags)
+    assert result.status == 2
+    assert len(result.errors) == 1
+    assert result.errors[0].startswith("spec-t5x: error: ")
+    assert message in result.errors[0]
+    assert not (tmp_path / "ngrams").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: give a file with at least one line"),
+        (b"\n \n", "holds no text: give the column of the texts"),
+        (b"\xff\xfe", "give a whole UTF-8 file"),
+        (None, "no file "),
+    ],
+)
+def test_files_without_text(count, tmp_path, content, message):
+    path = tmp_path / "bad.txt"
+    if content is not None:
+        path.write_bytes(content)
+    result = count(path)
+    assert result.status == 2
+    assert len(result.errors) == 1
+    assert message in result.errors[0]
+
+
+def test_a_file_that_is_no_vocabulary(count, text_file):
+    result = count(text_file, vocabulary=text_file)
+    assert result.status == 2
+    assert "is not a SentencePiece model" in result.errors[-1]

@@ -1,0 +1,281 @@
+"""Heads as the draft: the target's text and law, from the right states."""
+
+import collections
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode, speculative_steps
+from spec_t5x.distributions import argmax, sampling
+from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law, tiny_t5
+from spec_t5x.verifiers import TreeVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+GREEDY = sampling(0.0)
+KEY = jax.random.key(0)
+LENGTH = 16
+SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 30, (5, 7)), jnp.int32)
+SOURCES = SOURCES.at[1, 4:].set(0).at[4, 2:].set(0)
+PROMPTS = jnp.array([[0, 0, 0, 0], [0, 5, 9, 0], [0, 1, 0, 0], [0, 3, 1, 4], [0, 7, 0, 0]])
+PROMPT_LENGTHS = np.array([0, 2, 1, 3, 1])
+
+
+@functools.cache
+def target():
+    return tiny_t5(0)
+
+
+def random_heads(num_heads=3, model=None, seed=0, **settings):
+    """Heads that change what the target says, but not beyond recognition."""
+    model = model or target()
+    rng, width = np.random.default_rng(seed), model.config.emb_dim
+    shapes = {"wi": (num_heads, 2 * width, 12), "wo": (num_heads, 12, width)}
+    params = {n: rng.normal(scale=0.3, size=s).astype(np.float32) for n, s in shapes.items()}
+    return MedusaDraft.create(params, model, **settings)
+
+
+class Forced(PrefixTarget):
+    """A T5 over whole texts, teacher-forced: no cache."""
+
+    def __init__(self, model: T5Model):
+        self.model, self.vocab_size = model, model.vocab_size
+
+    def states(self, sources, prefixes):
+        def read(network):
+            text = jnp.ones_like(prefixes)
+            return network.decode_states(network.encode(sources), sources, prefixes, text)
+
+        return self.model.module.apply({"params": self.model.params}, method=read)
+
+    def next_logits(self, sources, prefixes):
+        states = self.states(sources, prefixes)
+        return self.model.module.apply(
+            {"params": self.model.params}, states, method=type(self.model.module).logits
+        )
+
+
+def assert_same_texts(decoded, plain):
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
+    np.testing.assert_allclose(decoded.scores, plain.scores, atol=1e-4)
+
+
+@functools.cache
+def plain():
+    """Plain greedy decoding, with prompts and limits of unequal lengths."""
+    limits = jnp.array([16, 9, 7, 0, 12])
+    options = {"max_decode_len": LENGTH, "max_decode_steps": limits, "rescale_log_probs": False}
+    arguments = (SOURCES, PROMPTS, KEY, GREEDY)
+    return autoregressive_decode(target(), *arguments, **options), arguments, options
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+def test_greedy_text_is_that_of_plain_decoding(gamma):
+    expected, arguments, options = plain()
+    for seed in (0, 1):
+        draft = random_heads(num_heads=4, seed=seed)
+        decoded = speculative_decode(target(), draft, *arguments, gamma=gamma, **options)
+        assert_same_texts(decoded, expected)
+        row = decoded.stats
+        # Nothing in the first iteration, then a token of each head there is.
+        iterations = np.maximum(np.asarray(row.target_calls) - 1, 0)
+        np.testing.assert_array_equal(row.proposed, min(gamma, 4) * iterations)
+        assert row.accepted_by_position.shape[-1] == gamma
+        assert not np.any(np.asarray(row.accepted_by_position)[..., 4:])
+
+
+def test_proposals_come_from_the_states_of_the_text_so_far():
+    """Whatever was rejected or accepted before, in every row and iteration."""
+    gamma, model, draft = 3, target(), random_heads(num_heads=3)
+    iterations = list(
+        speculative_steps(
+            model, draft, SOURCES, PROMPTS, KEY, GREEDY, gamma=gamma, max_decode_len=LENGTH
+        )
+    )
+    texts = [
+        row[1 : 1 + length].tolist() for row, length in zip(PROMPTS, PROMPT_LENGTHS, strict=True)
+    ]
+    forced, accepted, compared = Forced(model), 0, 0
+    states_of = jax.jit(forced.states)
+    ended = np.zeros(5, bool)
+    for number, iteration in enumerate(iterations):
+        prefixes = np.zeros((5, LENGTH + gamma + 2), np.int32)
+        for row, text in enumerate(texts):
+            prefixes[row, 1 : 1 + len(text)] = text
+        states = states_of(SOURCES, jnp.asarray(prefixes))
+        for row, text in enumerate(texts):
+            if ended[row]:
+                continue
+            assert iteration.num_proposed[row] == (0 if number == 0 else gamma)
+            if number:
+                # The state that the last token was predicted from, and that token.
+                logits = draft.heads.head_logits(
+                    states[row, len(text) - 1][None], jnp.array(text[-1:]), gamma
+                )
+                np.testing.assert_array_equal(iteration.proposed[row], argmax(logits)[0])
+                compared += 1
+            appended = iteration.appended[row, : iteration.num_appended[row]]
+            texts[row] = [*text, *appended.tolist()]
+        accepted += int(iteration.num_accepted.sum())
+        ended = iteration.ended
+    assert compared > 20 and accepted > 0
+
+
+def sampled(draft, sources, keys, temperatures):
+    """Each row's tokens, target calls and accepted drafts."""
+    decoded = speculative_decode(
+        target(),
+        draft,
+        sources,
+        jnp.zeros((len(sources), 1), jnp.int32),
+        keys,
+        sampling(temperatures),
+        gamma=3,
+        max_decode_len=LENGTH,
+    )
+    return [
+        (
+            decoded.tokens[row].tolist(),
+            decoded.stats.target_calls[row].tolist(),
+            decoded.stats.accepted[row].tolist(),
+        )
+        for row in range(len(sources))
+    ]
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    draft, keys = random_heads(), jax.random.split(KEY, 5)
+    temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0], np.float32)
+    together = sampled(draft, SOURCES, keys, temperatures)
+    order = np.array([4, 2, 0, 3, 1])
+    moved = sampled(draft, SOURCES[order], keys[order], temperatures[order])
+    assert moved == [together[row] for row in order]
+    assert sampled(draft, SOURCES[3:4], keys[3:4], temperatures[3:4]) == together[3:4]
+    assert any(accepted != [0] for _, _, accepted in together)
+
+
+# The law, over a vocabulary of four tokens
+
+LAW_ROWS = 20_000
+LAW_LENGTH = 4
+LAW_SOURCE = [2, 3]
+
+
+@functools.cache
+def law_target():
+    # Flat enough for every text to be expected many times.
+    model = tiny_t5(3, vocab_size=4)
+    decoder = {**model.params["decoder"]}
+    decoder["logits_dense"] = {"kernel": 0.25 * decoder["logits_dense"]["kernel"]}
+    return T5Model.create({**model.params, "decoder": decoder}, model.config)
+
+
+@flax.struct.dataclass
+class Misreporting(MedusaDraft):
+    """Reports flatter probabilities than it draws from."""
+
+    def propose(self, state, context, gamma):
+        proposal, state = super().propose(state, context, gamma)
+        flatter = jnp.sqrt(proposal.probs)
+        return proposal.replace(probs=flatter / flatter.sum(axis=-1, keepdims=True)), state
+
+
+def chi_square(draft, gamma, verifier=DEFAULT_VERIFIER):
+    """The statistic of sampled texts, and what chance passes once in a million times."""
+    settings = sampling(1.0)
+    decoded = speculative_decode(
+        law_target(),
+        draft,
+        jnp.tile(jnp.array([LAW_SOURCE]), (LAW_ROWS, 1)),
+        jnp.zeros((LAW_ROWS, 1), jnp.int32),
+        jax.random.key(7),
+        settings,
+        gamma=gamma,
+        verifier=verifier,
+        max_decode_len=LAW_LENGTH,
+    )
+    assert np.mean(decoded.stats.accepted) > 0.2
+    law = sequence_law(Forced(law_target()), LAW_SOURCE, settings, max_decode_len=LAW_LENGTH)
+    rows = np.asarray(decoded.tokens[:, 0]).tolist()
+    lengths = np.asarray(decoded.lengths[:, 0])
+    found = collections.Counter(
+        tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)
+    )
+    assert set(found) <= set(law)
+    expected = np.array(list(law.values())) * LAW_ROWS
+    observed = np.array([found[text] for text in law])
+    # Cells that are seldom expected count together.
+    rare = expected < 5
+    expected = np.append(expected[~rare], expected[rare].sum())
+    observed = np.append(observed[~rare], observed[rare].sum())
+    statistic = np.sum((observed - expected) ** 2 / np.maximum(expected, 1e-9))
+    return statistic, stats.chi2.ppf(1 - 1e-6, len(expected) - 1)
+
+
+@pytest.mark.parametrize(("num_heads", "gamma", "settings"), [(3, 3, None), (2, 3, sampling(0.5))])
+def test_texts_follow_the_targets_law(num_heads, gamma, settings):
+    draft = random_heads(num_heads, law_target(), settings=settings)
+    statistic, threshold = chi_square(draft, gamma)
+    assert statistic < threshold
+
+
+def test_trees_of_heads_follow_the_targets_law():
+    """Deeper than there are heads, so that the last level proposes nothing."""
+    verifier = TreeVerifier((3, 2))
+    statistic, threshold = chi_square(random_heads(2, law_target()), 3, verifier)
+    assert statistic < threshold
+
+
+def test_greedy_text_of_a_tree_is_that_of_plain_decoding():
+    expected, arguments, options = plain()
+    calls = []
+    for widths in ((1,), (4, 2)):
+        decoded = speculative_decode(
+            target(),
+            random_heads(),
+            *arguments,
+            gamma=3,
+            verifier=TreeVerifier(widths),
+            **options,
+        )
+        assert_same_texts(decoded, expected)
+        calls.append(np.sum(decoded.stats.target_calls))
+    assert calls[1] < calls[0]
+
+
+def test_a_draft_that_misreports_its_probabilities_is_found_out():
+    draft = random_heads(3, law_target())
+    statistic, threshold = chi_square(Misreporting(draft.heads), 3)
+    assert statistic > threshold
+
+
+def test_what_it_tells_the_loop():
+    draft = random_heads()
+    assert isinstance(draft, Draft)
+    assert draft.varies and draft.uses_target_states and draft.vocab_size == 30
+
+
+def test_a_target_without_states():
+    table = TableTarget.create(seed=0, vocab_size=30)
+    with pytest.raises(InputError, match="MedusaDraft needs the target's states"):
+        speculative_decode(
+            table,
+            random_heads(),
+            SOURCES,
+            PROMPTS,
+            KEY,
+            GREEDY,
+            gamma=2,
+            max_decode_len=LENGTH,
+        )

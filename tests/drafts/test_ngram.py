@@ -1,0 +1,209 @@
+"""N-gram drafts: what they propose, and that the target's text and law remain."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.ngram import NgramDraft
+from spec_t5x.draws import RowStream, draft_draws
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Context, Draft
+from spec_t5x.outputs import row_keys
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import TableTarget
+from spec_t5x.training.ngram_counts import count_ngrams, join_texts
+from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.verifiers import CoupledVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB = 12
+GREEDY, SAMPLED = sampling(0.0), sampling(1.0)
+# Texts of a few tokens and unequal lengths; what is beyond a length must not show.
+SEQUENCES = jnp.array([[0, 9, 9, 9, 9, 9], [0, 5, 9, 9, 9, 9], [0, 7, 8, 2, 9, 9]])
+LENGTHS = jnp.array([0, 1, 3])
+
+
+def random_texts(seed, vocab_size, num=80):
+    """Texts in which some tokens follow others more often."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(num):
+        text = [int(rng.integers(2, vocab_size))]
+        for _ in range(rng.integers(1, 9)):
+            jump = rng.choice([1, 3, 4], p=[0.7, 0.2, 0.1])
+            text.append(2 + (text[-1] - 2 + int(jump)) % (vocab_size - 2))
+        texts.append([*text, EOS_ID])
+    return texts
+
+
+@functools.cache
+def ngrams(vocab_size=VOCAB, order=3) -> NgramDraft:
+    return count_ngrams(join_texts(random_texts(0, vocab_size)), vocab_size, order=order)
+
+
+def context_of(sequences, lengths, keys, settings, coupled=False):
+    return Context(
+        sequences=sequences,
+        lengths=lengths,
+        live=jnp.ones(len(lengths), bool),
+        draws=draft_draws(RowStream(keys), lengths, coupled),
+        settings=settings,
+        target_cache=(),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="gamma")
+def propose(draft, sequences, lengths, keys, settings, gamma):
+    context = context_of(sequences, lengths, keys, settings)
+    return draft.propose(draft.prefill(None, None, 0), context, gamma)[0]
+
+
+KEYS = row_keys(jax.random.key(0), 3)
+
+
+def test_goes_on_with_the_text_it_was_counted_in():
+    texts = [[3, 4, 5, 6, 7, EOS_ID], [8, 4, 9, 7, 10, EOS_ID]] * 3
+    draft = count_ngrams(join_texts(texts), VOCAB, order=3)
+    assert isinstance(draft, Draft)
+    # What follows 4 and 7 depends on the token before.
+    sequences = jnp.array([[0, 3, 4, 2, 2], [0, 8, 4, 2, 2], [0, 6, 7, 2, 2], [0, 2, 2, 2, 2]])
+    proposal = propose(
+        draft, sequences, jnp.array([2, 2, 2, 0]), row_keys(jax.random.key(0), 4), GREEDY, 3
+    )
+    np.testing.assert_array_equal(
+        proposal.tokens[:3], [[5, 6, 7], [9, 7, 10], [EOS_ID, EOS_ID, EOS_ID]]
+    )
+    # Half of the texts begin with 3, half with 8: the first of several.
+    np.testing.assert_array_equal(proposal.tokens[3], [3, 4, 5])
+    np.testing.assert_array_equal(proposal.counts, [3, 3, 3, 3])
+
+
+def test_before_the_start_token_there_is_nothing():
+    # Padding in a text, which no vocabulary makes: two start tokens would be before a 5.
+    texts = [[PAD_ID, 5, EOS_ID]] * 2 + [[6, 7, EOS_ID]] * 3
+    draft = count_ngrams(join_texts(texts), VOCAB, order=3)
+    proposal = propose(draft, SEQUENCES, jnp.zeros(3, jnp.int32), KEYS, GREEDY, 2)
+    np.testing.assert_array_equal(proposal.tokens, [[6, 7]] * 3)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_every_token_is_drawn_given_those_before_it(order):
+    draft = ngrams().with_order(order)
+    assert draft.order == order
+    proposal = propose(draft, SEQUENCES, LENGTHS, KEYS, SAMPLED, 4)
+    law = jax.jit(lambda draft, window: draft.next_probs(window))
+    for row, length in enumerate(LENGTHS.tolist()):
+        text = [-1, *SEQUENCES[row, : length + 1].tolist()]
+        for place, token in enumerate(proposal.tokens[row].tolist()):
+            window = jnp.asarray(text[len(text) - (order - 1) :], jnp.int32)
+            np.testing.assert_allclose(proposal.probs[row, place], law(draft, window), rtol=1e-5)
+            assert proposal.probs[row, place, token] > 0
+            text.append(token)
+
+
+def test_proposals_follow_the_laws_they_claim():
+    num = 20_000
+    many = functools.partial(jnp.repeat, repeats=num, axis=0)
+    keys = row_keys(jax.random.key(5), num)
+    proposal = propose(ngrams(), many(SEQUENCES[2:]), many(LENGTHS[2:]), keys, SAMPLED, 2)
+    probs = np.asarray(proposal.probs[0, 0], np.float64)
+    counts = np.bincount(proposal.tokens[:, 0], minlength=VOCAB)
+    statistic = np.sum((counts - num * probs) ** 2 / (num * probs))
+    # The chi-square of 11 degrees of freedom exceeds 47.5 once in a million times.
+    assert statistic < 47.5
+    assert np.sum((counts - num / VOCAB) ** 2 / (num / VOCAB)) > 47.5
+
+
+def test_a_rows_proposals_do_not_depend_on_the_rows_beside_it():
+    together = propose(ngrams(), SEQUENCES, LENGTHS, KEYS, SAMPLED, 4)
+    for row in range(3):
+        rows = jnp.array([row, (row + 1) % 3])
+        fewer = propose(ngrams(), SEQUENCES[rows], LENGTHS[rows], KEYS[rows], SAMPLED, 4)
+        np.testing.assert_array_equal(fewer.tokens[0], together.tokens[row])
+        np.testing.assert_allclose(fewer.probs[0], together.probs[row], rtol=1e-6)
+    assert len({tuple(tokens) for tokens in together.tokens.tolist()}) == 3
+
+
+def test_its_own_settings_come_before_the_targets():
+    greedy = propose(ngrams(), SEQUENCES, LENGTHS, KEYS, GREEDY, 3)
+    own = propose(ngrams().replace(settings=GREEDY), SEQUENCES, LENGTHS, KEYS, SAMPLED, 3)
+    np.testing.assert_array_equal(own.tokens, greedy.tokens)
+    np.testing.assert_array_equal(own.probs, jax.nn.one_hot(greedy.tokens, VOCAB))
+
+
+def test_padding_of_the_vocabulary_is_never_proposed():
+    padded = ngrams().with_vocab_size(VOCAB + 4)
+    assert padded.vocab_size == VOCAB + 4
+    proposal = propose(padded, SEQUENCES, LENGTHS, KEYS, SAMPLED, 3)
+    assert np.all(proposal.probs[..., VOCAB:] == 0)
+    np.testing.assert_allclose(np.sum(proposal.probs, axis=-1), 1, atol=1e-6)
+
+
+def test_refuses_orders_and_vocabularies_that_it_lacks():
+    for order in (0, 4):
+        with pytest.raises(InputError, match=f"order is {order}: give 1 to 3"):
+            ngrams().with_order(order)
+    with pytest.raises(InputError, match="have 12 tokens and the target 11"):
+        ngrams().with_vocab_size(11)
+
+
+SOURCES = jnp.array([[5, 6, 7, 1], [9, 4, 1, 0], [3, 1, 0, 0]])
+PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
+
+
+@functools.cache
+def target():
+    return TableTarget.create(seed=0, vocab_size=VOCAB, contexts=5)
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_the_greedy_text_is_that_of_plain_decoding(order):
+    key, length = jax.random.key(1), 20
+    plain = autoregressive_decode(target(), SOURCES, PROMPTS, key, GREEDY, max_decode_len=length)
+    # Counted in the target's own text: some proposals are right.
+    ends = [int(n) for n in plain.lengths[:, 0]]
+    texts = [row[:n].tolist() for row, n in zip(plain.tokens[:, 0], ends, strict=True)]
+    draft = count_ngrams(join_texts(texts), VOCAB, order=order, min_count=1)
+    for gamma in (0, 3):
+        decoded = speculative_decode(
+            target(), draft, SOURCES, PROMPTS, key, GREEDY, gamma=gamma, max_decode_len=length
+        )
+        np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+
+
+def test_coupled_the_text_depends_on_the_key_alone():
+    key, length = jax.random.key(1), 20
+    plain = autoregressive_decode(
+        target(), SOURCES, PROMPTS, key, SAMPLED, coupled=True, max_decode_len=length
+    )
+    decoded = speculative_decode(
+        target(),
+        ngrams(),
+        SOURCES,
+        PROMPTS,
+        key,
+        SAMPLED,
+        gamma=3,
+        max_decode_len=length,
+        verifier=CoupledVerifier(),
+    )
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert np.sum(decoded.stats.accepted) > 0
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_sampled_texts_follow_the_targets_law(order):
+    texts = random_texts(2, laws.VOCAB_SIZE)
+    draft = count_ngrams(join_texts(texts), laws.VOCAB_SIZE, order=order)
+    decoded = laws.decode_many(draft, gamma=3)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    statistic, threshold = laws.chi_square(decoded, SAMPLED)
+    assert statistic < threshold
