@@ -13,8 +13,8 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
 
 Three things differ, so that a row gets what T5X gives for it alone:
 
-* a row ends by itself. T5X goes on for as long as any row of the batch does (with a
-  negative alpha, whose penalty rewards length, that can change a finished set);
+* a row ends by itself. T5X goes on for as long as any row of the batch does, which adds
+  nothing to a finished set unless alpha is negative (where the last bound is none);
 * prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends
   at its own limit. T5X lets the longer ones run beyond it, and cuts them;
 * a hypothesis of probability zero is none. T5X marks empty places by a log-probability
@@ -218,12 +218,13 @@ def extend(
 
 def _finished(beams: Beams, found: Candidates, lengths, alpha, eos_id: int) -> dict[str, Array]:
     """The best of the finished hypotheses and of the candidates that end."""
-    ends = (found.tokens == eos_id) & (found.log_probs > -jnp.inf)
+    ends = found.tokens == eos_id
     penalty = brevity_penalty(alpha, lengths)[:, None]
     new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
     new_lengths = jnp.where(ends, lengths[:, None], 0)
     scores = jnp.concatenate([beams.finished_scores, new_scores], axis=1)
-    # Of equals, the earlier: an empty place is never taken by a candidate that goes on.
+    # Of equals, the earlier: a candidate that goes on never takes an empty place, nor does
+    # one of probability zero.
     best = _best(scores, beams.finished_scores.shape[1])
     return {
         "finished_scores": pick(scores, best),
@@ -241,8 +242,8 @@ def _has_ended(beams: Beams, alpha) -> Bool[Array, "batch"]:
     # The largest penalty that T5X reckons with; its sequences count the start token.
     longest = jnp.asarray(beams.live_sequences.shape[2])
     within_reach = likeliest / brevity_penalty(alpha, longest)
-    is_full = jnp.all(beams.finished_lengths > 0, axis=1)
-    settled = is_full & (jnp.min(beams.finished_scores, axis=1) > within_reach)
+    # Not while there is an empty place.
+    settled = jnp.min(beams.finished_scores, axis=1) > within_reach
     return (beams.lengths >= beams.limits) | settled | (likeliest == -jnp.inf)
 
 

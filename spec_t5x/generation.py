@@ -16,15 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.beam_search import beam_search
+from spec_t5x.beams import BeamResult
 from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
 from spec_t5x.distributions import Sampling, sampling
+from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.outputs import Decoded
+from spec_t5x.speculative_beam_search import speculative_beam_search
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
 
@@ -63,6 +67,11 @@ class GenerateOptions:
     # Below 1 the token verifier is lossy: no token comes with more than 1 / lenience
     # times its probability (section A.5).
     lenience: float = 1.0
+    # Beam search with this many hypotheses, at temperature 0; 0 does not search. The
+    # best ``num_decodes`` of them are returned.
+    beams: int = 0
+    # Exponent of the brevity penalty: larger values prefer longer texts.
+    beam_alpha: float = 0.6
     # Drafts for the next places of the verifiers ``multi`` and ``tree``; () for the usual.
     widths: tuple = ()
 
@@ -89,6 +98,25 @@ class GenerateOptions:
             raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
         self.sampling()
         self.make_verifier()
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.beams < 0:
+            raise InputError(f"beams is {self.beams}: give at least 0 (0 does not search)")
+        if not 0 <= self.beam_alpha < float("inf"):
+            raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
+        if not self.beams:
+            return
+        if self.temperature > 0:
+            raise InputError(
+                f"beams is {self.beams} and temperature {self.temperature}: a beam search does "
+                "not sample; set one of them to 0"
+            )
+        if self.num_decodes > self.beams:
+            raise InputError(
+                f"num_decodes is {self.num_decodes} and beams {self.beams}: a search returns at "
+                "most its beams"
+            )
 
     def make_verifier(self) -> Verifier | TreeVerifier:
         """Which drafts to keep."""
@@ -111,12 +139,14 @@ class Generation:
     output: str
     # Generated token ids, end of sequence included.
     output_ids: list[int]
-    # Log-probability (natural logarithm).
+    # Log-probability (natural logarithm); in a beam search over its brevity penalty.
     score: float
+    # Calls for this sequence; in a beam search, for all hypotheses of the input.
     target_calls: int
     proposed: int | None = None
     accepted: int | None = None
     accepted_by_position: list[int] | None = None
+    # Tokens for each target call; in a speculative beam search, steps of the search.
     mean_acceptance_length: float | None = None
     # Mean of sum min(p, q) over verified positions; None if there were none.
     alpha: float | None = None
@@ -248,13 +278,40 @@ class Generator:
             **common,
         )
 
+    def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
+        """Beam search for one batch on the device; returns at once, before it is done.
+
+        Raises:
+          InputError: a draft that is not a model.
+        """
+        arguments = (batch.tokens, jnp.zeros((len(batch.tokens), 1), jnp.int32))
+        common = {
+            "beams": options.beams,
+            "alpha": options.beam_alpha,
+            "max_decode_len": options.max_decode_len,
+            "max_decode_steps": batch.max_decode_steps,
+        }
+        if self.draft is None or options.gamma == 0:
+            return beam_search(self.target, *arguments, **common)
+        if not isinstance(self.draft, TransformerDraft):
+            raise InputError(
+                f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
+                "with a transformer draft, or with none"
+            )
+        return speculative_beam_search(
+            self.target, self.draft.model, *arguments, gamma=options.gamma, **common
+        )
+
     def generate(
         self, texts: Sequence[str], options: GenerateOptions | None = None
     ) -> Iterator[list[Generation]]:
         """Yields, for each input in order, its outputs by increasing score."""
         options = options or GenerateOptions()
         for batch in self.batches(texts, options):
-            yield from self.collect(batch, self.decode(batch, options))
+            if options.beams:
+                yield from self._collect_beams(batch, self.search(batch, options), options)
+            else:
+                yield from self.collect(batch, self.decode(batch, options))
 
     def steps(
         self, text: str, options: GenerateOptions | None = None, place: int = 0
@@ -271,6 +328,8 @@ class Generator:
             raise InputError("no draft to step with: give one, or use generate")
         if options.num_decodes != 1:
             raise InputError(f"num_decodes is {options.num_decodes}: stepping decodes 1")
+        if options.beams:
+            raise InputError(f"beams is {options.beams}: a search cannot be stepped through")
         (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
         decoded = yield from speculative_steps(
             self.target,
@@ -293,6 +352,29 @@ class Generator:
                 self._generation(text, decoded, row, decode)
                 for decode in range(decoded.tokens.shape[1])
             ]
+
+    def _collect_beams(
+        self, batch: Batch, result: BeamResult, options: GenerateOptions
+    ) -> Iterator[list[Generation]]:
+        result = jax.device_get(result)
+        speculative = self.draft is not None and options.gamma > 0
+        for row, text in enumerate(batch.texts):
+            calls = int(result.stats.target_calls[row])
+            advance = float(result.stats.mean_advance[row]) if speculative else None
+            outputs = []
+            for beam in range(options.beams - options.num_decodes, options.beams):
+                ids = result.tokens[row, beam, : result.lengths[row, beam]].tolist()
+                outputs.append(
+                    Generation(
+                        input=text,
+                        output=self.vocabulary.decode(ids),
+                        output_ids=ids,
+                        score=float(result.scores[row, beam]),
+                        target_calls=calls,
+                        mean_acceptance_length=advance,
+                    )
+                )
+            yield outputs
 
     def _generation(self, text: str, decoded: Decoded, row: int, decode: int) -> Generation:
         at = (row, decode)

@@ -13,14 +13,16 @@ import pytest
 import sacrebleu
 
 from spec_t5x import theory
+from spec_t5x.checkpoints.drafts import DraftOptions
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.decoding import DecodeStats
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import comparison as comparison_lib
 from spec_t5x.experiments.comparison import compare
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.experiments.step_times import StepTimes, measure_step_times
-from spec_t5x.checkpoints.drafts import DraftOptions
 from spec_t5x.generation import (
     DEFAULT_MAX_SOURCE_LENGTH,
     GenerateOptions,
@@ -31,6 +33,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.outputs import Decoded
 from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.verifiers import verifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -120,6 +123,15 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": float("nan")}, "top_p is nan"),
         ({"top_k": 5, "top_p": 0.9}, "top_k is 5 and top_p is 0.9"),
+        ({"verifier": "trust"}, "verifier is 'trust'"),
+        ({"lenience": 1.5, "verifier": "token"}, "lenience is 1.5"),
+        ({"lenience": 0.5}, "lenience is 0.5 and verifier 'block'"),
+        ({"widths": (2, 0), "verifier": "tree"}, "(2, 0)"),
+        ({"widths": (2,)}, "widths are (2,) and verifier 'block'"),
+        ({"beams": -1}, "beams is -1"),
+        ({"beam_alpha": float("nan")}, "beam_alpha is nan"),
+        ({"beams": 4, "temperature": 1.0}, "beams is 4 and temperature 1.0"),
+        ({"beams": 2, "num_decodes": 3}, "num_decodes is 3 and beams 2"),
     ],
 )
 def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
@@ -568,3 +580,42 @@ def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
     pairs = [("Die Katze", "the cat")]
     message = message_of(evaluate, generator, pairs, options(num_decodes=2))
     assert "num_decodes is 2" in message
+
+
+# --- verifiers and beams -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["token", "multi", "rejection"])
+def test_every_verifier_keeps_the_greedy_text(generator, greedy_alone, name):
+    found = generator.generate(TEXTS, options(batch_size=5, verifier=name))
+    assert texts_of(found) == [greedy_alone[text][0].output for text in TEXTS]
+
+
+def test_coupled_the_text_is_that_of_plain_decoding(generator):
+    coupled = options(temperature=1.0, seed=3, verifier="coupled", batch_size=5)
+    other = dataclasses.replace(coupled, gamma=2)
+    plain = texts_of(generator.plain().generate(TEXTS, coupled))
+    assert texts_of(generator.generate(TEXTS, coupled)) == plain
+    assert texts_of(generator.generate(TEXTS, other)) == plain
+    assert texts_of(generator.generate(TEXTS, options(temperature=1.0, batch_size=5))) != plain
+
+
+def test_a_beam_search_gives_its_best_hypotheses(generator):
+    settings = options(beams=3, num_decodes=2, batch_size=2)
+    found = list(generator.generate(TEXTS[:3], settings))
+    plain = list(generator.plain().generate(TEXTS[:3], settings))
+    for group, expected in zip(found, plain, strict=True):
+        assert [g.output_ids for g in group] == [g.output_ids for g in expected]
+        assert group[0].score <= group[1].score == pytest.approx(expected[1].score, abs=1e-4)
+        assert group[1].target_calls <= expected[1].target_calls
+        assert group[1].mean_acceptance_length >= 1 and expected[1].mean_acceptance_length is None
+
+
+def test_a_beam_search_needs_a_model_to_draft(generator):
+    copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
+    message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
+    assert "beams is 2 and the draft a CopyDraft" in message
+    assert "cannot be stepped" in message_of(
+        lambda: next(generator.steps(TEXTS[0], options(beams=2)))
+    )
+    assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))

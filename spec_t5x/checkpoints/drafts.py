@@ -99,19 +99,21 @@ class _Maker:
         }
 
     def _from_directory(self, text: str, names: list[str]) -> Draft:
-        config = Path(text).expanduser() / CONFIG_NAME
-        if not config.is_file() and not (PACKAGED_MODELS / text / CONFIG_NAME).is_file():
+        directory = Path(text).expanduser()
+        if not directory.is_dir():
+            directory = PACKAGED_MODELS / text
+        if not directory.is_dir() or not text:
             raise InputError(
                 f"no draft {text!r}: give the directory of a checkpoint or one of "
                 f"{', '.join(names)}"
             )
-        if not config.is_file():
-            config = PACKAGED_MODELS / text / CONFIG_NAME
-        formats = {
+        makers = {
             ngram_tables.FORMAT: lambda: self._ngram(text, None),
             heads.FORMAT: lambda: self._medusa(text),
         }
-        return formats.get(read_json(config).get("format"), lambda: self._transformer(text))()
+        config = directory / CONFIG_NAME
+        kind = read_json(config).get("format") if config.is_file() else None
+        return makers.get(kind, lambda: self._transformer(text))()
 
     def _transformer(self, argument: str, may_trail: bool = False) -> Draft:
         loaded = load(argument or self._packaged("transformer"), dtype=self.options.dtype)

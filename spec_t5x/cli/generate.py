@@ -79,6 +79,9 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(f"{flag} needs a draft and --draft is {settings.NO_DRAFT}: give one")
     if args.trace and args.compare:
         raise InputError("both --trace and --compare were given: give one of them")
+    if options.beams and (args.trace or args.compare):
+        flag = "--trace" if args.trace else "--compare"
+        raise InputError(f"beams is {options.beams}: {flag} shows no beam search")
     if args.trace and options.num_decodes > 1:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
 
@@ -134,6 +137,7 @@ def _streams(args, generator, options) -> bool:
         and not args.json
         and generator.draft is not None
         and options.num_decodes == 1
+        and not options.beams
     )
 
 

@@ -106,6 +106,8 @@ def _add_options(group) -> None:
         "seed": (int, "of the random draws (0)"),
         "max_decode_len": (int, "tokens generated at most (128)"),
         "batch_size": (int, "inputs decoded together (1)"),
+        "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),
+        "beam_alpha": (float, "exponent of its brevity penalty (0.6)"),
         "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
     }
     for name, (kind, text) in numbers.items():
@@ -147,4 +149,7 @@ def read(args: argparse.Namespace):
 
 
 def _widths(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 3,2") from error

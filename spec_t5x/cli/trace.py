@@ -33,8 +33,8 @@ def _iteration_text(generator, iteration) -> Text:
     line = Text(_join(generator, proposed[:accepted]), style=ACCEPTED)
     if accepted < appended:
         # The first rejected draft, then what the target put in its place. After
-        # gamma accepted ones nothing was rejected.
-        if accepted < len(proposed):
+        # all were accepted nothing was rejected.
+        if accepted < int(iteration.num_proposed[0]):
             line.append(_join(generator, proposed[accepted : accepted + 1]), style=REJECTED)
         line.append(_join(generator, [int(iteration.appended[0, accepted])]), style=TARGET)
     return line

@@ -126,6 +126,8 @@ def compare(
     """
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
+    if options.beams:
+        raise InputError(f"beams is {options.beams}: a beam search is not compared here")
     plain = generator.plain()
     batches = generator.batches(texts, options)
     plain_compile = sum(_warm_up(plain, batches, options))

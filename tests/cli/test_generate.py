@@ -166,6 +166,13 @@ def test_without_a_draft_the_text_is_the_same_and_nothing_is_accepted(generate, 
         assert [values[key] for key in KEYS[5:]] == [None] * 5
 
 
+@pytest.mark.parametrize(
+    "flags", [("--draft", "copy"), ("--draft", "mixed:uniform"), ("--adaptive", 0.2)]
+)
+def test_any_draft_writes_the_same_text(generate, greedy, flags):
+    assert generate(*TEXTS, *flags).lines == outputs_of(greedy)
+
+
 def test_several_decodes_of_an_input_are_as_many_lines(generate):
     flags = ("--num_decodes", 3, *SAMPLED_FLAGS)
     lines = generate(*flags, *TEXTS[:2]).lines
@@ -248,11 +255,12 @@ def trace_lines(generator, text: str, options) -> list[str]:
 
 
 def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
-    """A hand-made decode: one draft accepted, all accepted, and an end inside the drafts."""
+    """A hand-made decode: one draft accepted, all, none proposed, an end inside the drafts."""
     piece = generator.vocabulary.piece
     iterations = [
         Iteration(
             proposed=np.array([[10, 11, 12]], np.int32),
+            num_proposed=np.array([3], np.int32),
             num_accepted=np.array([1], np.int32),
             appended=np.array([[10, 20, 20, 20]], np.int32),
             num_appended=np.array([2], np.int32),
@@ -261,13 +269,23 @@ def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
         Iteration(
             # 125 has no piece: it is padding of the embedding.
             proposed=np.array([[13, 14, 125]], np.int32),
+            num_proposed=np.array([3], np.int32),
             num_accepted=np.array([3], np.int32),
             appended=np.array([[13, 14, 125, 21]], np.int32),
             num_appended=np.array([4], np.int32),
             ended=np.array([False]),
         ),
         Iteration(
+            proposed=np.array([[17, 17, 17]], np.int32),
+            num_proposed=np.array([0], np.int32),
+            num_accepted=np.array([0], np.int32),
+            appended=np.array([[23, 23, 23, 23]], np.int32),
+            num_appended=np.array([1], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
             proposed=np.array([[15, EOS_ID, 16]], np.int32),
+            num_proposed=np.array([3], np.int32),
             num_accepted=np.array([2], np.int32),
             appended=np.array([[15, EOS_ID, 16, 22]], np.int32),
             num_appended=np.array([2], np.int32),
@@ -275,7 +293,7 @@ def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
         ),
     ]
     made_up = SimpleNamespace(vocabulary=generator.vocabulary, steps=lambda *_: iter(iterations))
-    first, second, third = trace_lines(made_up, "x", OPTIONS)
+    first, second, third, fourth = trace_lines(made_up, "x", OPTIONS)
     assert coloured(first) == [
         (f" {piece(10)}", GREEN),
         (f" {piece(11)}", STRUCK_RED),
@@ -286,9 +304,11 @@ def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
         (f" {piece(13)} {piece(14)} <125>", GREEN),
         (f" {piece(21)}", BLUE),
     ]
-    assert coloured(third) == [(f" {piece(15)} [END]", GREEN)]
-    assert Text.from_ansi(third).plain == (
-        f" {piece(10)} {piece(20)} {piece(13)} {piece(14)} <125> {piece(21)} {piece(15)} [END]"
+    assert coloured(third) == [(f" {piece(23)}", BLUE)]
+    assert coloured(fourth) == [(f" {piece(15)} [END]", GREEN)]
+    assert Text.from_ansi(fourth).plain == (
+        f" {piece(10)} {piece(20)} {piece(13)} {piece(14)} <125> {piece(21)} {piece(23)}"
+        f" {piece(15)} [END]"
     )
 
 
@@ -438,6 +458,18 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("x", "--json", "--trace"), "--trace"),
         (("x", "--compare", "--trace"), "both --trace and --compare"),
         (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
+        (("x", "--verifier", "trust"), "verifier is 'trust'"),
+        (("x", "--lenience", 2, "--verifier", "token"), "lenience is 2.0"),
+        (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
+        (("x", "--verifier", "tree", "--draft", "copy"), "CopyDraft proposes no trees"),
+        (("x", "--verifier", "tree", "--widths", "9,9,9"), "give at most 256"),
+        (("x", "--draft", "copy:0"), "min_match is 0"),
+        (("x", "--draft", "medusa"), "give its directory"),
+        (("x", "--draft", "copy", "--adaptive", 0.1), "gamma cannot adapt"),
+        (("x", "--adaptive", -1), "Stopping.c is -1.0"),
+        (("x", "--draft_top_k", 3), "draft_top_k is 3"),
+        (("x", "--beams", 2, "--temperature", 1), "beams is 2 and temperature 1.0"),
+        (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),
         (("x", "--compare", "--draft", "none"), "--compare needs a draft"),
         (("x", "--compare", "--gamma", 0), "gamma"),
         (("x", "--trace", "--num_decodes", 2), "num_decodes is 2"),
