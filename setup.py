@@ -39,6 +39,7 @@ setup(
             "beartype>=0.22,<1",
             "hypothesis>=6.130,<7",
             "pytest>=9,<10",
+            "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",

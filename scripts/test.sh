@@ -5,5 +5,7 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 
 setup_env test
-say "running the tests"
-exec .venv/bin/python -m pytest "$@"
+# A file's tests share models and compiled programs, and so stay in one process.
+workers=$(.venv/bin/python -c 'import os; print(min(os.cpu_count() or 1, 4))')
+say "running the tests in $workers processes"
+exec .venv/bin/python -m pytest --numprocesses "$workers" --dist loadfile "$@"
