@@ -5,7 +5,9 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 
 setup_env test
-# A file's tests share models and compiled programs, and so stay in one process.
+# A file's tests share models and compiled programs, and so stay in one process. In the
+# order of their names: xdist would leave the packaged pair, few tests but long, for last.
 workers=$(.venv/bin/python -c 'import os; print(min(os.cpu_count() or 1, 4))')
 say "running the tests in $workers processes"
-exec .venv/bin/python -m pytest --numprocesses "$workers" --dist loadfile "$@"
+exec .venv/bin/python -m pytest --numprocesses "$workers" --dist loadfile \
+  --no-loadscope-reorder "$@"

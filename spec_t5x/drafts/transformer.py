@@ -9,6 +9,7 @@ from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
 from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.drafts.tree import draft_tree
+from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -100,7 +101,13 @@ class TransformerDraft(DraftBase):
     def propose_tree(
         self, state: TransformerState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, TransformerState]:
-        """A token for each node, drawn without replacement given the path to it."""
+        """A token for each node, drawn without replacement given the path to it.
+
+        Raises:
+          InputError: the draft adapts gamma, which a static tree cannot follow.
+        """
+        if self.stopping is not None:
+            raise InputError("gamma cannot adapt in a tree of drafts: leave one of them out")
         settings = context.settings if self.settings is None else self.settings
         cache = self._catch_up(state.cache, context, 1) if self.may_trail else state.cache
         logits, cache = self._feed_last_two(cache, context)

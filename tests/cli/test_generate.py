@@ -463,6 +463,7 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
         (("x", "--verifier", "tree", "--draft", "copy"), "CopyDraft proposes no trees"),
         (("x", "--verifier", "tree", "--widths", "9,9,9"), "give at most 256"),
+        (("x", "--verifier", "tree", "--adaptive", 0.1), "gamma cannot adapt in a tree"),
         (("x", "--draft", "copy:0"), "min_match is 0"),
         (("x", "--draft", "medusa"), "give its directory"),
         (("x", "--draft", "copy", "--adaptive", 0.1), "gamma cannot adapt"),

@@ -85,6 +85,10 @@ T5_DRAFTS = {
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
 every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
+# Those that keep something between iterations, or decide by it.
+drafts_with_a_state = pytest.mark.parametrize(
+    "name", ["transformer", "adaptive", "copy", "mixed adaptive", "mixed with a cascade"]
+)
 
 
 def no_prompts(batch):
@@ -121,7 +125,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@every_draft
+@drafts_with_a_state
 def test_a_row_decodes_alone_as_it_does_in_a_batch(name):
     draft = T5_DRAFTS[name]()
     keys = outputs_lib.row_keys(KEY, 4)
@@ -133,7 +137,7 @@ def test_a_row_decodes_alone_as_it_does_in_a_batch(name):
         np.testing.assert_allclose(found, expected[order], atol=1e-4)
 
 
-@every_draft
+@drafts_with_a_state
 def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
@@ -184,7 +188,7 @@ def test_sampled_texts_follow_the_targets_law(name):
     assert statistic < threshold
 
 
-@pytest.mark.parametrize("name", ["transformer", "mixed", "cascade", "early exit", "adaptive"])
+@pytest.mark.parametrize("name", ["mixed adaptive", "cascade", "early exit"])
 def test_coupled_the_text_depends_on_the_key_alone(name):
     settings = sampling(1.0)
     plain = autoregressive_decode(
