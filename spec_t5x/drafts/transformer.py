@@ -71,7 +71,6 @@ class TransformerDraft(DraftBase):
         """Encodes the inputs and feeds the prompts to the draft's own model."""
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
         cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
-        # Histories are as wide as gamma, which ``propose`` knows.
         history = None if self.stopping is None else stopping_lib.start(lengths)
         return TransformerState(cache, history)
 
