@@ -9,7 +9,7 @@ from spec_t5x.distributions import Sampling
 from spec_t5x.draws import Stream, draft_draws
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
 from spec_t5x.outputs import Outputs
-from spec_t5x.types import Array, Float, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -46,6 +46,27 @@ class DecodeStats:
         (Corollary 3.6). NaN where nothing was verified.
         """
         return self.beta_sum / self.verified
+
+    def add(
+        self,
+        *,
+        live: Bool[Array, "batch"],
+        num_proposed: Int[Array, "batch"],
+        num_accepted: Int[Array, "batch"],
+        verified: Bool[Array, "batch gamma"],
+        beta: Float[Array, "batch gamma"],
+    ) -> "DecodeStats":
+        """With one iteration more. What a row would have got after its end does not count."""
+        positions = jnp.arange(verified.shape[1])[None, :]
+        accepted_here = positions < num_accepted[:, None]
+        return DecodeStats(
+            target_calls=self.target_calls + live,
+            proposed=self.proposed + num_proposed * live,
+            accepted=self.accepted + num_accepted,
+            accepted_by_position=self.accepted_by_position + accepted_here,
+            verified=self.verified + jnp.sum(verified, axis=1, dtype=jnp.int32),
+            beta_sum=self.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
+        )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -136,6 +157,13 @@ def make_context(state: DecodeState, settings: Sampling, coupled: bool) -> Conte
         target_cache=state.target_cache,
         target_states=state.target_states,
     )
+
+
+def emitted(drafts: Int[Array, "batch gamma"], verdict) -> Int[Array, "batch gamma+1"]:
+    """The accepted drafts, then the verifier's token (and again, to fill the block)."""
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
+    return jnp.where(is_draft, padded, verdict.next_token[:, None])
 
 
 def states_before(states, num_appended: Int[Array, "batch"]):

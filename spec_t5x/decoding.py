@@ -25,6 +25,7 @@ from spec_t5x.decode_state import (
     DecodeStats,
     Iteration,
     done,
+    emitted,
     init,
     make_context,
     states_before,
@@ -32,11 +33,10 @@ from spec_t5x.decode_state import (
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, Outcome, Proposal, StatefulTarget, Target
+from spec_t5x.interfaces import Cache, Draft, Outcome, StatefulTarget, Target
 from spec_t5x.outputs import Decoded
 from spec_t5x.scoring import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
-from spec_t5x.verification import Verdict
 from spec_t5x.verifiers import BlockVerifier, TreeVerifier, Verifier
 
 __all__ = [
@@ -87,6 +87,7 @@ def step(
         outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
     )
     num_accepted = jnp.minimum(verdict.num_accepted, num_appended)
+    positions = jnp.arange(gamma)[None, :]
 
     state = state.replace(
         outputs=outputs,
@@ -95,13 +96,13 @@ def step(
             draft_state, Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
         ),
         target_states=states_before(states, num_appended),
-        stats=_count(
-            state.stats,
-            ~state.outputs.ended,
-            proposal,
-            verifier.overlap(target_probs[:, :gamma], proposal.probs),
-            num_accepted,
-            num_appended,
+        stats=state.stats.add(
+            live=~state.outputs.ended,
+            num_proposed=proposal.counts,
+            num_accepted=num_accepted,
+            # A position was verified when its draft entered the output or was replaced.
+            verified=positions < jnp.minimum(num_appended, proposal.counts)[:, None],
+            beta=verifier.overlap(target_probs[:, :gamma], proposal.probs),
         ),
     )
     return state, Iteration(
@@ -336,29 +337,3 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
             "has no score_states: use another draft"
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
-
-
-def emitted(drafts: Int[Array, "batch gamma"], verdict: Verdict) -> Int[Array, "batch gamma+1"]:
-    """The accepted drafts, then the verifier's token (and again, to fill the block)."""
-    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
-    return jnp.where(is_draft, padded, verdict.next_token[:, None])
-
-
-def _count(
-    stats: DecodeStats, live, proposal: Proposal, beta, num_accepted, num_appended
-) -> DecodeStats:
-    """Adds one iteration. What a row would have got after its end does not count."""
-    gamma = proposal.tokens.shape[1]
-    positions = jnp.arange(gamma)[None, :]
-    accepted_here = positions < num_accepted[:, None]
-    # A position was verified when its draft entered the output or was replaced.
-    verified_here = positions < jnp.minimum(num_appended, proposal.counts)[:, None]
-    return DecodeStats(
-        target_calls=stats.target_calls + live,
-        proposed=stats.proposed + proposal.counts * live,
-        accepted=stats.accepted + num_accepted,
-        accepted_by_position=stats.accepted_by_position + accepted_here,
-        verified=stats.verified + jnp.sum(verified_here, axis=1, dtype=jnp.int32),
-        beta_sum=stats.beta_sum + jnp.sum(jnp.where(verified_here, beta, 0.0), axis=1),
-    )

@@ -73,6 +73,11 @@ class Context:
     # ``uses_target_states``.
     target_states: Float[Array, "batch embed"] | None = None
 
+    @property
+    def last_tokens(self) -> Int[Array, "batch"]:
+        """Each row's last token, which proposals follow."""
+        return jnp.take_along_axis(self.sequences, self.lengths[:, None], axis=1)[:, 0]
+
 
 @flax.struct.dataclass(kw_only=True)
 class Outcome:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x import outputs as outputs_lib
-from spec_t5x.decode_state import DecodeState, Iteration, make_context, states_before
+from spec_t5x.decode_state import DecodeState, Iteration, emitted, make_context, states_before
 from spec_t5x.distributions import Sampling, argmax, overlap, sample, standardize
 from spec_t5x.draws import RowStream, purpose_keys
 from spec_t5x.errors import InputError
@@ -59,7 +59,7 @@ def step(
 
     verdict = verify_tree(state.stream, old_lengths, proposal, logits, probs, settings, tree)
     on_path = functools.partial(_along, indices=verdict.path)
-    tokens = _emitted(proposal, verdict)
+    tokens = emitted(_path_tokens(proposal, verdict.path), verdict)
     log_probs = token_log_probs(
         on_path(logits), on_path(probs), tokens, settings, rescale_log_probs
     )
@@ -197,8 +197,7 @@ def check_tree(target, draft, stream) -> None:
 
 def _score(target, draft, cache, context: Context, proposal: TreeProposal, tree: Tree):
     """ONE target call over the row's last token and all nodes."""
-    last = jnp.take_along_axis(context.sequences, context.lengths[:, None], axis=1)
-    tokens = jnp.concatenate([last, proposal.tokens], axis=1)
+    tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
     if draft.uses_target_states:
         return target.score_node_states(cache, nodes)
@@ -210,12 +209,11 @@ def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:
     return jnp.take_along_axis(values, indices[:, :, None], axis=1)
 
 
-def _emitted(proposal: TreeProposal, verdict: TreeVerdict) -> Int[Array, "batch levels"]:
-    """The tokens of the path, then the verifier's (and again, to fill the block)."""
-    drafts = jnp.take_along_axis(proposal.tokens, jnp.maximum(verdict.path[:, 1:] - 1, 0), axis=1)
-    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
-    return jnp.where(is_draft, padded, verdict.next_token[:, None])
+def _path_tokens(
+    proposal: TreeProposal, path: Int[Array, "batch levels"]
+) -> Int[Array, "batch depth"]:
+    """The drafts along each row's path."""
+    return jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
 
 
 def _last_state(states, on_path, num_appended):
@@ -224,18 +222,16 @@ def _last_state(states, on_path, num_appended):
 
 def _count(state, proposal, path_probs, verdict, num_accepted, num_appended, tree: Tree):
     """Adds one iteration; all nodes count as proposed, the path's as verified."""
-    live, stats = ~state.outputs.ended, state.stats
     levels = jnp.arange(tree.depth)[None, :]
     inner = jnp.minimum(verdict.path[:, :-1], tree.num_inner - 1)
     draft_probs = _along(proposal.probs, inner)
     proposed = jnp.any(draft_probs > 0, axis=-1) & proposal.any[:, None]
     verified = (levels < num_appended[:, None]) & proposed
     beta = overlap(path_probs[:, :-1], draft_probs)
-    return stats.replace(
-        target_calls=stats.target_calls + live,
-        proposed=stats.proposed + (tree.num_nodes - 1) * (live & proposal.any),
-        accepted=stats.accepted + num_accepted,
-        accepted_by_position=stats.accepted_by_position + (levels < num_accepted[:, None]),
-        verified=stats.verified + jnp.sum(verified, axis=1, dtype=jnp.int32),
-        beta_sum=stats.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
+    return state.stats.add(
+        live=~state.outputs.ended,
+        num_proposed=(tree.num_nodes - 1) * proposal.any,
+        num_accepted=num_accepted,
+        verified=verified,
+        beta=beta,
     )

@@ -95,8 +95,3 @@ class Tree:
         for node in range(1, self.num_nodes):
             ancestors[node] |= ancestors[self.parents[node]]
         return ancestors
-
-
-def chains(num: int, length: int) -> Tree:
-    """``num`` drafts for the next place, each continued by a chain of its own."""
-    return Tree((num, *[1] * (length - 1)))

@@ -238,9 +238,7 @@ def matching_verification(
     (``distributions.gumbel_argmax``) it is coupled verification: the text depends on
     the noise alone, for any draft (arXiv 2408.07978).
     """
-    proposed = jnp.arange(draft_tokens.shape[0]) < num_proposed
-    accepted = _leading(proposed & (draft_tokens == target_tokens[:-1]))
-    return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
+    return _accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
 
 
 def lenient_argmax_verification(
@@ -263,8 +261,17 @@ def lenient_argmax_verification(
     """
     largest = jnp.max(target_logits[:-1], axis=-1)
     of_draft = _probability_of(draft_tokens, target_logits[:-1])
-    proposed = jnp.arange(draft_tokens.shape[0]) < num_proposed
-    accepted = _leading(proposed & (of_draft - largest >= jnp.log(lenience)))
+    return _accept_leading(of_draft - largest >= jnp.log(lenience), target_tokens, num_proposed)
+
+
+def _accept_leading(
+    acceptable: Bool[Array, "gamma"],
+    target_tokens: Int[Array, "gamma+1"],
+    num_proposed: Int[Array, ""],
+) -> Verdict:
+    """The drafts up to the first unacceptable one, then the target's own token."""
+    proposed = jnp.arange(acceptable.shape[0]) < num_proposed
+    accepted = _leading(proposed & acceptable)
     return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
 
 

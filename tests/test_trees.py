@@ -7,7 +7,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 from spec_t5x.tree_nodes import tree_nodes
-from spec_t5x.trees import Tree, chains
+from spec_t5x.trees import Tree
 
 
 def test_nodes_are_numbered_level_by_level():
@@ -28,10 +28,6 @@ def test_ancestors_are_the_path_from_the_root():
             at = int(tree.parents[at])
             path.add(at)
         assert set(np.flatnonzero(tree.ancestors[node])) == path
-
-
-def test_chains_branch_at_the_root_alone():
-    assert chains(3, 4).branching == (3, 1, 1, 1)
 
 
 @pytest.mark.parametrize("branching", [(), (0,), (2, -1)])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x import autoregressive
-from spec_t5x.decoding import emitted
+from spec_t5x.decode_state import emitted
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.drafts.sequential import catch_up, slices
 from spec_t5x.draws import Stream, draft_draws

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal
+from spec_t5x.interfaces import Context, DraftBase, Proposal
 from spec_t5x.types import PAD_ID, Array, Bool, Int
 
 
@@ -61,10 +61,6 @@ class CopyDraft(DraftBase):
         # Certain of what it copies, at any temperature.
         probs = jax.nn.one_hot(tokens, self.vocab_size, dtype=jnp.float32)
         return Proposal(tokens=tokens, probs=probs, counts=counts), state
-
-    def commit(self, state: CopyState, outcome: Outcome) -> CopyState:
-        """Nothing to forget: the text itself is searched."""
-        return state
 
     def _propose_row(
         self,

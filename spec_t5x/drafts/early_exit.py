@@ -7,7 +7,6 @@ proposed, and the whole target verifies it.
 import dataclasses
 
 import flax.struct
-import jax.numpy as jnp
 
 from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.sequential import draft_tokens
@@ -70,8 +69,7 @@ class EarlyExitDraft(DraftBase):
             return Proposal.nothing(batch, 0, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
         cache = self._first_layers(context.target_cache).at(context.lengths)
-        last = jnp.take_along_axis(context.sequences, context.lengths[:, None], axis=1)
-        logits, cache = self.model.score(cache, last)
+        logits, cache = self.model.score(cache, context.last_tokens[:, None])
         proposal, _ = draft_tokens(self.model, cache, logits[:, 0], context, settings, gamma)
         # The cache that was written to is dropped: the target writes the same entries.
         return proposal, state

@@ -134,5 +134,4 @@ class MedusaDraft(DraftBase):
         Their largest are the candidates of Medusa's tree. They mean nothing in a row's
         first iteration.
         """
-        last_tokens = jnp.take_along_axis(context.sequences, context.lengths[:, None], axis=1)
-        return self.heads.head_logits(context.target_states, last_tokens[:, 0], num)
+        return self.heads.head_logits(context.target_states, context.last_tokens, num)
