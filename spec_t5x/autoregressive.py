@@ -15,7 +15,7 @@ from jax import lax
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream, sample_next
-from spec_t5x.interfaces import Cache, Target
+from spec_t5x.interfaces import Cache, PromptTarget, Target
 from spec_t5x.outputs import Decoded, Outputs
 from spec_t5x.scoring import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
@@ -57,6 +57,8 @@ def prefill(
     max_length: int,
 ) -> Cache:
     """The target's cache with every prompt token in it but each row's last one."""
+    if isinstance(target, PromptTarget):
+        return target.rollback(target.prefill_prompts(inputs, prompts, max_length), lengths)
     cache = target.prefill(inputs, max_length)
     if prompts.shape[1] > 1:
         _, cache = target.score(cache, prompts[:, :-1])

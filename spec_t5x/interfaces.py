@@ -129,6 +129,16 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class PromptTarget(Target, Protocol):
+    """A target that reads a prompt as a whole, not token after token."""
+
+    def prefill_prompts(
+        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
+    ) -> Cache:
+        """The cache after ``prompts``, which the caller rolls back to each row's length."""
+
+
+@runtime_checkable
 class StatefulTarget(Target, Protocol):
     """A target that shows its last decoder states, for drafts that build on them."""
 

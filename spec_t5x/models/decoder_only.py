@@ -1,0 +1,224 @@
+"""A decoder-only T5: T5's decoder without a source, causal or with a prefix.
+
+The parameter tree and its logical axes are those of T5X's ``examples/decoder_only``. In a
+prefix language model the tokens of the prompt see one another in both directions
+(Raffel et al. 2020, section 3.2.1).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.errors import InputError
+from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.attention import Attention, RelativeBias
+from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
+from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, PyTree
+
+# T5X's example has these two as constants.
+_NUM_BUCKETS = 32
+_MAX_DISTANCE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnlyConfig:
+    """Sizes of a decoder-only T5. The names are T5X's."""
+
+    vocab_size: int = 32128
+    emb_dim: int = 512
+    num_heads: int = 8
+    head_dim: int = 64
+    mlp_dim: int = 2048
+    num_layers: int = 6
+    mlp_activations: Sequence[str] = ("relu",)
+    logits_via_embedding: bool = False
+    dropout_rate: float = 0.1
+    # What the layers compute in; parameters and logits are float32 regardless.
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise InputError(f"DecoderOnlyConfig.{field.name} is {value}: give at least 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(
+                f"DecoderOnlyConfig.dtype is {self.dtype!r}: choose float32 or bfloat16"
+            )
+
+
+@flax.struct.dataclass
+class KeysValues:
+    """What one layer has cached."""
+
+    keys: Float[Array, "batch heads length head_dim"]
+    values: Float[Array, "batch heads length head_dim"]
+
+
+@flax.struct.dataclass
+class DecoderOnlyCache:
+    """All that the decoder remembers of a batch. Every leaf leads with the batch axis."""
+
+    layers: tuple[KeysValues, ...]
+    # How many tokens, the start token included, are cached for each row.
+    lengths: Int[Array, "batch"]
+
+    @property
+    def max_length(self) -> int:
+        """Number of positions there is room for."""
+        return self.layers[0].keys.shape[2]
+
+
+class DecoderOnlyLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    config: DecoderOnlyConfig
+
+    def setup(self):
+        cfg = self.config
+        self.pre_self_attention_layer_norm = RMSNorm(dtype=cfg.dtype)
+        self.self_attention = Attention(
+            cfg.emb_dim, cfg.num_heads, cfg.head_dim, cfg.dropout_rate, cfg.dtype
+        )
+        self.pre_mlp_layer_norm = RMSNorm(dtype=cfg.dtype)
+        self.mlp = Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype)
+
+    def extend(self, inputs, cache: KeysValues, starts, bias):
+        """The layer over new tokens, and the cache with them from ``starts`` on."""
+        normed = self.pre_self_attention_layer_norm(inputs)
+        attended, keys, values = self.self_attention.extend(
+            normed,
+            cache.keys,
+            cache.values,
+            lambda cached, new: cache_lib.write(cached, new, starts),
+            bias,
+        )
+        states = inputs + attended
+        return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
+
+
+class _Decoder(nn.Module):
+    """Embedding, layers, output layer: all under ``decoder``, as in T5X."""
+
+    config: DecoderOnlyConfig
+
+    def setup(self):
+        cfg = self.config
+        self.token_embedder = Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype)
+        self.relpos_bias = RelativeBias(cfg.num_heads, _NUM_BUCKETS, _MAX_DISTANCE)
+        self.layers = [DecoderOnlyLayer(cfg) for _ in range(cfg.num_layers)]
+        self.decoder_norm = RMSNorm(dtype=cfg.dtype)
+        if not cfg.logits_via_embedding:
+            self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
+
+    def extend(self, cache: DecoderOnlyCache, tokens, bidirectional):
+        starts, new = cache.lengths, tokens.shape[1]
+        queries = starts[:, None] + jnp.arange(new)[None, :]
+        slots = jnp.arange(cache.max_length)
+        distances = queries[:, :, None] - slots[None, None, :]
+        visible = distances >= 0
+        if bidirectional is not None:
+            known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - new)))
+            visible |= bidirectional[:, :, None] & known[:, None, :]
+        bias = self.relpos_bias.at_distances(distances, visible)
+        states = self.token_embedder(tokens)
+        layers = []
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            states, layer_cache = layer.extend(states, layer_cache, starts, bias)
+            layers.append(layer_cache)
+        logits = self._logits(self.decoder_norm(states))
+        return logits, DecoderOnlyCache(tuple(layers), starts + new)
+
+    def _logits(self, states):
+        if self.config.logits_via_embedding:
+            return self.token_embedder.attend(states)
+        return self.logits_dense(states)
+
+
+class DecoderOnlyTransformer(nn.Module):
+    """The decoder-only T5, to be called over a static cache."""
+
+    config: DecoderOnlyConfig
+
+    def setup(self):
+        self.decoder = _Decoder(self.config)
+
+    def __call__(
+        self,
+        cache: DecoderOnlyCache,
+        tokens: Int[Array, "batch new"],
+        bidirectional: Bool[Array, "batch new"] | None = None,
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
+        """Feeds ``tokens[b]`` at position ``cache.lengths[b]``: logits, longer cache.
+
+        Tokens that are ``bidirectional`` see one another whatever their order; they are
+        given to an empty cache.
+        """
+        return self.decoder.extend(cache, tokens, bidirectional)
+
+
+@flax.struct.dataclass
+class DecoderOnlyModel:
+    """A decoder-only T5 and its parameters, bound together as the loops' ``Target``.
+
+    It has no source: of its inputs only the number of rows counts, and the text to go on
+    with is the prompt.
+    """
+
+    params: PyTree
+    module: DecoderOnlyTransformer = flax.struct.field(pytree_node=False)
+    # Whether a prompt's tokens see one another in both directions.
+    prefix_lm: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, padding of the vocabulary included."""
+        return self.module.config.vocab_size
+
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
+        """An empty cache with room for ``max_length`` tokens."""
+        return empty_cache(self.module.config, inputs.shape[0], max_length)
+
+    def prefill_prompts(
+        self,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        max_length: int,
+    ) -> DecoderOnlyCache:
+        """The cache after ``prompts``, all of whose tokens have seen one another."""
+        cache = self.prefill(inputs, max_length)
+        if prompts.shape[1] == 1:
+            return cache
+        known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)
+        _, cache = self._apply(cache, prompts, known if self.prefix_lm else None)
+        return cache
+
+    def score(
+        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        return self._apply(cache, tokens)
+
+    def rollback(self, cache: DecoderOnlyCache, lengths: Int[Array, "batch"]) -> DecoderOnlyCache:
+        """The cache with each row's length set to ``lengths``."""
+        return cache.replace(lengths=lengths)
+
+    def _apply(self, *args):
+        return self.module.apply({"params": self.params}, *args)
+
+
+def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
+    """Initial variables of a network, ``params`` and ``params_axes``."""
+    return module.init(rng, empty_cache(module.config, 1, 1), jnp.zeros((1, 1), jnp.int32))
+
+
+def empty_cache(config: DecoderOnlyConfig, batch: int, max_length: int) -> DecoderOnlyCache:
+    """Room for ``max_length`` tokens in each of ``batch`` rows."""
+    room = jnp.zeros((batch, config.num_heads, max_length, config.head_dim), config.dtype)
+    layers = (KeysValues(room, room),) * config.num_layers
+    return DecoderOnlyCache(layers, jnp.zeros(batch, jnp.int32))

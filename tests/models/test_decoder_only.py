@@ -1,0 +1,121 @@
+"""The decoder-only network: cached equals at once, and the loops decode with it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.autoregressive import autoregressive_decode, prefill
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.models.decoder_only import (
+    DecoderOnlyConfig,
+    DecoderOnlyModel,
+    DecoderOnlyTransformer,
+    init_variables,
+)
+from spec_t5x.verifiers import CoupledVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+ROWS, LENGTH = 3, 12
+CONFIG = DecoderOnlyConfig(
+    vocab_size=30,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=24,
+    num_layers=2,
+    mlp_activations=("gelu", "linear"),
+)
+TOKENS = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 30).at[:, 0].set(0)
+
+
+@functools.cache
+def model(prefix_lm=False, scale=2.5):
+    module = DecoderOnlyTransformer(CONFIG)
+    params = init_variables(module, jax.random.key(0))["params"]
+    # Logits wide enough apart to make texts that differ.
+    return DecoderOnlyModel(jax.tree.map(lambda leaf: scale * leaf, params), module, prefix_lm)
+
+
+def at_once(target, tokens):
+    return target.score(target.prefill(tokens, LENGTH + 4), tokens)[0]
+
+
+@pytest.mark.parametrize("widths", [[1] * LENGTH, [4, 1, 5, 2], [11, 1]])
+def test_cached_in_pieces_equals_at_once(widths):
+    target = model()
+    expected = at_once(target, TOKENS)
+    cache, found, start = target.prefill(TOKENS, LENGTH + 4), [], 0
+    for width in widths:
+        logits, cache = target.score(cache, TOKENS[:, start : start + width])
+        found.append(logits)
+        start += width
+    np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected, atol=2e-4)
+
+
+def test_rows_roll_back_on_their_own():
+    target = model()
+    cache = target.prefill(TOKENS, LENGTH + 4)
+    _, cache = target.score(cache, TOKENS.at[:, 3:].set(7))
+    lengths = jnp.array([3, 1, 2])
+    rest = jnp.stack([jnp.roll(row, -n) for row, n in zip(TOKENS, lengths, strict=True)])
+    logits, _ = target.score(target.rollback(cache, lengths), rest[:, :9])
+    expected = at_once(target, TOKENS)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(logits[row], expected[row, length : length + 9], atol=2e-4)
+
+
+PROMPTS = jnp.where(jnp.arange(6) <= jnp.array([[5], [0], [3]]), TOKENS[:, :6], 0)
+
+
+def test_a_prefix_sees_itself_in_both_directions():
+    lengths = jnp.sum(PROMPTS[:, 1:] != 0, axis=1)
+    last = PROMPTS[jnp.arange(ROWS), lengths][:, None]
+
+    def next_logits(target, prompts):
+        cache = prefill(target, prompts, prompts, lengths, LENGTH)
+        return target.score(cache, last)[0][:, 0]
+
+    both, causal = next_logits(model(True), PROMPTS), next_logits(model(), PROMPTS)
+    # Nothing to see in an empty prompt; padding is not part of any.
+    np.testing.assert_allclose(both[1], causal[1], atol=1e-5)
+    assert jnp.max(jnp.abs(both[0] - causal[0])) > 1e-2
+    alone = next_logits(model(True), PROMPTS.at[0].set(PROMPTS[2]))
+    np.testing.assert_allclose(both[2], alone[2], atol=1e-5)
+    # Causal in one piece is causal token by token.
+    expected = at_once(model(), TOKENS)
+    np.testing.assert_allclose(causal[0], expected[0, 5], atol=2e-4)
+
+
+@pytest.mark.parametrize("prefix_lm", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_speculative_text_is_the_plain_text(prefix_lm, temperature):
+    target = model(prefix_lm)
+    options = {"max_decode_len": LENGTH, "num_decodes": 2, "rescale_log_probs": False}
+    arguments = (PROMPTS, PROMPTS, jax.random.key(3), sampling(temperature))
+    plain = autoregressive_decode(target, *arguments, coupled=True, **options)
+    for draft_model in (target, model(prefix_lm, scale=2.2)):
+        found = speculative_decode(
+            target,
+            TransformerDraft(draft_model),
+            *arguments,
+            gamma=3,
+            verifier=CoupledVerifier(),
+            **options,
+        )
+        np.testing.assert_array_equal(found.tokens, plain.tokens)
+        np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
+    assert len(np.unique(np.asarray(plain.tokens).reshape(-1, LENGTH), axis=0)) > 2
+
+
+def test_sizes_are_checked():
+    with pytest.raises(InputError, match="num_layers is 0"):
+        DecoderOnlyConfig(num_layers=0)
+    with pytest.raises(InputError, match="float16"):
+        DecoderOnlyConfig(dtype="float16")
