@@ -1,0 +1,11 @@
+"""Speculative decoding inside T5X: models, drafts and checkpoints for its launches.
+
+T5X is imported by these modules alone; nothing else of the package needs it.
+
+* ``speculation.speculate`` makes a T5X model decode speculatively: what a gin include
+  binds ``MODEL`` to;
+* ``encoder_decoder`` and ``decoder_only`` are the models;
+* ``drafts`` says what proposes, and where its parameters stand in the model's tree;
+* ``restoring`` restores target and draft from two checkpoints;
+* ``acceptance`` brings the statistics to the log and to the output files.
+"""

@@ -1,0 +1,104 @@
+"""Acceptance statistics on their way to T5X's log and output files.
+
+``t5x.infer`` writes what ``predict_with_aux`` returns for each example; ``t5x.eval`` has
+metrics. The totals of a run are added to both here.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+from absl import logging
+from t5x import infer as t5x_infer
+
+# What is summed over the sequences of a run.
+_COUNTS = ("target_calls", "proposed", "accepted", "verified", "beta_sum", "steps")
+
+
+def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """The statistics of all examples together.
+
+    Args:
+      aux: for each name a value for each example, as ``predict_batch_with_aux`` has them.
+
+    Returns:
+      ``target_calls``; of sampling ``mean_acceptance_length`` (tokens for each target
+      call), ``acceptance_rate`` (accepted for each proposed) and ``alpha``
+      (Corollary 3.6); of a beam search ``mean_advance``. A rate of nothing is left out.
+    """
+    sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
+    if not sums.get("target_calls"):
+        return {}
+    found = {"target_calls": sums["target_calls"]}
+    if "steps" in sums:
+        return found | {"mean_advance": sums["steps"] / sums["target_calls"]}
+    found["mean_acceptance_length"] = 1 + sums["accepted"] / sums["target_calls"]
+    if sums["proposed"]:
+        found["acceptance_rate"] = sums["accepted"] / sums["proposed"]
+    if sums["verified"]:
+        found["alpha"] = sums["beta_sum"] / sums["verified"]
+    return found
+
+
+def write_inferences(path: str, inferences: Any, *args: Any, **kwargs: Any) -> None:
+    """T5X's ``write_inferences_to_file``, after a line on acceptance in the log.
+
+    What ``infer.write_fn`` is bound to; in mode ``predict_with_aux`` each example's
+    statistics are in the file, under ``aux``.
+    """
+    _, aux = inferences
+    _log(path, totals(aux))
+    t5x_infer.write_inferences_to_file(path, inferences, *args, **kwargs)
+
+
+class AcceptanceEvaluator(seqio.Evaluator):
+    """``seqio.Evaluator`` that logs acceptance beside the metrics of each task.
+
+    What ``evaluate.inference_evaluator_cls`` is bound to. Metrics of plain predictions
+    are computed from the very decoding that the statistics are of.
+    """
+
+    def evaluate(
+        self,
+        *,
+        predict_fn: Callable | None = None,
+        predict_with_aux_fn: Callable | None = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ):
+        """As ``seqio.Evaluator.evaluate``."""
+        if predict_with_aux_fn is not None:
+            report = functools.partial(self._predict, predict_with_aux_fn, step)
+            predict_with_aux_fn = report
+            if predict_fn is not None:
+
+                def predict_fn(dataset):
+                    return report(dataset)[0]
+
+        return super().evaluate(
+            predict_fn=predict_fn, predict_with_aux_fn=predict_with_aux_fn, step=step, **kwargs
+        )
+
+    def _predict(self, predict_with_aux_fn: Callable, step: int | None, dataset: Any):
+        outputs, aux = predict_with_aux_fn(dataset)
+        (name,) = [task for task, held in self.cached_model_datasets.items() if held is dataset]
+        found = totals(aux)
+        _log(name, found)
+        metrics = {f"speculation/{key}": seqio.metrics.Scalar(v) for key, v in found.items()}
+        for logger in self.loggers:
+            logger(
+                task_name=name,
+                step=step,
+                metrics=metrics,
+                dataset=None,
+                inferences=None,
+                targets=None,
+            )
+        return outputs, aux
+
+
+def _log(what: str, found: dict[str, float]) -> None:
+    values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+    logging.info("Speculative decoding of %s: %s", what, values or "no statistics")

@@ -1,0 +1,175 @@
+"""What T5X would call its decoding function with, read for the package's loops.
+
+A T5X model holds a ``decode_fn`` (gin's, a partial, or the plain function) and gets
+``decoder_params`` at run time. Both are read here; what the package's loops cannot
+honour is an error.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+from t5x import decoding
+
+from spec_t5x.distributions import Sampling, sampling
+from spec_t5x.errors import InputError
+from spec_t5x.types import Array
+
+# What the model itself hands to T5X's functions.
+_OF_THE_MODEL = ("inputs", "cache", "tokens_to_logits", "num_decodes", "cache_offset")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """Arguments of ``t5x.decoding.temperature_sample``."""
+
+    sampling: Sampling
+    eos_id: int
+    # T5X's key, or a typed one.
+    rng: Array
+    # Tokens after the prompt at most; None fills the row.
+    max_decode_steps: Any
+    rescale_log_probs: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeamSettings:
+    """Arguments of ``t5x.decoding.beam_search``."""
+
+    eos_id: int
+    alpha: float
+    # None is the width of the batch.
+    max_decode_len: int | None
+
+
+def read_settings(
+    decode_fn: Callable,
+    decoder_params: Mapping[str, Any] | None,
+    rng: Array | None,
+    eos_id: int,
+    max_decode_len: int,
+) -> SampleSettings | BeamSettings:
+    """The settings of one call of ``predict_batch_with_aux``.
+
+    Precedence is T5X's: ``decoder_params``, then what gin or a partial binds to the
+    function, then its defaults (``topk`` is 1 there).
+
+    Args:
+      decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``, as gin hands it
+        over, in ``functools.partial``, or plain.
+      decoder_params: settings at run time.
+      rng: the call's key; None leaves it to ``decoder_params``, then to T5X's default,
+        ``PRNGKey(0)``.
+      eos_id: the vocabulary's, unless ``decoder_params`` has one.
+      max_decode_len: width of the batch's targets.
+
+    Raises:
+      InputError: another function, an argument that it does not take, or a value that
+        the loops cannot honour.
+    """
+    function, bound = _function_and_bindings(decode_fn)
+    params = dict(decoder_params or {})
+    if rng is not None:
+        if params.get("decode_rng") is not None:
+            raise InputError(
+                "an rng and decoder_params['decode_rng'] were given: leave one of them out"
+            )
+        params["decode_rng"] = rng
+    params.setdefault("eos_id", eos_id)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in _OF_THE_MODEL
+    }
+    for name in (*bound, *params):
+        if name not in defaults:
+            raise InputError(
+                f"decoder parameter {name!r}: {function.__name__} takes {', '.join(defaults)} here"
+            )
+    values = defaults | bound | params
+    if values["initial_index"] is not None:
+        raise InputError("decoder parameter 'initial_index' is set: the model sees to prompts")
+    read = _sample_settings if function is decoding.temperature_sample else _beam_settings
+    return read(values, defaults, max_decode_len)
+
+
+def _function_and_bindings(decode_fn: Callable) -> tuple[Callable, dict[str, Any]]:
+    """The plain function of T5X and the arguments that are bound to it."""
+    bound: dict[str, Any] = {}
+    while isinstance(decode_fn, functools.partial):
+        if decode_fn.args:
+            raise InputError("decode_fn binds positional arguments: bind them by name")
+        bound = decode_fn.keywords | bound
+        decode_fn = decode_fn.func
+    function = inspect.unwrap(decode_fn)
+    if function not in (decoding.temperature_sample, decoding.beam_search):
+        name = getattr(function, "__qualname__", repr(function))
+        raise InputError(
+            f"decode_fn is {name}: speculate with t5x.decoding.temperature_sample or beam_search"
+        )
+    if function is not decode_fn:
+        try:
+            bound = gin.get_bindings(decode_fn) | bound
+        except ValueError as error:
+            raise InputError(
+                f"decode_fn is {function.__name__} in a gin scope, whose bindings cannot be read: "
+                "bind its parameters without a scope"
+            ) from error
+    return function, bound
+
+
+def _sample_settings(values, defaults, max_decode_len: int) -> SampleSettings:
+    for name in ("state_callback_fn", "logit_callback_fn"):
+        if values[name] is not None:
+            raise InputError(f"{name} is set: a call-back sees every step, speculation skips them")
+    steps = values["max_decode_steps"]
+    limit = values["max_decode_steps_hard_limit"]
+    if steps is not None and limit is not None and limit > 0:
+        steps = jnp.minimum(steps, limit)
+    if steps is not None and _is_concrete(steps) and np.any(np.asarray(steps) > max_decode_len):
+        raise InputError(f"max_decode_steps is {steps}: the targets have room for {max_decode_len}")
+    rng = values["decode_rng"]
+    return SampleSettings(
+        sampling=_sampling(values),
+        eos_id=values["eos_id"],
+        # T5X's default. A caller who wants other draws gives another key.
+        rng=jax.random.PRNGKey(0) if rng is None else rng,
+        max_decode_steps=None if steps is None else jnp.asarray(steps, jnp.int32),
+        rescale_log_probs=bool(values["rescale_log_probs"]),
+    )
+
+
+def _sampling(values) -> Sampling:
+    filters = {}
+    for ours, theirs, kind in (("top_k", "topk", int), ("top_p", "topp", float)):
+        value = values[theirs]
+        if not _is_concrete(value) or np.ndim(value):
+            raise InputError(
+                f"{theirs} is an array or traced: give one number, it is part of the program"
+            )
+        filters[ours] = kind(value)
+    temperature = values["temperature"]
+    if _is_concrete(temperature):
+        return sampling(temperature, **filters)
+    checked = sampling(1.0, **filters)
+    return checked.replace(temperature=jnp.asarray(temperature, jnp.float32))
+
+
+def _beam_settings(values, defaults, max_decode_len: int) -> BeamSettings:
+    for name in ("max_decode_step", "min_log_prob"):
+        if values[name] != defaults[name]:
+            raise InputError(f"{name} is {values[name]}: speculative beam search has no such limit")
+    length = values["max_decode_len"]
+    if length is not None and length > max_decode_len:
+        raise InputError(f"max_decode_len is {length}: the targets have room for {max_decode_len}")
+    return BeamSettings(eos_id=values["eos_id"], alpha=values["alpha"], max_decode_len=length)
+
+
+def _is_concrete(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer)

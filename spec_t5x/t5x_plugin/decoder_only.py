@@ -1,0 +1,101 @@
+"""The decoder-only twin of ``encoder_decoder``."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from t5x import models
+
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.errors import InputError
+from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
+from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
+from spec_t5x.t5x_plugin.networks import decoder_only_config
+from spec_t5x.t5x_plugin.prompts import check_prompts
+from spec_t5x.t5x_plugin.speculative_model import (
+    SpeculativeModel,
+    pick_decodes,
+    random_stream,
+    split_params,
+)
+from spec_t5x.types import PAD_ID, Array, PyTree
+
+
+class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
+    """``t5x.models.DecoderOnlyModel`` with a draft, causal or with a prefix.
+
+    ``speculation.speculate`` makes one of a stock model.
+    """
+
+    def _make_network(self) -> DecoderOnlyTransformer:
+        return DecoderOnlyTransformer(decoder_only_config(self.module))
+
+    def predict_batch_with_aux(
+        self,
+        params: PyTree,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        *,
+        return_all_decodes: bool = False,
+        num_decodes: int = 1,
+        decoder_params: MutableMapping[str, Any] | None = None,
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """Goes on with each prompt of the batch: the text and scores of T5X's own method.
+
+        The arguments and their defaults are T5X's. ``decoder_params`` is only read.
+
+        Returns:
+          As ``SpeculativeEncoderDecoderModel``; the prompts are not part of the text.
+
+        Raises:
+          InputError: a batch without prompts, or a setting that cannot be honoured.
+        """
+        if "decoder_causal_attention" not in batch:
+            raise InputError(
+                "the batch has no decoder_causal_attention: give inputs and targets in "
+                "task_feature_lengths"
+            )
+        tokens = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
+        prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
+        check_prompts(prompts)
+        max_decode_len = tokens.shape[1]
+        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        if isinstance(settings, BeamSettings):
+            raise InputError(
+                "decode_fn is beam_search: decode a decoder-only model with temperature_sample"
+            )
+        target_params, draft_params = split_params(params)
+        target = DecoderOnlyModel(
+            params=target_params,
+            module=self._network,
+            prefix_lm=self._inputs_bidirectional_attention,
+        )
+        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        result = speculative_decode(
+            target,
+            self._draft.make(target, draft_params, self.output_vocabulary),
+            prompts,
+            prompts,
+            random_stream(
+                settings, self._verifier, jnp.repeat(lengths, num_decodes), max_decode_len
+            ),
+            settings.sampling,
+            gamma=self._gamma,
+            max_decode_len=max_decode_len,
+            max_decode_steps=settings.max_decode_steps,
+            num_decodes=num_decodes,
+            verifier=self._verifier,
+            eos_id=settings.eos_id,
+            rescale_log_probs=settings.rescale_log_probs,
+        )
+        # Prompts to the end of the batch's width leave no room, and T5X no text.
+        without = jax.vmap(_without_prefix)(result.tokens, lengths)
+        return pick_decodes(result.replace(tokens=without), return_all_decodes)
+
+
+def _without_prefix(tokens: Array, length: Array) -> Array:
+    """``[decodes, length]`` tokens of one input, moved left over the prompt; then padding."""
+    positions = jnp.arange(tokens.shape[1])
+    moved = jnp.roll(tokens, -length, axis=1)
+    return jnp.where((positions < tokens.shape[1] - length)[None, :], moved, PAD_ID)

@@ -1,0 +1,192 @@
+"""What proposes in a T5X launch, and where its parameters are.
+
+A draft that is a model has parameters in the T5X model's tree, under ``draft``: they are
+partitioned by their logical axes and restored from a checkpoint of their own
+(``restoring``). Every other draft of the package is made by its name; what it reads from
+disk becomes a constant of the compiled program.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import seqio
+
+from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.distributions import Sampling, sampling
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.models.decoder_only import (
+    DecoderOnlyConfig,
+    DecoderOnlyModel,
+    DecoderOnlyTransformer,
+    init_variables,
+)
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
+from spec_t5x.types import PyTree
+
+# Drafts by name that ask nothing of the target but its vocabulary.
+_FOR_ANY_TARGET = ("copy", "uniform", "unigram", "bigram", "ngram")
+
+
+@runtime_checkable
+class DraftSource(Protocol):
+    """What a speculative T5X model is given."""
+
+    def variables(self, rng: jax.Array, vocab_size: int) -> PyTree | None:
+        """Initial ``params`` and ``params_axes`` of the draft; None if it has none."""
+
+    def make(self, target: Target, params: PyTree | None, vocabulary: seqio.Vocabulary) -> Draft:
+        """The draft for a target, with the parameters that ``variables`` gave shape to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSampling:
+    """How the draft samples and when it stops; the defaults are the target's settings."""
+
+    # None takes the target's temperature, top_k and top_p.
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float = 0.0
+    # Adapts gamma: the time of a draft step in target steps. None does not adapt.
+    adaptive: float | None = None
+
+    def settings(self) -> Sampling | None:
+        """The draft's own distribution, or None."""
+        if self.temperature is None:
+            if self.top_k or self.top_p:
+                raise InputError(
+                    f"the draft's top_k is {self.top_k} and top_p {self.top_p} without a "
+                    "temperature: give it too"
+                )
+            return None
+        return sampling(self.temperature, self.top_k, self.top_p)
+
+    def stopping(self) -> Stopping | None:
+        """When to stop early, or None."""
+        return None if self.adaptive is None else Stopping(c=self.adaptive)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelDraft:
+    """A smaller model of the target's kind, restored from a checkpoint of its own.
+
+    Its sizes come from ``size``, a name of ``models.sizes``, from ``config``, or from
+    ``module``, a network of T5X: one of the three.
+    """
+
+    size: str | None = None
+    config: T5Config | DecoderOnlyConfig | None = None
+    module: Any = None
+    # What it computes in where ``size`` gives the sizes.
+    dtype: str = "bfloat16"
+    sampling: DraftSampling = DraftSampling()
+
+    def __post_init__(self):
+        given = [name for name in ("size", "config", "module") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InputError(
+                f"ModelDraft was given {' and '.join(given) or 'no sizes'}: give one of size, "
+                "config and module"
+            )
+        self._config()
+        self.sampling.settings()
+
+    def variables(self, rng: jax.Array, vocab_size: int) -> PyTree:
+        """Initial variables of the network."""
+        config = self._config()
+        if config.vocab_size != vocab_size:
+            raise InputError(
+                f"the draft embeds {config.vocab_size} ids and the target {vocab_size}: give a "
+                "draft padded to the target's size"
+            )
+        if isinstance(config, DecoderOnlyConfig):
+            return init_variables(DecoderOnlyTransformer(config), rng)
+        tokens = jnp.ones((1, 1), jnp.int32)
+        return Transformer(config).init(rng, tokens, tokens, tokens, enable_dropout=False)
+
+    def make(self, target: Target, params: PyTree, vocabulary: seqio.Vocabulary) -> Draft:
+        """The draft with its restored parameters."""
+        del vocabulary
+        config = self._config()
+        if isinstance(target, DecoderOnlyModel) != isinstance(config, DecoderOnlyConfig):
+            raise InputError(
+                f"the draft is a {type(config).__name__} and the target a "
+                f"{type(target).__name__}: give a draft of the target's kind"
+            )
+        if isinstance(target, DecoderOnlyModel):
+            model = target.replace(params=params, module=DecoderOnlyTransformer(config))
+        else:
+            model = T5Model(params=params, module=Transformer(config))
+        return TransformerDraft(
+            model, settings=self.sampling.settings(), stopping=self.sampling.stopping()
+        )
+
+    def _config(self) -> T5Config | DecoderOnlyConfig:
+        if self.config is not None:
+            return self.config
+        if self.size is not None:
+            return dataclasses.replace(size(self.size), dtype=self.dtype)
+        # T5X's decoders count their layers without saying of what.
+        is_decoder_only = hasattr(getattr(self.module, "config", None), "num_layers")
+        return decoder_only_config(self.module) if is_decoder_only else t5_config(self.module)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedDraft:
+    """Any draft of ``checkpoints.drafts``, by name: ``copy``, ``bigram:DIR``, …"""
+
+    name: str
+    sampling: DraftSampling = DraftSampling()
+
+    def variables(self, rng: jax.Array, vocab_size: int) -> None:
+        """It has no parameters in the model's tree."""
+        del rng, vocab_size
+
+    def make(self, target: Target, params: None, vocabulary: seqio.Vocabulary) -> Draft:
+        """The draft, read from disk where it has tables or weights."""
+        del params
+        if not isinstance(target, T5Model) and self.name.partition(":")[0] not in _FOR_ANY_TARGET:
+            raise InputError(
+                f"draft {self.name!r} of a decoder-only target: give a ModelDraft or one of "
+                f"{', '.join(_FOR_ANY_TARGET)}"
+            )
+        loaded = LoadedModel(
+            params=target.params,
+            config=target.module.config,
+            vocabulary=as_vocabulary(vocabulary),
+            # Not the packaged target: drafts that need a directory are given one.
+            directory=Path("the T5X checkpoint"),
+            metadata={},
+        )
+        options = DraftOptions(
+            settings=self.sampling.settings(),
+            stopping=self.sampling.stopping(),
+            dtype=target.module.config.dtype,
+        )
+        return make_draft(self.name, loaded, target, options)
+
+
+def as_vocabulary(vocabulary: seqio.Vocabulary) -> Vocabulary:
+    """A seqio vocabulary as the package's own.
+
+    Raises:
+      InputError: neither SentencePiece nor bytes.
+    """
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        return ByteVocabulary(vocabulary.extra_ids)
+    raise InputError(
+        f"the vocabulary is a {type(vocabulary).__name__}: a draft by name needs SentencePiece "
+        "or bytes"
+    )

@@ -1,0 +1,144 @@
+"""The encoder-decoder of T5X that decodes speculatively and keeps T5X's contract."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import jax.numpy as jnp
+from t5x import models
+
+from spec_t5x.beam_search import beam_search
+from spec_t5x.beams import BeamResult
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.outputs import Decoded
+from spec_t5x.speculative_beam_search import speculative_beam_search
+from spec_t5x.t5x_plugin.decode_settings import BeamSettings, SampleSettings, read_settings
+from spec_t5x.t5x_plugin.networks import t5_config
+from spec_t5x.t5x_plugin.prompts import check_prompts
+from spec_t5x.t5x_plugin.speculative_model import (
+    SpeculativeModel,
+    pick_decodes,
+    random_stream,
+    split_params,
+)
+from spec_t5x.types import Array, Int, PyTree
+
+
+class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderModel):
+    """``t5x.models.EncoderDecoderModel`` with a draft.
+
+    ``speculation.speculate`` makes one of a stock model.
+    """
+
+    def _make_network(self) -> Transformer:
+        return Transformer(t5_config(self.module))
+
+    def predict_batch_with_aux(
+        self,
+        params: PyTree,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        decoder_params: MutableMapping[str, Any] | None = None,
+        return_all_decodes: bool | None = None,
+        num_decodes: int | None = None,
+        prompt_with_targets: bool = False,
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """Decodes a batch: the text and the scores of T5X's own method.
+
+        The arguments and their defaults are T5X's. ``decoder_params`` is only read.
+
+        Returns:
+          ``[batch, length]`` tokens, or ``[batch, num_decodes, length]`` by increasing
+          score if ``return_all_decodes``; and for each of them ``scores`` and the counts
+          of ``acceptance_aux``.
+
+        Raises:
+          InputError: a setting that cannot be honoured.
+        """
+        defaults = self._default_decoder_params
+        return_all_decodes = (
+            defaults.return_all_decodes if return_all_decodes is None else return_all_decodes
+        )
+        num_decodes = defaults.num_decodes if num_decodes is None else num_decodes
+        targets = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
+        settings = read_settings(
+            self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len=targets.shape[1]
+        )
+        target_params, draft_params = split_params(params)
+        target = T5Model(params=target_params, module=self._network)
+        draft = self._draft.make(target, draft_params, self.output_vocabulary)
+        inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+        prompts = jnp.zeros((targets.shape[0], 1), jnp.int32)
+        if prompt_with_targets:
+            # T5X takes the end of sequence out of a prompt, lest it end the row.
+            prompts = targets * (targets != self._eos_id)
+            check_prompts(prompts)
+        arguments = (target, draft, inputs, prompts, settings)
+        common = {"num_decodes": num_decodes, "max_decode_len": targets.shape[1]}
+        if isinstance(settings, BeamSettings):
+            result = self._search(*arguments, **common)
+        else:
+            result = self._sample(*arguments, **common)
+        return pick_decodes(result, return_all_decodes)
+
+    def _sample(
+        self,
+        target: T5Model,
+        draft: Draft,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        settings: SampleSettings,
+        *,
+        num_decodes: int,
+        max_decode_len: int,
+    ) -> Decoded:
+        rows = prompts.shape[0] * num_decodes
+        # T5X's encoder-decoders force prompts token by token: every row starts at 0.
+        starts = jnp.zeros(rows, jnp.int32)
+        return speculative_decode(
+            target,
+            draft,
+            inputs,
+            prompts,
+            random_stream(settings, self._verifier, starts, max_decode_len),
+            settings.sampling,
+            gamma=self._gamma,
+            max_decode_len=max_decode_len,
+            max_decode_steps=settings.max_decode_steps,
+            num_decodes=num_decodes,
+            verifier=self._verifier,
+            eos_id=settings.eos_id,
+            rescale_log_probs=settings.rescale_log_probs,
+        )
+
+    def _search(
+        self,
+        target: T5Model,
+        draft: Draft,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        settings: BeamSettings,
+        *,
+        num_decodes: int,
+        max_decode_len: int,
+    ) -> BeamResult:
+        common = {
+            "beams": num_decodes,
+            "alpha": settings.alpha,
+            "max_decode_len": settings.max_decode_len or max_decode_len,
+            "eos_id": settings.eos_id,
+        }
+        if self._gamma == 0:
+            return beam_search(target, inputs, prompts, **common)
+        if not isinstance(draft, TransformerDraft):
+            raise InputError(
+                f"decode_fn is beam_search and the draft a {type(draft).__name__}: search with "
+                "a ModelDraft, or with gamma 0"
+            )
+        return speculative_beam_search(
+            target, draft.model, inputs, prompts, gamma=self._gamma, **common
+        )

@@ -1,0 +1,68 @@
+"""The networks that T5X's examples declare, as the package's own.
+
+Parameter trees and logical axes are the same by construction, so that a T5X checkpoint
+is run by either network and T5X's partitioner shards both alike.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.decoder_only import DecoderOnlyConfig
+from spec_t5x.models.t5 import T5Config
+
+_COMMON = (
+    "vocab_size",
+    "emb_dim",
+    "num_heads",
+    "head_dim",
+    "mlp_dim",
+    "mlp_activations",
+    "logits_via_embedding",
+    "dropout_rate",
+)
+
+
+def t5_config(module: Any) -> T5Config:
+    """The sizes of an encoder-decoder of T5X, such as ``t5x.examples.t5.network``.
+
+    Args:
+      module: a Flax module with a ``config`` that names them as T5X's examples do.
+
+    Raises:
+      InputError: layers that are scanned, or a config that lacks a size.
+    """
+    _refuse_scanned(module)
+    return T5Config(**_sizes(module, (*_COMMON, "num_encoder_layers", "num_decoder_layers")))
+
+
+def decoder_only_config(module: Any) -> DecoderOnlyConfig:
+    """The sizes of a decoder of T5X, such as ``t5x.examples.decoder_only.network``.
+
+    Raises:
+      InputError: layers that are scanned, or a config that lacks a size.
+    """
+    _refuse_scanned(module)
+    return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
+
+
+def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    config = getattr(module, "config", None)
+    missing = [name for name in names if not hasattr(config, name)]
+    if missing:
+        raise InputError(
+            f"module {type(module).__name__} has no config.{missing[0]}: speculate with a "
+            "network whose config has the names of T5X's examples"
+        )
+    return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}
+
+
+def _refuse_scanned(module: Any) -> None:
+    if getattr(module, "scan_layers", False) or getattr(
+        getattr(module, "config", None), "scan_layers", False
+    ):
+        raise InputError(
+            f"module {type(module).__name__} scans its layers: speculate with a network that "
+            "does not (its checkpoint converts with spec-t5x convert)"
+        )

@@ -1,0 +1,124 @@
+"""Target and draft restored from two checkpoints, by T5X's own machinery.
+
+T5X restores one train state from one path. Here that state is taken apart: the target's
+part is restored from the path of ``RestoreCheckpointConfig``, the draft's from a path of
+its own, each by T5X's checkpoint manager (legacy checkpoints, Orbax, partitioned reads).
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.core
+from t5x import checkpoints, partitioning, train_state
+
+from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.speculative_model import DRAFT
+
+
+class SpeculativeCheckpointManager:
+    """What ``utils.RestoreCheckpointConfig.checkpoint_manager_cls`` is bound to.
+
+    It restores; to save a training's state, use T5X's own manager.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        train_state: train_state.TrainState,
+        partitioner: partitioning.BasePartitioner,
+        draft_path: str | None = None,
+        **kwargs: Any,
+    ):
+        """As ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
+
+        Args:
+          directory, train_state, partitioner, **kwargs: of T5X's manager.
+          draft_path: checkpoint of the draft, None where it has no parameters.
+
+        Raises:
+          InputError: a draft with parameters and no path, or a path and none.
+        """
+        self._train_state = train_state
+        has_draft = DRAFT in train_state.params
+        if has_draft != bool(draft_path):
+            raise InputError(
+                "the draft has parameters and no checkpoint: set DRAFT_CHECKPOINT_PATH"
+                if has_draft
+                else f"DRAFT_CHECKPOINT_PATH is {draft_path!r} and the draft has no parameters: "
+                "leave it None"
+            )
+        self._draft_path = draft_path
+        # One manager each, made when its part is restored: one looks into its directory.
+        self._manager = functools.partial(
+            checkpoints.OrbaxCheckpointManagerInterface, partitioner=partitioner, **kwargs
+        )
+        self._directory = directory
+        self._partitioner = partitioner
+
+    def restore(
+        self,
+        path: str,
+        fallback_state: Mapping[str, Any] | None = None,
+        state_transformation_fns: Sequence[Any] = (),
+        **kwargs: Any,
+    ) -> train_state.TrainState:
+        """The train state: the target's from ``path``, the draft's from its own.
+
+        ``fallback_state`` and ``state_transformation_fns`` are the target's.
+        """
+        part = functools.partial(_part_of_state, self._train_state)
+        target = self._restore_part(
+            part(draft=False),
+            self._directory,
+            path,
+            fallback_state=fallback_state,
+            state_transformation_fns=state_transformation_fns,
+            **kwargs,
+        )
+        if self._draft_path is None:
+            return target
+        draft = self._restore_part(part(draft=True), self._draft_path, self._draft_path)
+        return _with_draft(target, draft)
+
+    def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
+        """A target of T5's Mesh TensorFlow format; the draft's format is told by looking."""
+        target = self._manager(
+            directory=self._directory, train_state=_part_of_state(self._train_state, draft=False)
+        ).restore_from_tf_checkpoint(path, **kwargs)
+        if self._draft_path is None:
+            return target
+        draft = _part_of_state(self._train_state, draft=True)
+        return _with_draft(target, self._restore_part(draft, self._draft_path, self._draft_path))
+
+    def _restore_part(self, state, directory: str, path: str, **kwargs):
+        return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
+
+
+def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:
+    """The shapes and axes of one of the two models alone."""
+
+    def part(tree):
+        if tree is None:
+            return None
+        tree = dict(flax.core.unfreeze(tree))
+        drafts = tree.pop(DRAFT, None)
+        return flax.core.freeze(drafts if draft else tree)
+
+    return state.replace(params=part(state.params), params_axes=part(state.params_axes))
+
+
+def _with_draft(
+    target: train_state.TrainState, draft: train_state.TrainState
+) -> train_state.TrainState:
+    """One train state of two; its step is the target's."""
+
+    def joined(targets, drafts):
+        if targets is None:
+            return None
+        return flax.core.freeze({**flax.core.unfreeze(targets), DRAFT: flax.core.unfreeze(drafts)})
+
+    return target.replace(
+        params=joined(target.params, draft.params),
+        params_axes=joined(target.params_axes, draft.params_axes),
+    )

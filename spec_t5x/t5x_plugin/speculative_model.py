@@ -1,0 +1,142 @@
+"""What the speculative T5X models share: the draft, its parameters, T5X's return values.
+
+A speculative model is T5X's in everything but ``predict_batch_with_aux``: training, scoring
+and feature conversion stay T5X's own. Decoding runs the package's loops with the package's
+network over the same parameters.
+"""
+
+from typing import Any
+
+import flax.core
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.beams import BeamResult
+from spec_t5x.decode_state import DecodeStats
+from spec_t5x.decoding import DEFAULT_VERIFIER
+from spec_t5x.draws import Stream, t5x_stream
+from spec_t5x.errors import InputError
+from spec_t5x.outputs import Decoded
+from spec_t5x.t5x_plugin.decode_settings import SampleSettings
+from spec_t5x.t5x_plugin.drafts import DraftSource
+from spec_t5x.types import Array, Int, PyTree
+from spec_t5x.verifiers import TreeVerifier, Verifier
+
+# The draft's part of the tree of parameters.
+DRAFT = "draft"
+
+
+class SpeculativeModel:
+    """To be mixed into a model of T5X, before it among the bases.
+
+    The draft's parameters, where it has any, stand under ``draft`` in the model's tree.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        draft: DraftSource,
+        gamma: int = 7,
+        verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+        **kwargs: Any,
+    ):
+        """As the stock model.
+
+        Args:
+          *args, **kwargs: of the stock model.
+          draft: what proposes (``t5x_plugin.drafts``).
+          gamma: tokens proposed in each iteration; 0 is plain decoding.
+          verifier: which proposals to keep (``verifiers.verifier``). With ``coupled`` a
+            sampled text is that of the stock model, seed for seed.
+
+        Raises:
+          InputError: ``gamma`` below 0, or a network that cannot be run.
+        """
+        super().__init__(*args, **kwargs)
+        self.set_up(draft, gamma, verifier)
+
+    def set_up(self, draft: DraftSource, gamma: int, verifier: Verifier | TreeVerifier) -> None:
+        """What this model has beyond the stock one's attributes."""
+        if gamma < 0:
+            raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
+        self._network = self._make_network()
+        self._draft = draft
+        self._gamma = gamma
+        self._verifier = verifier
+
+    def _make_network(self) -> nn.Module:
+        """The package's network of the sizes of ``self.module``."""
+        raise NotImplementedError
+
+    @property
+    def _eos_id(self) -> int:
+        # As T5X has it for a vocabulary without one.
+        return self.output_vocabulary.eos_id or 1
+
+    def get_initial_variables(self, rng, input_shapes, input_types=None):
+        """T5X's variables, and the draft's beside them in each collection."""
+        variables = super().get_initial_variables(rng, input_shapes, input_types)
+        drafts = self._draft.variables(rng, self._network.config.vocab_size)
+        variables = dict(flax.core.unfreeze(variables))
+        for collection, values in flax.core.unfreeze(drafts or {}).items():
+            variables[collection] = {**variables[collection], DRAFT: values}
+        return flax.core.freeze(variables)
+
+    def _compute_logits(self, params, *args, **kwargs):
+        return super()._compute_logits(split_params(params)[0], *args, **kwargs)
+
+
+def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
+    """The target's parameters and the draft's, None where it has none."""
+    params = dict(flax.core.unfreeze(params))
+    return params, params.pop(DRAFT, None)
+
+
+def random_stream(
+    settings: SampleSettings,
+    verifier: Verifier | TreeVerifier,
+    starts: Int[Array, "rows"],
+    num_steps: int,
+) -> Array | Stream:
+    """What the loops draw with: T5X's own chain of keys where the verifier can follow it."""
+    rng = settings.rng
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.wrap_key_data(rng)
+    if not verifier.coupled:
+        return rng
+    own_temperatures = settings.sampling.temperature.ndim == 1
+    return t5x_stream(rng, starts, num_steps, same_for_rows=own_temperatures)
+
+
+def pick_decodes(
+    result: Decoded | BeamResult, return_all_decodes: bool
+) -> tuple[Array, dict[str, Array]]:
+    """T5X's return values: all decodes of an input, or the last, which scores highest."""
+    aux = {"scores": result.scores, **acceptance_aux(result)}
+    if return_all_decodes:
+        return result.tokens, aux
+    return result.tokens[:, -1], {name: values[:, -1] for name, values in aux.items()}
+
+
+def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
+    """What there is to know of acceptance, each ``[batch, num_decodes, ...]``.
+
+    Of sampling: ``target_calls``, ``proposed``, ``accepted``, ``verified`` and
+    ``beta_sum`` (``DecodeStats``), and ``accepted_by_position [..., gamma]``. Of a beam
+    search: ``target_calls`` and ``steps`` of the input, the same for all its hypotheses.
+    """
+    stats = result.stats
+    if isinstance(stats, DecodeStats):
+        aux = {
+            name: getattr(stats, name)
+            for name in ("target_calls", "proposed", "accepted", "verified", "beta_sum")
+        }
+        if stats.accepted_by_position.shape[-1]:
+            aux["accepted_by_position"] = stats.accepted_by_position
+        return aux
+    shape = result.scores.shape
+    return {
+        name: jnp.broadcast_to(getattr(stats, name)[:, None], shape)
+        for name in ("target_calls", "steps")
+    }

@@ -1,0 +1,243 @@
+"""``python -m t5x.infer`` and ``t5x.eval`` from gin to output files, with two checkpoints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("t5x.infer", reason="needs T5X")
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+from t5x import adafactor, checkpoints, partitioning, train_state
+
+from spec_t5x.checkpoints.loading import load
+from tests.t5x_plugin.toy_models import t5x_network
+
+REPOSITORY = Path(__file__).parents[2]
+
+# A model file as T5X's examples have them, at the size of the tests' pair.
+MODEL_GIN = """
+from __gin__ import dynamic_registration
+import seqio
+from t5x import adafactor
+from t5x import decoding
+from t5x import models
+from t5x.examples.t5 import network
+
+VOCABULARY = @seqio.SentencePieceVocabulary()
+seqio.SentencePieceVocabulary.sentencepiece_model_file = "{vocabulary}"
+seqio.SentencePieceVocabulary.extra_ids = 0
+MODEL = @models.EncoderDecoderModel()
+models.EncoderDecoderModel:
+  module = @network.Transformer()
+  input_vocabulary = %VOCABULARY
+  output_vocabulary = %VOCABULARY
+  optimizer_def = @adafactor.Adafactor()
+  decode_fn = @decoding.temperature_sample
+decoding.temperature_sample:
+  temperature = {temperature}
+  topk = 0
+  rescale_log_probs = False
+network.Transformer.config = @network.T5Config()
+network.T5Config:
+  vocab_size = 128
+  emb_dim = 32
+  num_heads = 2
+  num_encoder_layers = 2
+  num_decoder_layers = 3
+  head_dim = 8
+  mlp_dim = 48
+  mlp_activations = ("gelu", "linear")
+  dropout_rate = 0.0
+  logits_via_embedding = False
+"""
+DRAFT_GIN = """
+from __gin__ import dynamic_registration
+from spec_t5x.models import t5
+from spec_t5x.t5x_plugin import drafts
+drafts.ModelDraft:
+  size = None
+  config = @t5.T5Config()
+t5.T5Config:
+  vocab_size = 128
+  emb_dim = 16
+  num_heads = 2
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+  head_dim = 8
+  mlp_dim = 48
+  mlp_activations = ("gelu", "linear")
+  logits_via_embedding = False
+"""
+
+
+class Launches:
+    """A folder with checkpoints that T5X wrote, and what is run in it."""
+
+    def __init__(self, directory: Path, pair: Path):
+        self.directory = directory
+        self.vocabulary = pair / "target" / "spiece.model"
+        for temperature in (0.0, 1.0):
+            text = MODEL_GIN.format(vocabulary=self.vocabulary, temperature=temperature)
+            (directory / f"model_{temperature}.gin").write_text(text)
+        (directory / "draft.gin").write_text(DRAFT_GIN)
+        for name in ("target", "draft"):
+            self._save(name, load(pair / name))
+
+    def _save(self, name: str, loaded) -> None:
+        """A checkpoint of each of T5X's formats, optimizer state and all."""
+        module = t5x_network(loaded.config)
+        tokens = jnp.ones((1, 2), jnp.int32)
+        axes = jax.eval_shape(
+            lambda: module.init(jax.random.key(0), tokens, tokens, tokens, enable_dropout=False)
+        )["params_axes"]
+        variables = flax.core.freeze({"params": loaded.params, "params_axes": axes})
+        optimizer = adafactor.Adafactor(decay_rate=0.8)
+        state = train_state.FlaxOptimTrainState.create(optimizer, variables)
+        state = state.replace_step(jnp.array(7))
+        partitioner = partitioning.PjitPartitioner(num_partitions=1)
+        legacy, orbax = self.directory / f"{name}_legacy", self.directory / f"{name}_orbax"
+        checkpoints.Checkpointer(state, partitioner, str(legacy)).save(state)
+        orbax.mkdir()
+        manager = checkpoints.OrbaxCheckpointManagerInterface(str(orbax), state, partitioner)
+        manager.save(state)
+        manager.wait_until_finished()
+        manager.close()
+
+    def run(self, program: str, files: list[str], *, devices: int = 1, **macros) -> Path:
+        """Runs a program of T5X; returns its output directory."""
+        output = self.directory / f"out_{len(list(self.directory.glob('out_*')))}"
+        files = [str(self.directory / name) if "/" not in name else name for name in files]
+        macros |= {
+            "MIXTURE_OR_TASK_NAME": "launch",
+            "MIXTURE_OR_TASK_MODULE": "tests.t5x_plugin.launch_task",
+            "TASK_FEATURE_LENGTHS": {"inputs": 24, "targets": 20},
+            f"{program.upper()}_OUTPUT_DIR": str(output),
+            "utils.DatasetConfig.batch_size": 8,
+            "utils.RestoreCheckpointConfig.dtype": "float32",
+        }
+        flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
+            "LAUNCH_VOCABULARY": str(self.vocabulary),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", f"t5x.{program}", *(f"--gin_file={f}" for f in files), *flags],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-6000:]
+        self.log = done.stderr
+        return output
+
+    def checkpoint(self, name: str) -> str:
+        """The path of a checkpoint, such as ``target_legacy``."""
+        return str(self.directory / name / "checkpoint_7")
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory, tiny_pair):
+    return Launches(tmp_path_factory.mktemp("launches"), tiny_pair)
+
+
+def predictions(output: Path) -> list[dict]:
+    (file,) = output.glob("launch-*.jsonl-00000-of-00001")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+STOCK = "t5x/configs/runs/infer.gin"
+SPECULATIVE = ["gin_configs/runs/t5x_infer.gin", "draft.gin"]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "verifier", "formats"),
+    [(0.0, "block", ("legacy", "orbax")), (1.0, "coupled", ("orbax", "legacy"))],
+)
+def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, formats):
+    model = f"model_{temperature}.gin"
+    target, draft = (
+        launches.checkpoint(f"{name}_{form}")
+        for name, form in zip(("target", "draft"), formats, strict=True)
+    )
+    stock = predictions(
+        launches.run(
+            "infer",
+            [model, STOCK],
+            CHECKPOINT_PATH=target,
+            **{"infer.mode": "predict_with_aux"},
+        )
+    )
+    macros = {"CHECKPOINT_PATH": target, "DRAFT_CHECKPOINT_PATH": draft, "VERIFIER": verifier}
+    # Data 4 x model 2; the stock run has one device.
+    found = predictions(
+        launches.run(
+            "infer",
+            [model, *SPECULATIVE],
+            devices=8,
+            GAMMA=3,
+            **macros,
+            **{
+                "partitioning.PjitPartitioner.num_partitions": None,
+                "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
+            },
+        )
+    )
+    assert "Speculative decoding of" in launches.log
+    assert "mean_acceptance_length" in launches.log
+    assert len(found) == len(stock) == 5
+    for ours, theirs in zip(found, stock, strict=True):
+        assert ours["inputs"] == theirs["inputs"]
+        assert ours["prediction"] == theirs["prediction"]
+        np.testing.assert_allclose(ours["aux"]["scores"], theirs["aux"]["scores"], atol=1e-3)
+        assert ours["aux"]["target_calls"] > 0
+    assert sum(line["aux"]["accepted"] for line in found) > 0
+    assert len({line["prediction"] for line in found}) > 1
+
+
+def test_eval_writes_metrics_and_acceptance(launches):
+    target = launches.checkpoint("target_orbax")
+    expected = launches.run(
+        "eval", ["model_0.0.gin", "t5x/configs/runs/eval.gin"], CHECKPOINT_PATH=target
+    )
+    output = launches.run(
+        "eval",
+        ["model_0.0.gin", "gin_configs/runs/t5x_eval.gin", "draft.gin"],
+        CHECKPOINT_PATH=target,
+        DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_orbax"),
+    )
+
+    def metrics(directory):
+        (file,) = directory.rglob("launch-metrics.jsonl")
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        return {name: value for line in lines for name, value in line.items()}
+
+    found, stock = metrics(output), metrics(expected)
+    assert found["equal"] == stock["equal"]
+    assert found["speculation/mean_acceptance_length"] > 1
+    assert 0 < found["speculation/alpha"] < 1
+
+    def texts(directory):
+        (file,) = directory.rglob("launch-000007.jsonl")
+        return [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
+
+    assert texts(output) == texts(expected)
+
+
+def test_a_launch_without_the_drafts_checkpoint_says_so(launches):
+    with pytest.raises(AssertionError, match="set DRAFT_CHECKPOINT_PATH"):
+        launches.run(
+            "infer",
+            ["model_0.0.gin", *SPECULATIVE],
+            CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
+            DRAFT_CHECKPOINT_PATH=None,
+        )

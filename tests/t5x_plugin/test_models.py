@@ -1,0 +1,328 @@
+"""The plug-in writes what T5X writes: texts, scores and their order."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("t5x.models", reason="needs T5X")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from t5x import decoding, models
+
+from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
+from spec_t5x.t5x_plugin.speculation import speculate
+from tests.t5x_plugin.toy_models import (
+    EOS,
+    SIZES,
+    TARGET,
+    make_batch,
+    make_decoder_only_pair,
+    make_pair,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+KEY = jax.random.PRNGKey(5)
+GREEDY = {"temperature": 0.0, "topk": 0, "rescale_log_probs": False}
+TOLERANCE = 2e-4
+
+
+@functools.cache
+def pair(size):
+    return make_pair(size)
+
+
+def predict(model, params, batch, **arguments):
+    """``predict_batch_with_aux``, compiled as T5X compiles it."""
+    rng = arguments.pop("rng", None)
+
+    def call(params, batch, rng):
+        given = {} if rng is None else {"rng": rng}
+        return model.predict_batch_with_aux(params, batch, **given, **arguments)
+
+    return jax.jit(call)(params, batch, rng)
+
+
+def assert_same(pair, batch, options=None, **arguments):
+    """Returns the texts that both models write."""
+    # T5X adds to the dictionary that it is given.
+    decoder_params = arguments.pop("decoder_params", {})
+    expected, expected_aux = predict(
+        pair.model, pair.params, batch, decoder_params=dict(decoder_params), **arguments
+    )
+    model, params = pair.speculative(**(options or {}))
+    found, aux = predict(model, params, batch, decoder_params=dict(decoder_params), **arguments)
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(aux["scores"], expected_aux["scores"], atol=TOLERANCE, rtol=1e-5)
+    return np.asarray(found), aux
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("prompted", [False, True])
+def test_greedy_text_and_scores_are_t5xs(size, prompted):
+    texts, aux = assert_same(
+        pair(size), make_batch(6), decoder_params=GREEDY, prompt_with_targets=prompted
+    )
+    # Not all of one kind, and the draft was of use.
+    assert len(np.unique(texts, axis=0)) > 3
+    assert np.sum(aux["accepted"]) > 0
+    assert np.sum(aux["accepted"]) < np.sum(aux["proposed"])
+
+
+def test_some_rows_end_early_and_some_do_not():
+    texts, _ = assert_same(pair("1.1"), make_batch(12), decoder_params=GREEDY)
+    ended = (texts == EOS).any(axis=1)
+    assert ended.any()
+    assert not ended.all()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("num_decodes", [1, 3])
+@pytest.mark.parametrize("return_all_decodes", [False, True])
+def test_greedy_with_num_decodes(rows, num_decodes, return_all_decodes):
+    assert_same(
+        pair("1.1"),
+        make_batch(rows),
+        decoder_params=GREEDY,
+        num_decodes=num_decodes,
+        return_all_decodes=return_all_decodes,
+    )
+
+
+SETTINGS = {
+    "all": {"temperature": 1.0, "topk": 0},
+    "rescaled": {"temperature": 0.7, "topk": 0, "rescale_log_probs": True},
+    "own scores": {"temperature": 0.7, "topk": 0, "rescale_log_probs": False},
+    "top-k": {"temperature": 1.0, "topk": 5},
+    "top-p": {"temperature": 0.9, "topk": 0, "topp": 0.8},
+    "default": {},
+    "steps": {"temperature": 1.0, "topk": 0, "max_decode_steps": 5},
+    "hard limit": {
+        "temperature": 1.0,
+        "topk": 0,
+        "max_decode_steps": 9,
+        "max_decode_steps_hard_limit": 4,
+    },
+    "another end": {"temperature": 1.0, "topk": 0, "eos_id": 7},
+    "rows of their own": {"temperature": np.array([0.0, 0.5, 1.0, 1.5]), "topk": 0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("num_decodes", [1, 3])
+def test_coupled_samples_are_t5xs_seed_for_seed(name, num_decodes):
+    texts, _ = assert_same(
+        pair("1.1"),
+        make_batch(4),
+        {"verifier": "coupled"},
+        decoder_params=SETTINGS[name],
+        rng=KEY,
+        num_decodes=num_decodes,
+        return_all_decodes=True,
+    )
+    if name not in ("default", "rows of their own") and num_decodes > 1:
+        assert any((row != row[0]).any() for row in texts)
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_coupled_samples_of_every_draft(prompted):
+    drafts = {
+        "model": {},
+        "copy": {"draft": NamedDraft(name="copy")},
+        "uniform": {"draft": NamedDraft(name="uniform"), "gamma": 2},
+        "early_exit": {"draft": NamedDraft(name="early_exit:1")},
+        "none": {"gamma": 0},
+    }
+    for options in drafts.values():
+        assert_same(
+            pair("deep"),
+            make_batch(4, seed=1),
+            {"verifier": "coupled", **options},
+            decoder_params={"temperature": 1.0, "topk": 0},
+            rng=KEY,
+            prompt_with_targets=prompted,
+        )
+
+
+def test_without_a_key_t5xs_default_is_drawn_with():
+    assert_same(
+        pair("1.1"),
+        make_batch(3),
+        {"verifier": "coupled"},
+        decoder_params={"temperature": 1.0, "topk": 0},
+    )
+
+
+@pytest.mark.parametrize("num_decodes", [1, 4])
+@pytest.mark.parametrize("params", [{}, {"alpha": 0.0, "max_decode_len": 11}])
+def test_beam_search_finds_what_t5xs_does(num_decodes, params):
+    searching = make_pair("1.1", decode_fn=decoding.beam_search)
+    for gamma in (0, 2):
+        assert_same(
+            searching,
+            make_batch(4),
+            {"gamma": gamma},
+            decoder_params=params,
+            num_decodes=num_decodes,
+            return_all_decodes=True,
+        )
+
+
+def test_settings_bound_by_a_partial_and_by_gin_hold():
+    gin = pytest.importorskip("gin")
+    bound = functools.partial(decoding.temperature_sample, temperature=1.0, topk=0)
+    assert_same(make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY)
+    with gin.unlock_config():
+        gin.parse_config(
+            "from __gin__ import dynamic_registration\n"
+            "from t5x import decoding\n"
+            "decoding.temperature_sample.temperature = 1.2\n"
+            "decoding.temperature_sample.topk = 6\n"
+            "FN = @decoding.temperature_sample\n"
+            "SCOPED = @scope/decoding.temperature_sample\n"
+        )
+    try:
+        bound = gin.query_parameter("%FN").scoped_configurable_fn
+        scoped = gin.query_parameter("%SCOPED").scoped_configurable_fn
+        texts, _ = assert_same(
+            make_pair("1.1", bound), make_batch(3), {"verifier": "coupled"}, rng=KEY
+        )
+        # Run-time parameters come first.
+        greedy, _ = assert_same(
+            make_pair("1.1", bound),
+            make_batch(3),
+            {"verifier": "coupled"},
+            rng=KEY,
+            decoder_params={"temperature": 0.0},
+        )
+        assert (texts != greedy).any()
+        model, params = make_pair("1.1", scoped).speculative()
+        with pytest.raises(InputError, match="gin scope"):
+            model.predict_batch(params, make_batch(2))
+    finally:
+        gin.clear_config()
+
+
+def test_sampling_that_is_not_coupled_follows_the_key():
+    model, params = pair("1.1").speculative(verifier="block")
+    sampled = {"temperature": 1.0, "topk": 0}
+    first, second, again = (
+        np.asarray(predict(model, params, make_batch(4), rng=key, decoder_params=sampled)[0])
+        for key in (KEY, jax.random.PRNGKey(6), KEY)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("bidirectional", "tied"), [(False, False), (True, False), (True, True)])
+def test_decoder_only_twin(temperature, bidirectional, tied):
+    decoder = make_decoder_only_pair(bidirectional, tied)
+    rng = np.random.default_rng(3)
+    lengths = np.array([1, 4, 9, 6, TARGET - 2])
+    tokens = rng.integers(2, 40, (5, TARGET))
+    # Prompts may hold the end of sequence: it separates inputs from targets.
+    tokens[np.arange(5), lengths - 1] = EOS
+    shifted = np.pad(tokens, ((0, 0), (1, 0)))[:, :TARGET]
+    batch = {
+        "decoder_input_tokens": jnp.asarray(shifted, jnp.int32),
+        "decoder_causal_attention": jnp.asarray(np.arange(TARGET) <= lengths[:, None], jnp.int32),
+    }
+    for num_decodes in (1, 2):
+        texts, aux = assert_same(
+            decoder,
+            batch,
+            {"verifier": "coupled"},
+            decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
+            rng=KEY,
+            num_decodes=num_decodes,
+            return_all_decodes=num_decodes > 1,
+        )
+    assert len(np.unique(texts[:, 0], axis=0)) > 2
+    assert np.sum(aux["accepted"]) > 0
+
+
+def test_losses_and_scores_are_the_stock_models():
+    stock = pair("1.1")
+    model, params = stock.speculative()
+    batch = make_batch(3)
+    batch["decoder_target_tokens"] = batch["decoder_input_tokens"]
+    batch["decoder_loss_weights"] = jnp.ones_like(batch["decoder_input_tokens"], jnp.float32)
+    np.testing.assert_allclose(
+        model.score_batch(params, batch), stock.model.score_batch(stock.params, batch), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("decoder_params", "message"),
+    [
+        ({"logit_callback_fn": lambda logits, state: logits}, "logit_callback_fn"),
+        ({"state_callback_fn": lambda state: state}, "state_callback_fn"),
+        ({"beam": 3}, "'beam'.*temperature_sample takes"),
+        ({"topk": 3, "topp": 0.5}, "top_k is 3 and top_p is 0.5"),
+        ({"topk": np.array([1, 2])}, "topk is an array"),
+        ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
+        ({"initial_index": np.zeros(3)}, "initial_index"),
+        ({"decode_rng": KEY}, "leave one of them out"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(decoder_params, message):
+    model, params = pair("1.1").speculative()
+    with pytest.raises(InputError, match=message):
+        model.predict_batch_with_aux(
+            params, make_batch(3), rng=KEY, decoder_params={"topk": 0, **decoder_params}
+        )
+
+
+def test_a_hole_in_a_prompt_is_an_error():
+    model, params = pair("1.1").speculative()
+    batch = make_batch(3)
+    batch["decoder_input_tokens"] = jnp.tile(jnp.array([0, 5, EOS, 6] + [0] * 12), (3, 1))
+    with pytest.raises(InputError, match="without holes"):
+        model.predict_batch_with_aux(params, batch, prompt_with_targets=True)
+    with pytest.raises(Exception, match="without holes"):
+        jax.block_until_ready(predict(model, params, batch, prompt_with_targets=True))
+
+
+def test_settings_of_a_beam_search_that_cannot_be_honoured():
+    searching = make_pair("1.1", decode_fn=decoding.beam_search)
+    model, params = searching.speculative()
+    for name, value in (("max_decode_step", 4), ("min_log_prob", -3.0), ("max_decode_len", 17)):
+        with pytest.raises(InputError, match=f"{name} is"):
+            model.predict_batch_with_aux(params, make_batch(2), decoder_params={name: value})
+    model, params = searching.speculative(draft=NamedDraft(name="copy"))
+    with pytest.raises(InputError, match="beam_search and the draft a CopyDraft"):
+        model.predict_batch(params, make_batch(2))
+
+
+class OwnDecoding(models.EncoderDecoderModel):
+    """A model that decodes in a way of its own."""
+
+    def predict_batch_with_aux(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+def test_models_that_cannot_be_sped_up():
+    stock = pair("1.1")
+    own = OwnDecoding.__new__(OwnDecoding)
+    with pytest.raises(InputError, match="OwnDecoding overrides"):
+        speculate(own, stock.draft)
+    with pytest.raises(InputError, match="gamma is -1"):
+        stock.speculative(gamma=-1)
+    custom = make_pair("1.1", decode_fn=lambda **kwargs: None)
+    model, params = custom.speculative()
+    with pytest.raises(InputError, match="decode_fn is .*lambda"):
+        model.predict_batch(params, make_batch(2))
+    with pytest.raises(InputError, match="no sizes"):
+        ModelDraft()
+    with pytest.raises(InputError, match="size and module"):
+        ModelDraft(size="t5_1_1_small", module=stock.model.module)
+    model, _ = stock.speculative(draft=ModelDraft(size="t5_1_1_small"))
+    with pytest.raises(InputError, match="embeds 32128 ids and the target 40"):
+        model.get_initial_variables(
+            jax.random.key(0), {"encoder_input_tokens": (1, 4), "decoder_input_tokens": (1, 4)}
+        )
