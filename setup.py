@@ -22,6 +22,7 @@ setup(
         "flax>=0.12,<0.13",
         "optax>=0.2.6,<0.3",
         "orbax-checkpoint>=0.11.30,<0.13",
+        "tensorstore>=0.1.76,<0.2",
         "seqio>=0.0.20,<0.1",
         "gin-config>=0.5,<0.6",
         "numpy>=2.0,<3",
@@ -31,13 +32,33 @@ setup(
         "jaxtyping>=0.3.3,<0.4",
         "rich>=14,<16",
         "sacrebleu>=2.5,<3",
+        "rouge-score>=0.1.2,<0.2",
+        # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
+        "importlib_resources>=6,<8",
     ],
     extras_require={
         # Reading pytorch_model.bin, and the neighbour that tests compare with.
         "hf": ["torch>=2.6", "transformers>=5.0,<6"],
+        # One version each, of those that the test suite was run with: scripts/tpu, scripts/gpu.
+        "tpu": ["jax[tpu]==0.10.2"],
+        "gpu": ["jax[cuda12]==0.10.2"],
+        # What T5X imports; T5X itself comes from git, without its own requirements, which
+        # come from git too and break (scripts/setup_env.sh).
+        "t5x": [
+            "absl-py",
+            "cached-property==2.0.1",
+            "chex==0.1.92",
+            "clu==0.0.12",
+            "fiddle==0.3.1",
+            "grain==0.2.18",
+            "tensorboard==2.21.0",
+        ],
+        # Compiling for a TPU without one (spec-t5x compile-tpu).
+        "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
         "test": [
             "beartype>=0.22,<1",
             "hypothesis>=6.130,<7",
+            "libtpu>=0.0.42,<0.1; platform_system == 'Linux'",
             "pytest>=9,<10",
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",

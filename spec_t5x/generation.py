@@ -20,6 +20,8 @@ from spec_t5x.beam_search import beam_search
 from spec_t5x.beams import BeamResult
 from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.stored_model import Shardings
+from spec_t5x.checkpoints.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
 from spec_t5x.distributions import Sampling, sampling
@@ -179,6 +181,8 @@ class Generator:
         target: str | Path,
         draft: str | Path | None = None,
         options: DraftOptions | None = None,
+        vocabulary: VocabularyLike | None = None,
+        shardings: Shardings | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories or the names of packaged models.
 
@@ -186,13 +190,15 @@ class Generator:
           target: the model whose output is wanted.
           draft: what ``checkpoints.drafts`` makes a draft of; None decodes plainly.
           options: settings of the draft; the target computes in its ``dtype`` too.
+          vocabulary: of a target that holds none (``checkpoints.vocabularies``).
+          shardings: where the target's parameters are to lie (``checkpoints.loading``).
 
         Raises:
           InputError: a checkpoint that cannot be read, or a draft whose vocabulary
             is not the target's.
         """
         options = options or DraftOptions()
-        loaded = load(target, dtype=options.dtype)
+        loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
         model = T5Model.create(loaded.params, loaded.config)
         return cls(
             target=model,
@@ -247,9 +253,30 @@ class Generator:
         )
         size = options.batch_size
         return [
-            self._batch(texts[i : i + size], ids[i : i + size], keys[i : i + size], options)
+            self.make_batch(texts[i : i + size], ids[i : i + size], keys[i : i + size], options)
             for i in range(0, len(texts), size)
         ]
+
+    def make_batch(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[list[int]],
+        keys: jax.Array,
+        options: GenerateOptions,
+    ) -> Batch:
+        """A batch of at most ``options.batch_size`` inputs, with a random key for each."""
+        limit = options.max_source_len or self.max_source_len
+        tokens = np.full((options.batch_size, bucket(max(map(len, ids)), limit)), PAD_ID, np.int32)
+        # A padding row needs something to attend to.
+        tokens[:, 0] = EOS_ID
+        for row, row_ids in enumerate(ids):
+            tokens[row, : len(row_ids)] = row_ids
+        steps = np.zeros(options.batch_size, np.int32)
+        steps[: len(ids)] = options.max_decode_len
+        missing = options.batch_size - len(ids)
+        if missing:
+            keys = jnp.concatenate([keys, jnp.repeat(keys[:1], missing)])
+        return Batch(texts=list(texts), tokens=tokens, keys=keys, max_decode_steps=steps)
 
     def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done."""
@@ -309,7 +336,7 @@ class Generator:
         options = options or GenerateOptions()
         for batch in self.batches(texts, options):
             if options.beams:
-                yield from self._collect_beams(batch, self.search(batch, options), options)
+                yield from self.collect_beams(batch, self.search(batch, options), options)
             else:
                 yield from self.collect(batch, self.decode(batch, options))
 
@@ -353,9 +380,10 @@ class Generator:
                 for decode in range(decoded.tokens.shape[1])
             ]
 
-    def _collect_beams(
+    def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[list[Generation]]:
+        """As ``collect``, of a search."""
         result = jax.device_get(result)
         speculative = self.draft is not None and options.gamma > 0
         for row, text in enumerate(batch.texts):
@@ -397,20 +425,6 @@ class Generator:
             mean_acceptance_length=float(stats.mean_acceptance_length),
             alpha=float(stats.beta_sum / stats.verified) if stats.verified else None,
         )
-
-    def _batch(self, texts, ids, keys, options: GenerateOptions) -> Batch:
-        limit = options.max_source_len or self.max_source_len
-        tokens = np.full((options.batch_size, bucket(max(map(len, ids)), limit)), PAD_ID, np.int32)
-        # A padding row needs something to attend to.
-        tokens[:, 0] = EOS_ID
-        for row, row_ids in enumerate(ids):
-            tokens[row, : len(row_ids)] = row_ids
-        steps = np.zeros(options.batch_size, np.int32)
-        steps[: len(ids)] = options.max_decode_len
-        missing = options.batch_size - len(ids)
-        if missing:
-            keys = jnp.concatenate([keys, jnp.repeat(keys[:1], missing)])
-        return Batch(texts=list(texts), tokens=tokens, keys=keys, max_decode_steps=steps)
 
 
 def bucket(length: int, limit: int) -> int:

@@ -542,7 +542,7 @@ def test_evaluation_scores_each_output_against_its_own_reference(generator, gree
     assert (evaluation.num_pairs, evaluation.num_skipped) == (5, 2)
     expected = sacrebleu.corpus_bleu(texts, [references]).score
     assert 0 < expected < 100
-    assert evaluation.bleu == pytest.approx(expected)
+    assert evaluation.metrics["bleu"] == pytest.approx(expected)
     assert "tok:13a" in evaluation.bleu_signature
     assert evaluation.num_tokens == sum(len(g.output_ids) for g in outputs)
     assert seen == [(2, 5), (4, 5), (5, 5)]

@@ -11,7 +11,8 @@
     mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
     cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
 
-DIR may be left out where the target is the packaged one.
+DIR may be left out where the target is the packaged one. A T5X checkpoint, which has no
+vocabulary, is taken to have the target's.
 """
 
 import dataclasses
@@ -21,7 +22,13 @@ from pathlib import Path
 from spec_t5x.checkpoints import heads, ngram_tables
 from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, load
+from spec_t5x.checkpoints.loading import (
+    PACKAGED_MODELS,
+    check_same_vocabulary,
+    has_vocabulary,
+    load,
+)
+from spec_t5x.checkpoints.locations import GcsPath, locate
 from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
@@ -34,6 +41,7 @@ from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.platform_dtype import resolve_dtype
 
 # The target that the packaged drafts are for, and the drafts.
 PACKAGED_TARGET = "ende-target"
@@ -48,8 +56,11 @@ class DraftOptions:
     settings: Sampling | None = None
     # Adapts gamma to each row and iteration; None always proposes gamma tokens.
     stopping: Stopping | None = None
-    # What its networks compute in.
-    dtype: str = "float32"
+    # What its networks compute in; "auto" is the type that the platform is quick in.
+    dtype: str = "auto"
+
+    def __post_init__(self):
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
 
 def make_draft(
@@ -99,7 +110,9 @@ class _Maker:
         }
 
     def _from_directory(self, text: str, names: list[str]) -> Draft:
-        directory = Path(text).expanduser()
+        directory = locate(text)
+        if isinstance(directory, GcsPath):
+            return self._transformer(text)
         if not directory.is_dir():
             directory = PACKAGED_MODELS / text
         if not directory.is_dir() or not text:
@@ -116,7 +129,10 @@ class _Maker:
         return makers.get(kind, lambda: self._transformer(text))()
 
     def _transformer(self, argument: str, may_trail: bool = False) -> Draft:
-        loaded = load(argument or self._packaged("transformer"), dtype=self.options.dtype)
+        name = argument or self._packaged("transformer")
+        # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
+        inherited = None if has_vocabulary(name) else self.target.vocabulary
+        loaded = load(name, dtype=self.options.dtype, vocabulary=inherited)
         check_same_vocabulary(self.target, loaded)
         return TransformerDraft(
             T5Model.create(loaded.params, loaded.config),

@@ -5,16 +5,28 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from spec_t5x.errors import InputError
 
 CONFIG_NAME = "config.json"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+@runtime_checkable
+class TextFile(Protocol):
+    """What is read of a file: a ``Path``, or one in a bucket."""
+
+    def read_text(self, encoding: str) -> str:
+        """The content.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+
+def read_json(path: TextFile) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
@@ -56,18 +68,21 @@ def one_line(error: BaseException, limit: int = 160) -> str:
 
 
 @contextlib.contextmanager
-def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path]:
+def staged_directory(
+    directory: str | Path, *, overwrite: bool, marks: Sequence[str] = (CONFIG_NAME,)
+) -> Iterator[Path]:
     """Yields a directory beside ``directory`` that takes its place at the end.
 
     When the body fails, nothing has changed. With ``overwrite`` an earlier
-    checkpoint is removed, once the new one is complete.
+    checkpoint is removed, once the new one is complete; it is told by a file of one of
+    the names ``marks``.
 
     Raises:
         InputError: something is there already, and it is not an empty directory
             or ``overwrite`` is not set; or it is no checkpoint.
     """
     directory = Path(directory).resolve()
-    _check_destination(directory, overwrite)
+    check_destination(directory, overwrite, marks)
     directory.parent.mkdir(parents=True, exist_ok=True)
     unique = uuid.uuid4().hex[:8]
     stage = directory.with_name(f".{directory.name}.writing-{unique}")
@@ -79,7 +94,12 @@ def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _check_destination(directory: Path, overwrite: bool) -> None:
+def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) -> None:
+    """Whether ``staged_directory`` would begin.
+
+    Raises:
+        InputError: as ``staged_directory``.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -89,9 +109,9 @@ def _check_destination(directory: Path, overwrite: bool) -> None:
     if not overwrite:
         raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
     # A wrong path must not cost anybody their files.
-    if not (directory / CONFIG_NAME).is_file():
+    if not any((directory / mark).is_file() for mark in marks):
         raise InputError(
-            f"{directory} holds no {CONFIG_NAME}, so it is no checkpoint to "
+            f"{directory} holds no {' or '.join(marks)}, so it is no checkpoint to "
             "overwrite: choose another directory"
         )
 

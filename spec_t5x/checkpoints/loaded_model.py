@@ -1,11 +1,11 @@
 """What every reader of checkpoints returns."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from spec_t5x.checkpoints.locations import Location
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import PyTree
@@ -21,8 +21,8 @@ class LoadedModel:
     config: T5Config
     vocabulary: Vocabulary
     # Where the model was read from.
-    directory: Path
-    # config.json as it stands there.
+    directory: Location
+    # config.json as it stands there; of a T5X checkpoint its format, version and step.
     metadata: dict[str, Any]
 
     @property

@@ -7,45 +7,107 @@ from typing import Any
 from spec_t5x.checkpoints import huggingface, native
 from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.locations import LOG_IN, GcsPath, Location, locate
+from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
+from spec_t5x.checkpoints.t5x_index import find_t5x
+from spec_t5x.checkpoints.t5x_reading import open_t5x
+from spec_t5x.checkpoints.vocabularies import VocabularyLike, choose_vocabulary
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
 
 # Models that ship with the package, by name.
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 
+_GIVE = "give a spec_t5x, Hugging Face or T5X checkpoint"
+
 
 def load(
-    directory_or_name: str | Path, *, dtype: str = "float32", on_host: bool = False
+    directory_or_name: str | Path | GcsPath,
+    *,
+    dtype: str = "float32",
+    on_host: bool = False,
+    vocabulary: VocabularyLike | None = None,
+    shardings: Shardings | None = None,
+    config: T5Config | None = None,
 ) -> LoadedModel:
-    """Reads a model: the project's own format or Hugging Face's, told by looking.
+    """Reads a model: the project's own format, Hugging Face's or T5X's, told by looking.
 
     Args:
         directory_or_name: a directory, or the name of a model that ships with the
-            package; a directory of that name comes first.
+            package; a directory of that name comes first. T5X's may be the checkpoint's
+            (``…/checkpoint_1000000``) or the model's, of which the latest is taken, and
+            may lie in a bucket (``gs://…``).
         dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        on_host: leave the parameters in host memory as numpy arrays, for
-            callers that shard them; else they go to JAX's default device.
+        on_host: leave the parameters in host memory as numpy arrays; else they go to
+            JAX's default device.
+        vocabulary: of a checkpoint without one, as T5X's are (see ``vocabularies``): a
+            SentencePiece file, ``FILE:100`` with that many extra ids, "bytes", or another
+            model that has it. One that disagrees with the checkpoint's own is refused.
+        shardings: from the configuration to a tree of shardings like the parameters, such
+            as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
+            slices that devices of this process hold are read, each of them once.
+        config: the network of a T5X checkpoint, told from its shapes when left out.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
-    directory = find_directory(directory_or_name)
-    if _is_native(_read_config(directory), directory):
-        return native.load_model(directory, dtype=dtype, on_host=on_host)
-    return huggingface.load_huggingface(directory, dtype=dtype, on_host=on_host)
+    stored = open_model(directory_or_name, vocabulary=vocabulary, config=config)
+    return stored.load(dtype=dtype, on_host=on_host, shardings=shardings)
 
 
-def load_vocabulary(directory_or_name: str | Path) -> Vocabulary:
+def open_model(
+    directory_or_name: str | Path | GcsPath,
+    *,
+    vocabulary: VocabularyLike | None = None,
+    config: T5Config | None = None,
+) -> StoredModel:
+    """Opens what ``load`` loads; the weights are read later.
+
+    Raises:
+        InputError: as ``load``, for all but the weights themselves.
+    """
+    directory = _find(directory_or_name)
+    vocabulary = _of_another_model(vocabulary)
+    values = _read_config(directory)
+    if values is None:
+        return open_t5x(directory, vocabulary=vocabulary, config=config)
+    if config is not None:
+        raise InputError(f"{directory} has a {CONFIG_NAME} of its own: leave config out")
+    if _is_native(values, directory):
+        stored = native.open_native(directory)
+        num_rows = stored.config.vocab_size
+        choose_vocabulary(vocabulary, stored.known_vocabulary(), directory, num_rows)
+        return stored
+    return huggingface.open_huggingface(directory, vocabulary=vocabulary)
+
+
+def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     """Reads the vocabulary of a model without its weights.
 
     Raises:
         InputError: as ``load``, for what concerns the vocabulary.
     """
-    directory = find_directory(directory_or_name)
+    directory = _find(directory_or_name)
     values = _read_config(directory)
+    if values is None:
+        return open_t5x(directory).known_vocabulary()
     if _is_native(values, directory):
         return native.read_vocabulary(values, directory)
     return huggingface.read_vocabulary(values, directory)
+
+
+def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
+    """Whether a model says what its ids mean; T5X's checkpoints do not.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    directory = _find(directory_or_name)
+    values = _read_config(directory)
+    if values is None:
+        return open_t5x(directory).vocabulary is not None
+    return _is_native(values, directory) or huggingface.has_vocabulary(directory)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
@@ -87,12 +149,36 @@ def find_directory(directory_or_name: str | Path) -> Path:
     raise InputError(f"no directory {directory}: give the path of a checkpoint{packaged}")
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    if not (directory / CONFIG_NAME).is_file():
-        raise InputError(
-            f"{directory} holds no {CONFIG_NAME}: give a spec_t5x or Hugging Face T5 checkpoint"
-        )
-    return read_json(directory / CONFIG_NAME)
+def _find(directory_or_name: str | Path | GcsPath) -> Location:
+    """As ``find_directory``; a place in a bucket, too."""
+    location = locate(directory_or_name)
+    return location if isinstance(location, GcsPath) else find_directory(location)
+
+
+def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
+    """A vocabulary given by a model's directory or packaged name, read from there."""
+    if isinstance(vocabulary, str | Path):
+        name = Path(vocabulary).expanduser()
+        if name.is_dir() or (str(vocabulary) in packaged_names() and not name.exists()):
+            return load_vocabulary(vocabulary)
+    return vocabulary
+
+
+def _read_config(directory: Location) -> dict[str, Any] | None:
+    """The directory's config.json; None for a T5X checkpoint, which has none."""
+    path = directory / CONFIG_NAME
+    if path.is_file():
+        if isinstance(directory, GcsPath):
+            raise InputError(
+                f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
+                "checkpoints are read"
+            )
+        return read_json(path)
+    if find_t5x(directory) is None:
+        in_bucket = isinstance(directory, GcsPath)
+        remedy = f"check the name and the credentials ({LOG_IN})" if in_bucket else _GIVE
+        raise InputError(f"{directory} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
+    return None
 
 
 def _is_native(values: dict[str, Any], directory: Path) -> bool:
@@ -102,8 +188,7 @@ def _is_native(values: dict[str, Any], directory: Path) -> bool:
     if "model_type" in values:
         return False
     raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a "
-        "model_type: give a spec_t5x or Hugging Face T5 checkpoint"
+        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: {_GIVE}"
     )
 
 

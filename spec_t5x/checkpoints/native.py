@@ -3,18 +3,12 @@
 A directory that can be copied, committed and shipped as package data:
 
     config.json     format, version, model, vocabulary, stored type; readable
-    params/         the weights, written by Orbax
+    params/         the weights, as Orbax writes and restores them
     spiece.model    the SentencePiece model (absent when the vocabulary is bytes)
 """
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from spec_t5x.checkpoints.files import (
     CONFIG_NAME,
@@ -24,7 +18,13 @@ from spec_t5x.checkpoints.files import (
     write_json,
 )
 from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.validate import check_params, check_vocabulary_fits
+from spec_t5x.checkpoints.locations import Location
+from spec_t5x.checkpoints.orbax_trees import orbax_entries, write_tree
+from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
+from spec_t5x.checkpoints.tensorstore_arrays import TensorStoreWeights, open_arrays
+from spec_t5x.checkpoints.validate import check_vocabulary_fits
+from spec_t5x.checkpoints.vocabularies import local_file
+from spec_t5x.checkpoints.weights import ArrayWeights, Report, read_tensors
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
@@ -38,6 +38,7 @@ from spec_t5x.types import PyTree
 FORMAT = "spec_t5x"
 VERSION = 1
 PARAMS_NAME = "params"
+_OWN_ENTRIES = ("format", "version", "model", "vocabulary", "stored_dtype")
 
 
 def save_model(
@@ -66,40 +67,87 @@ def save_model(
             configuration or are not finite, or an argument is none of the above.
     """
     source = f"parameters for {directory}"
-    vocabulary = _as_vocabulary(vocabulary_or_path)
-    check_vocabulary_fits(vocabulary, config, source)
-    check_params(params, config, source)
-    metadata = _metadata(config, vocabulary, dtype, extra or {})
-    stored = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.dtype(dtype)), params)
+    stored = StoredModel(
+        weights=ArrayWeights(params, source),
+        config=config,
+        vocabulary=_as_vocabulary(vocabulary_or_path),
+        directory=Path(directory),
+        metadata={},
+    )
+    write_native(directory, stored, dtype=dtype, extra=extra, overwrite=overwrite)
+
+
+def write_native(
+    directory: str | Path,
+    stored: StoredModel,
+    *,
+    dtype: str,
+    extra: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    report: Report | None = None,
+) -> None:
+    """``save_model`` of a model that is read as it is written, tensor by tensor.
+
+    Args:
+        directory: as ``save_model``.
+        stored: the model.
+        dtype: as ``save_model``.
+        extra: as ``save_model``.
+        overwrite: as ``save_model``.
+        report: told the bytes read so far and in all, after each tensor.
+
+    Raises:
+        InputError: as ``save_model``.
+    """
+    vocabulary = stored.known_vocabulary()
+    check_vocabulary_fits(vocabulary, stored.config, stored.weights.source)
+    stored.weights.check(stored.config)
+    metadata = describe(stored.config, vocabulary, dtype, extra or {})
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         vocabulary.save(stage)
-        _write_params(stage / PARAMS_NAME, stored)
+        tensors = read_tensors(stored.weights, dtype, report)
+        write_tree(
+            stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors)
+        )
 
 
 def load_model(
-    directory: str | Path, *, dtype: str = "float32", on_host: bool = False
+    directory: str | Path,
+    *,
+    dtype: str = "float32",
+    on_host: bool = False,
+    shardings: Shardings | None = None,
 ) -> LoadedModel:
     """Reads a checkpoint that ``save_model`` wrote, on any machine.
 
     Args:
         directory: the checkpoint; it is only read.
         dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        on_host: leave the parameters in host memory as numpy arrays, for
-            callers that shard them; else they go to JAX's default device.
+        on_host: leave the parameters in host memory as numpy arrays; else they go to
+            JAX's default device.
+        shardings: where they are to go instead, and then only the slices that devices of
+            this process hold are read.
 
     Raises:
         InputError: the directory is no such checkpoint, or is damaged.
     """
+    return open_native(directory).load(dtype=dtype, on_host=on_host, shardings=shardings)
+
+
+def open_native(directory: str | Path) -> StoredModel:
+    """Opens a checkpoint that ``save_model`` wrote; its weights are read later.
+
+    Raises:
+        InputError: as ``load_model``, for all but the weights themselves.
+    """
     directory = Path(directory)
     metadata = read_json(directory / CONFIG_NAME)
-    config = _read_config(metadata, directory / CONFIG_NAME, dtype)
+    config = read_config(metadata, directory / CONFIG_NAME)
     vocabulary = read_vocabulary(metadata, directory)
     check_vocabulary_fits(vocabulary, config, str(directory))
-    params = _read_params(directory / PARAMS_NAME, dtype)
-    check_params(params, config, str(directory / PARAMS_NAME))
-    return LoadedModel(
-        params=params if on_host else jax.device_put(params),
+    return StoredModel(
+        weights=_open_params(directory / PARAMS_NAME),
         config=config,
         vocabulary=vocabulary,
         directory=directory,
@@ -113,22 +161,21 @@ def _as_vocabulary(vocabulary_or_path: Vocabulary | str | Path) -> Vocabulary:
     return vocabulary_or_path
 
 
-def _metadata(
-    config: T5Config, vocabulary: Vocabulary, dtype: str, extra: dict[str, Any]
+def describe(
+    config: T5Config, vocabulary: Vocabulary | None, dtype: str, extra: dict[str, Any]
 ) -> dict[str, Any]:
+    """What config.json holds of a model, with ``extra`` entries.
+
+    Raises:
+        InputError: an unknown ``dtype``, or an extra entry of a name of the format's own.
+    """
     if dtype not in ("bfloat16", "float32"):
         raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
-    is_bytes = isinstance(vocabulary, ByteVocabulary)
-    kind = {"kind": "bytes"} if is_bytes else {"kind": "sentencepiece", "file": SPIECE_NAME}
     metadata = {
         "format": FORMAT,
         "version": VERSION,
         "model": config.to_dict(),
-        "vocabulary": {
-            **kind,
-            "extra_ids": vocabulary.extra_ids,
-            "fingerprint": vocabulary.fingerprint(),
-        },
+        "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,
     }
     taken = sorted(set(metadata) & set(extra))
@@ -137,7 +184,18 @@ def _metadata(
     return {**metadata, **extra}
 
 
-def _read_config(metadata: dict[str, Any], path: Path, dtype: str) -> T5Config:
+def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    is_bytes = isinstance(vocabulary, ByteVocabulary)
+    kind = {"kind": "bytes"} if is_bytes else {"kind": "sentencepiece", "file": SPIECE_NAME}
+    return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
+
+
+def read_config(metadata: dict[str, Any], path: Location) -> T5Config:
+    """The model that ``metadata``, read from ``path``, describes.
+
+    Raises:
+        InputError: it is of another format or version, or describes none.
+    """
     if metadata.get("format") != FORMAT:
         raise InputError(
             f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: "
@@ -149,15 +207,19 @@ def _read_config(metadata: dict[str, Any], path: Path, dtype: str) -> T5Config:
             f"{VERSION}: install the release that wrote it"
         )
     try:
-        config = T5Config.from_dict(metadata["model"])
+        return T5Config.from_dict(metadata["model"])
     except (InputError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} describes no T5 under 'model' ({one_line(error)}): copy it again"
         ) from error
-    return dataclasses.replace(config, dtype=dtype)
 
 
-def read_vocabulary(metadata: dict[str, Any], directory: Path) -> Vocabulary:
+def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What of ``metadata`` is not the format's own."""
+    return {name: value for name, value in metadata.items() if name not in _OWN_ENTRIES}
+
+
+def read_vocabulary(metadata: dict[str, Any], directory: Location) -> Vocabulary:
     """The vocabulary of a checkpoint whose config.json holds ``metadata``.
 
     Raises:
@@ -169,7 +231,7 @@ def read_vocabulary(metadata: dict[str, Any], directory: Path) -> Vocabulary:
     if entry.get("kind") == "bytes":
         vocabulary = ByteVocabulary(extra_ids)
     elif entry.get("kind") == "sentencepiece":
-        vocabulary = SentencePieceVocabulary(directory / SPIECE_NAME, extra_ids)
+        vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
@@ -183,37 +245,8 @@ def read_vocabulary(metadata: dict[str, Any], directory: Path) -> Vocabulary:
     return vocabulary
 
 
-def _write_params(path: Path, params: PyTree) -> None:
-    # Orbax takes a moment to import: only where weights move.
-    import orbax.checkpoint as ocp
-
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(path.resolve(), params)
-    # What Orbax notes about the machine and the time has no place in a file that
-    # is committed and shipped. It reads the checkpoint without them.
-    (path / "commit_success.txt").write_text("Checkpoint commit was successful\n")
-    metadata_path = path / "_CHECKPOINT_METADATA"
-    metadata = json.loads(metadata_path.read_text())
-    metadata.update(init_timestamp_nsecs=None, commit_timestamp_nsecs=None)
-    metadata_path.write_text(json.dumps(metadata))
-
-
-def _read_params(path: Path, dtype: str) -> PyTree:
-    """The stored tree as numpy arrays of ``dtype``, whatever devices wrote it."""
-    import orbax.checkpoint as ocp
-
+def _open_params(path: Path) -> TensorStoreWeights:
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
-    # Orbax reads it too, but its complaint would not name the file.
-    read_json(path / "_METADATA")
-    try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.metadata(path.resolve()).item_metadata.tree
-            as_numpy = ocp.RestoreArgs(restore_type=np.ndarray, dtype=jnp.dtype(dtype))
-            restore_args = jax.tree.map(lambda _: as_numpy, tree)
-            return checkpointer.restore(path.resolve(), restore_args=restore_args)
-    except Exception as error:  # Orbax and TensorStore raise assorted types
-        raise InputError(
-            f"cannot read the weights in {path} ({one_line(error)}): "
-            "copy the whole checkpoint again"
-        ) from error
+    entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
+    return TensorStoreWeights(open_arrays(entries, str(path)), str(path))

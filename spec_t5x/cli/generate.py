@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.generation import Generator
 
-    generator = Generator.load(models.target, draft, models.draft_options())
+    generator = Generator.load(
+        models.target, draft, models.draft_options(), vocabulary=models.vocabulary
+    )
     from_file = not args.text
     lines = [_check(generator, n, text, options) for n, text in enumerate(texts, 1)]
     for line in lines:

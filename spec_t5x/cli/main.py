@@ -17,6 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.gin_bindings = bindings
     try:
         _check_known(rest, args.command)
+        if args.gin_search_paths:
+            from spec_t5x.gin_files import add_search_paths
+
+            add_search_paths(args.gin_search_paths)
         return args.run(args)
     except InputError as error:
         if args.debug:
@@ -45,18 +49,45 @@ def _check_known(rest: list[str], command: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from spec_t5x.cli import benchmark, evaluate, generate, train, train_heads, train_ngram
+    from spec_t5x.cli import (
+        benchmark,
+        compile_tpu,
+        convert,
+        evaluate,
+        generate,
+        infer,
+        train,
+        train_heads,
+        train_ngram,
+    )
 
     parser = _Parser(
         prog="spec-t5x",
         description="Lossless speculative decoding of encoder-decoder T5 models.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (generate, evaluate, benchmark, train, train_heads, train_ngram):
+    for module in (
+        generate,
+        infer,
+        evaluate,
+        benchmark,
+        train,
+        train_heads,
+        train_ngram,
+        convert,
+        compile_tpu,
+    ):
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        command.add_argument(
+            "--gin_search_paths",
+            type=lambda text: [path for path in text.split(",") if path],
+            default=[],
+            metavar="DIR,DIR",
+            help="where else to look for gin files",
+        )
         command.set_defaults(run=module.run)
     return parser
 

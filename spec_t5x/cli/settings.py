@@ -20,7 +20,13 @@ class Models:
 
     target: str = DEFAULT_TARGET
     draft: str | None = None
-    dtype: str = "float32"
+    # Of a target that holds none, as T5X checkpoints; as on the command line.
+    vocabulary: str | None = None
+    # What comes after the colon of ``NAME:ARGUMENT``, for gin, whose macros hold paths and
+    # cannot be put together.
+    draft_argument: str | int | None = None
+    # What the networks compute in; "auto" is what the platform is quick in.
+    dtype: str = "auto"
     # How the draft samples; None takes the target's temperature, top_k and top_p.
     draft_temperature: float | None = None
     draft_top_k: int = 0
@@ -30,10 +36,11 @@ class Models:
     adaptive: float | None = None
 
     def __post_init__(self):
-        for name in ("target", "draft", "dtype"):
+        for name in ("target", "draft", "vocabulary", "dtype"):
             value = getattr(self, name)
+            may_be_absent = name in ("draft", "vocabulary")
             # gin hands over whatever a file binds.
-            if not isinstance(value, str | None) or (value is None and name != "draft"):
+            if not isinstance(value, str | None) or (value is None and not may_be_absent):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
             raise InputError(
@@ -63,7 +70,8 @@ class Models:
             raise InputError(
                 f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
             )
-        return self.draft or DEFAULT_DRAFT
+        name = self.draft or DEFAULT_DRAFT
+        return name if self.draft_argument is None else f"{name}:{self.draft_argument}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         metavar="NAME_OR_DIR",
         help=f"checkpoint whose output is wanted (default: the packaged {DEFAULT_TARGET})",
+    )
+    models.add_argument(
+        "--vocabulary",
+        metavar="FILE",
+        help="of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 extra "
+        "ids, bytes, or another checkpoint",
     )
     models.add_argument(
         "--draft",
@@ -90,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (kind, text) in numbers.items():
         models.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     models.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="what the networks compute in (float32)"
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        help="what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
     )
     _add_options(parser.add_argument_group("decoding"))
     parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
@@ -143,7 +159,8 @@ def read(args: argparse.Namespace):
 
     def given(cls):
         names = [field.name for field in dataclasses.fields(cls)]
-        return {n: getattr(args, n) for n in names if getattr(args, n) is not None}
+        # Some are gin's alone.
+        return {n: getattr(args, n) for n in names if getattr(args, n, None) is not None}
 
     return make_models(**given(Models)), make_options(**given(GenerateOptions))
 

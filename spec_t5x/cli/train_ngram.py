@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocabulary",
         required=True,
         metavar="MODEL",
-        help="the target: a directory, a packaged name, or a SentencePiece file",
+        help="the target: a directory, a packaged name, or a SentencePiece file, FILE:100 with "
+        "100 extra ids",
     )
     parser.add_argument(
         "--order", type=int, default=3, metavar="N", help="tokens of the longest n-grams (3)"
@@ -81,9 +82,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _vocabulary(name: str):
     from spec_t5x.checkpoints.loading import load_vocabulary
+    from spec_t5x.checkpoints.vocabularies import split_extra_ids
     from spec_t5x.data.vocabulary import SentencePieceVocabulary
 
-    return SentencePieceVocabulary(name) if Path(name).is_file() else load_vocabulary(name)
+    file, extra_ids = split_extra_ids(name)
+    if Path(file).is_file():
+        return SentencePieceVocabulary(file, extra_ids or 0)
+    return load_vocabulary(name)
 
 
 def _texts(files: Sequence[str], column: int, num_columns: int) -> list[str]:

@@ -1,7 +1,9 @@
 """A tiny vocabulary and tiny models for the tests of checkpoints."""
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,3 +94,13 @@ def saved(tmp_path, vocabulary, configs, random_params) -> Path:
     config = configs["1.1"]
     save_model(tmp_path / "sound", random_params(config), config, vocabulary)
     return tmp_path / "sound"
+
+
+@pytest.fixture(scope="session")
+def t5x_data() -> SimpleNamespace:
+    """What T5X wrote (``legacy``, ``orbax``), and ``data/make.py``, which had it written."""
+    directory = Path(__file__).parent / "data"
+    made = SimpleNamespace(**runpy.run_path(str(directory / "make.py")))
+    made.legacy = directory / "t5x_legacy" / f"checkpoint_{made.STEP}"
+    made.orbax = directory / "t5x_orbax" / f"checkpoint_{made.STEP}"
+    return made

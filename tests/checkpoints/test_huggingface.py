@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.checkpoints.huggingface import export_huggingface, load_huggingface
-from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.huggingface import (
+    export_huggingface,
+    load_huggingface,
+    write_huggingface,
+)
+from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.native import load_model, save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
@@ -291,6 +295,48 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
     assert again.vocabulary.fingerprint() == loaded.vocabulary.fingerprint()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
+    stored = open_model(saved)
+    done = []
+    write_huggingface(
+        tmp_path / "theirs",
+        stored,
+        dtype=dtype,
+        shard_bytes=4000,
+        report=lambda *progress: done.append(progress),
+    )
+    files = sorted((tmp_path / "theirs").glob("*.safetensors"))
+    assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    # A tensor that is larger than a file may be is alone in its own.
+    assert all(len(load_file(file)) == 1 for file in files if file.stat().st_size > 6000)
+    index = json.loads((tmp_path / "theirs/model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {file.name for file in files}
+    total = index["metadata"]["total_size"]
+    assert done[-1] == (total, total) and done == sorted(done)
+    model, report = transformers.T5ForConditionalGeneration.from_pretrained(
+        tmp_path / "theirs", output_loading_info=True
+    )
+    assert not any(report.values())
+    again, loaded = load(tmp_path / "theirs"), load(saved)
+    expected = jax.tree.map(lambda leaf: leaf.astype(dtype).astype(jnp.float32), loaded.params)
+    jax.tree.map(np.testing.assert_array_equal, again.params, expected)
+    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
+
+
+def test_what_was_an_mt5_stays_one(write, tmp_path):
+    model = torch_model("mt5")
+    directory = write(model)
+    export_huggingface(tmp_path / "again", load(directory))
+    values = json.loads((tmp_path / "again/config.json").read_text())
+    assert values["model_type"] == "mt5"
+    assert values["architectures"] == ["MT5ForConditionalGeneration"]
+    assert values["feed_forward_proj"] == "gated-gelu" and not values["tie_word_embeddings"]
+    assert_same_logits(load(tmp_path / "again"), model)
+    theirs = transformers.MT5ForConditionalGeneration.from_pretrained(tmp_path / "again").eval()
+    assert_same_logits(load(directory), theirs)
+
+
 def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
     config = T5Config(**{**configs["1.0"].to_dict(), "vocab_size": 32128})
     save_model(tmp_path / "ours", random_params(config), config, t5_spiece)
@@ -400,6 +446,15 @@ def test_torch_is_optional(write, monkeypatch):
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert_refused(directory, "pip install torch")
+
+
+def test_a_vocabulary_may_be_given_where_there_is_none(write, spiece):
+    directory = write(torch_model("1.0"))
+    (directory / "spiece.model").unlink()
+    assert load(directory, vocabulary=f"{spiece}:100").vocabulary.vocab_size == 140
+    (directory / "spiece.model").write_bytes(spiece.read_bytes())
+    with pytest.raises(InputError, match="of its own .140 ids.*leave vocabulary out"):
+        load(directory, vocabulary=f"{spiece}:3")
 
 
 def test_missing_files(write):

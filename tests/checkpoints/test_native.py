@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from spec_t5x.checkpoints.abstract import abstract_params
@@ -129,6 +130,25 @@ def test_restores_elsewhere_read_only_and_with_other_devices(saved, tmp_path, co
         path.chmod(0o755)
     shapes = jax.tree.leaves(abstract_params(configs["1.1"]))
     assert output.split() == ["4", str(sum(shape.size for shape in shapes))]
+
+
+def test_orbax_restores_what_is_written(tmp_path, vocabulary, configs, random_params, monkeypatch):
+    monkeypatch.setattr("spec_t5x.checkpoints.orbax_trees._COMMIT_BYTES", 2000)
+    monkeypatch.setattr("spec_t5x.checkpoints.orbax_trees._CHUNK_BYTES", 500)
+    params = random_params(configs["1.1"])
+    save_model(tmp_path / "model", params, configs["1.1"], vocabulary, dtype="float32")
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        assert_trees_equal(checkpointer.restore(tmp_path / "model/params"), params)
+    assert_trees_equal(load(tmp_path / "model", on_host=True).params, params)
+
+
+def test_what_orbax_writes_is_read(saved, configs, random_params):
+    """As earlier releases of the package wrote it."""
+    params = random_params(configs["1.1"], seed=3)
+    shutil.rmtree(saved / "params")
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(saved / "params", params)
+    assert_trees_equal(load(saved, on_host=True).params, params)
 
 
 def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):

@@ -1,0 +1,92 @@
+"""From one format of checkpoints to another, tensor by tensor.
+
+A destination is written as the source is read: of a model of any size a few tensors are in
+memory at a time.
+"""
+
+import collections
+import math
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.checkpoints import huggingface, native
+from spec_t5x.checkpoints.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.loading import open_model
+from spec_t5x.checkpoints.locations import GcsPath, locate
+from spec_t5x.checkpoints.stored_model import StoredModel
+from spec_t5x.checkpoints.t5x_index import CHECKPOINT_NAME
+from spec_t5x.checkpoints.t5x_writing import step_of, write_t5x
+from spec_t5x.checkpoints.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.weights import Report
+from spec_t5x.errors import InputError
+
+FORMATS = ("t5x", "huggingface", "native")
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    to: str,
+    dtype: str | None = None,
+    vocabulary: VocabularyLike | None = None,
+    overwrite: bool = False,
+    report: Report | None = None,
+) -> StoredModel:
+    """Writes a model in another format, completely or not at all.
+
+    Args:
+        source: what ``loading.load`` reads.
+        destination: a directory; of a T5X checkpoint ``…/checkpoint_N``, where N is the
+            step that T5X takes it for.
+        to: "t5x" (its legacy format), "huggingface" or "native".
+        dtype: "float32" or "bfloat16", of the stored weights; None keeps the source's,
+            of which all other types become float32.
+        vocabulary: as ``loading.load``. Only T5X's format does without one.
+        overwrite: whether an earlier checkpoint may be replaced.
+        report: told the bytes written so far and in all, after each tensor.
+
+    Returns:
+        The source as it was opened.
+
+    Raises:
+        InputError: the source cannot be read, the destination is taken, or the format has
+            no such model.
+    """
+    if to not in FORMATS:
+        raise InputError(f"format is {to!r}: choose one of {', '.join(FORMATS)}")
+    if isinstance(locate(destination), GcsPath):
+        raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
+    directory = Path(locate(destination))
+    # Before anything is read.
+    if to == "t5x":
+        step_of(directory)
+    mark = CHECKPOINT_NAME if to == "t5x" else CONFIG_NAME
+    check_destination(directory, overwrite, (mark,))
+    stored = open_model(source, vocabulary=vocabulary)
+    stored.weights.check(stored.config)
+    stored_dtype = dtype or common_dtype(stored)
+    common = {"dtype": stored_dtype, "overwrite": overwrite, "report": report}
+    if to == "t5x":
+        write_t5x(directory, stored, extra=_extra_entries(stored), **common)
+    elif to == "huggingface":
+        huggingface.write_huggingface(directory, stored, **common)
+    else:
+        native.write_native(directory, stored, extra=_extra_entries(stored), **common)
+    return stored
+
+
+def common_dtype(stored: StoredModel) -> str:
+    """What most weights of a model are stored as; float32 for types but bfloat16."""
+    sizes = collections.Counter()
+    for info in stored.weights.tensors.values():
+        kind = "bfloat16" if info.dtype == "bfloat16" else "float32"
+        sizes[kind] += math.prod(info.shape)
+    return sizes.most_common(1)[0][0]
+
+
+def _extra_entries(stored: StoredModel) -> dict[str, Any]:
+    """What config.json says beyond the model, as far as it holds for the copy."""
+    if "format" in stored.metadata:
+        return native.extra_entries(stored.metadata)
+    return {"model_type": stored.metadata["model_type"]}

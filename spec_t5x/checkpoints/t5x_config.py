@@ -1,0 +1,84 @@
+"""The configuration of a T5X model, from the shapes of its parameters.
+
+T5X keeps it in gin files, apart from the checkpoint. Shapes tell all of it but the
+activation of the feed-forward layers, which is T5's own: ReLU in 1.0 (``wi``), gated GELU
+in 1.1, Flan, mT5 and ByT5 (``wi_0`` and ``wi_1``), and the largest relative distance, 128.
+"""
+
+import re
+from collections.abc import Mapping
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+
+_EMBEDDING = "token_embedder/embedding"
+_LOGITS = "decoder/logits_dense/kernel"
+_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
+
+
+def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config:
+    """The T5 that has parameters of these shapes.
+
+    Args:
+        shapes: by path, such as ``decoder/layers_0/mlp/wo/kernel``.
+        source: where they come from; messages begin with it.
+
+    Raises:
+        InputError: they are of another network, or too few to tell.
+    """
+    _refuse_other_networks(shapes, source)
+    bias = "encoder/relpos_bias/rel_embedding"
+    vocab_size, emb_dim = _shape(shapes, _EMBEDDING, source)
+    num_heads, num_buckets = _shape(shapes, bias, source)
+    _, joined = _shape(shapes, "encoder/layers_0/attention/query/kernel", source)
+    mlp_dim, _ = _shape(shapes, "encoder/layers_0/mlp/wo/kernel", source)
+    if joined % num_heads:
+        raise InputError(
+            f"{source}: attention of width {joined} does not divide into the {num_heads} heads "
+            f"of {bias}: give a T5 of t5x/examples/t5"
+        )
+    is_gated = "encoder/layers_0/mlp/wi_0/kernel" in shapes
+    return T5Config(
+        vocab_size=vocab_size,
+        emb_dim=emb_dim,
+        num_heads=num_heads,
+        head_dim=joined // num_heads,
+        mlp_dim=mlp_dim,
+        num_encoder_layers=_num_layers(shapes, "encoder"),
+        num_decoder_layers=_num_layers(shapes, "decoder"),
+        mlp_activations=("gelu", "linear") if is_gated else ("relu",),
+        logits_via_embedding=_LOGITS not in shapes,
+        relpos_num_buckets=num_buckets,
+    )
+
+
+def _refuse_other_networks(shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+    remedy = "give an encoder-decoder of t5x/examples/t5 (T5, Flan, mT5, ByT5)"
+    paths = list(shapes)
+    if any(path.startswith(("encoder/encoder/", "decoder/decoder/")) for path in paths):
+        raise InputError(
+            f"{source} is of scalable_t5: its layers are scanned (scan_layers), each with a "
+            f"relative bias of its own, which T5 has not: {remedy}"
+        )
+    if any(_LAYER.match(path) and "/relpos_bias/" in path for path in paths):
+        raise InputError(f"{source} has a relative bias in every layer, as umT5: {remedy}")
+    if paths and not any(path.startswith("encoder/") for path in paths):
+        raise InputError(f"{source} has no encoder: {remedy}")
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], path: str, source: str) -> tuple[int, int]:
+    shape = shapes.get(path)
+    if shape is None or len(shape) != 2:
+        found = "is not there" if shape is None else f"is {list(shape)}, not a matrix"
+        raise InputError(
+            f"{source}: {path}, from which the configuration is told, {found}: copy the whole "
+            "checkpoint again"
+        )
+    return shape
+
+
+def _num_layers(shapes: Mapping[str, tuple[int, ...]], stack: str) -> int:
+    """One more than the highest number; a gap is reported with what else is missing."""
+    matches = (_LAYER.match(path) for path in shapes)
+    numbers = [int(match[2]) for match in matches if match and match[1] == stack]
+    return max(numbers, default=0) + 1

@@ -1,0 +1,176 @@
+"""Reading onto a mesh: every process reads its slices and no more, each of them once."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spec_t5x.checkpoints import weights
+from spec_t5x.checkpoints.abstract import abstract_params
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.loading import load, open_model
+from spec_t5x.checkpoints.t5x_writing import save_t5x
+from spec_t5x.errors import InputError
+
+# Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
+# process. Every process thus holds half of what is sharded.
+PROGRAM = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from spec_t5x.checkpoints import huggingface_weights, tensorstore_arrays
+from spec_t5x.checkpoints.abstract import abstract_params
+from spec_t5x.checkpoints.loading import load
+
+address, rank, *directories = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("model", "data"))
+
+def shardings(config):
+    def of(leaf):
+        axes = [None] * len(leaf.shape)
+        if len(axes) == 2 and leaf.shape[0] % 4 == 0:
+            axes[0] = "model"
+        return NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.tree.map(of, abstract_params(config))
+
+requested = []
+for weights in (tensorstore_arrays.TensorStoreWeights, huggingface_weights.HuggingFaceWeights):
+    def read(self, path, index, read=weights.read):
+        part = read(self, path, index)
+        if path != "step":
+            requested.append((path, part.size))
+        return part
+    weights.read = read
+
+for directory in directories:
+    requested.clear()
+    params = load(directory, shardings=shardings).params
+    shards = {
+        "/".join(key.key for key in path): [
+            [[[s.start or 0, s.stop or n] for s, n in zip(shard.index, leaf.shape)],
+             np.asarray(shard.data).tolist()]
+            for shard in leaf.addressable_shards
+        ]
+        for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+    print(json.dumps({"requested": requested, "shards": shards}))
+"""
+
+
+def run_two_processes(directories: list[list[Path]], logs: Path) -> list[list[dict]]:
+    """What each process prints, given its directories."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    # Files, not pipes: each waits for the other at its end, and nobody may be kept waiting.
+    outputs = [logs / f"output_{rank}" for rank in range(2)]
+    errors = [logs / f"errors_{rank}" for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(rank), *map(str, paths)],
+            env=environment,
+            stdout=outputs[rank].open("w"),
+            stderr=errors[rank].open("w"),
+        )
+        for rank, paths in enumerate(directories)
+    ]
+    try:
+        codes = [process.wait(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0, 0], "".join(path.read_text()[-2000:] for path in errors)
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in outputs]
+
+
+def test_a_process_reads_its_slices_and_each_of_them_once(
+    tmp_path, vocabulary, configs, random_params, monkeypatch
+):
+    config, params = configs["1.1"], random_params(configs["1.1"])
+    # Chunks of 12 rows and 8 columns of the embedding, so that none is of both processes.
+    monkeypatch.setattr("spec_t5x.checkpoints.t5x_writing._CHUNK_BYTES", 96 * 16 * 4 // 16)
+    directories = []
+    for rank in range(2):
+        directories.append([tmp_path / f"checkpoint_{rank}"])
+        save_t5x(directories[rank][0], params, config, vocabulary)
+        # Half of the embedding is not even there: whoever asks for it fails.
+        chunks = list((directories[rank][0] / "target.token_embedder.embedding").glob("[0-9]*.*"))
+        others = [path for path in chunks if (int(path.name.split(".")[0]) < 4) == (rank == 1)]
+        assert len(others) == len(chunks) // 2 > 0
+        for path in others:
+            path.unlink()
+    save_t5x(tmp_path / "checkpoint_5", params, config, vocabulary)
+    for to in ("huggingface", "native"):
+        convert(tmp_path / "checkpoint_5", tmp_path / to, to=to)
+        for paths in directories:
+            paths.append(tmp_path / to)
+    flat = flatten_dict(params, sep="/")
+    for rank, reads in enumerate(run_two_processes(directories, tmp_path)):
+        for directory, read in zip(directories[rank], reads, strict=True):
+            expected = {
+                path: leaf.size // 2 if leaf.ndim == 2 and leaf.shape[0] % 4 == 0 else leaf.size
+                for path, leaf in flat.items()
+            }
+            found = dict.fromkeys(flat, 0)
+            for path, size in read["requested"]:
+                found[path] += size
+            assert found == expected, directory
+            for path, shards in read["shards"].items():
+                assert len(shards) == 4
+                for bounds, values in shards:
+                    part = flat[path][tuple(slice(*bound) for bound in bounds)]
+                    np.testing.assert_array_equal(np.array(values, np.float32), part)
+
+
+def test_no_more_is_read_ahead_than_fits(t5x_data, monkeypatch):
+    """Memory is bounded by what waits to be handed on, whatever the model."""
+    stored = open_model(t5x_data.legacy)
+    monkeypatch.setattr(weights, "_BYTES_AHEAD", 300)
+    waiting, most = set(), 0
+    read = stored.weights.read
+
+    def watched(path, index):
+        nonlocal most
+        waiting.add(path)
+        sizes = {name: 4 * int(np.prod(stored.weights.tensors[name].shape)) for name in waiting}
+        most = max(most, sum(sizes.values()) - max(sizes.values()))
+        return read(path, index)
+
+    monkeypatch.setattr(stored.weights, "read", watched)
+    for path, _ in weights.read_tensors(stored.weights, "float32"):
+        waiting.discard(path)
+    assert 0 < most <= 300
+
+
+def test_shardings_of_one_device(t5x_data):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("model",))
+
+    def shardings(config):
+        return jax.tree.map(
+            lambda leaf: NamedSharding(mesh, PartitionSpec()), abstract_params(config)
+        )
+
+    loaded = load(t5x_data.orbax, vocabulary="bytes", shardings=shardings, dtype="bfloat16")
+    for leaf, expected in zip(
+        jax.tree.leaves(loaded.params),
+        jax.tree.leaves(t5x_data.known_params(t5x_data.ORBAX)),
+        strict=True,
+    ):
+        assert leaf.sharding == NamedSharding(mesh, PartitionSpec())
+        np.testing.assert_array_equal(leaf, expected.astype(jax.numpy.bfloat16))
+    with pytest.raises(InputError, match="leave one of them out"):
+        load(t5x_data.orbax, vocabulary="bytes", shardings=shardings, on_host=True)

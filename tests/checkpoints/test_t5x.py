@@ -1,0 +1,466 @@
+"""T5X's checkpoints without T5X: what it wrote is read, what we write is the same."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.serialization import msgpack_restore, msgpack_serialize
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.drafts import make_draft
+from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.t5x_writing import save_t5x
+from spec_t5x.checkpoints.weights import read_params
+from spec_t5x.errors import InputError
+from spec_t5x.models.seq2seq import T5Model
+
+
+def message_of(function, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def assert_trees_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def weights_of(directory) -> dict[str, np.ndarray]:
+    stored = open_model(directory)
+    return read_params(stored.weights, stored.config, dtype="float32", on_host=True)
+
+
+def edit_index(checkpoint, change):
+    """Writes the msgpack file anew, with its tree changed."""
+    path = checkpoint / "checkpoint"
+    tree = msgpack_restore(path.read_bytes())
+    path.write_bytes(msgpack_serialize(change(tree) or tree))
+
+
+@pytest.fixture
+def legacy(t5x_data, tmp_path) -> Path:
+    """A copy of the checkpoint that T5X wrote in its legacy format."""
+    return shutil.copytree(t5x_data.legacy, tmp_path / "model" / "checkpoint_7")
+
+
+@pytest.fixture
+def orbax(t5x_data, tmp_path) -> Path:
+    """A copy of the checkpoint that T5X wrote with Orbax."""
+    return shutil.copytree(t5x_data.orbax, tmp_path / "model" / "checkpoint_7")
+
+
+# --- what T5X wrote --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["legacy", "orbax"])
+def test_what_t5x_wrote_is_read(t5x_data, kind):
+    config = {"legacy": t5x_data.LEGACY, "orbax": t5x_data.ORBAX}[kind]
+    loaded = load(getattr(t5x_data, kind), vocabulary="bytes")
+    assert loaded.config == config
+    assert_trees_equal(loaded.params, t5x_data.known_params(config))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded.params))
+    assert loaded.vocabulary.vocab_size == config.vocab_size
+    version = {"legacy": 3, "orbax": None}[kind]
+    assert loaded.metadata == {"format": f"t5x_{kind}", "version": version, "step": 7}
+
+
+@pytest.mark.parametrize("kind", ["legacy", "orbax"])
+def test_reads_as_bfloat16_and_on_the_host(t5x_data, kind):
+    directory = getattr(t5x_data, kind)
+    loaded = load(directory, vocabulary="bytes", dtype="bfloat16", on_host=True)
+    assert loaded.config.dtype == "bfloat16"
+    for leaf in jax.tree.leaves(loaded.params):
+        assert isinstance(leaf, np.ndarray) and leaf.dtype == jnp.bfloat16
+
+
+def test_needs_neither_t5x_nor_tensorflow(t5x_data):
+    program = (
+        "import sys\n"
+        "for name in ('t5x', 'tensorflow', 'seqio', 'orbax'):\n"
+        "    sys.modules[name] = None\n"
+        "from spec_t5x.checkpoints.loading import load\n"
+        "for directory in sys.argv[1:]:\n"
+        "    print(load(directory, vocabulary='bytes').num_params)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(t5x_data.legacy), str(t5x_data.orbax)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    sizes = [
+        sum(leaf.size for leaf in jax.tree.leaves(t5x_data.known_params(config)))
+        for config in (t5x_data.LEGACY, t5x_data.ORBAX)
+    ]
+    assert result.stdout.split() == [str(size) for size in sizes]
+
+
+def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
+    shutil.copytree(legacy, legacy.with_name("checkpoint_10"))
+    # Left by a run that was killed.
+    (legacy.with_name("checkpoint_12.tmp-123")).mkdir()
+    assert load(legacy.parent, vocabulary="bytes").directory.name == "checkpoint_10"
+    legacy.with_name("checkpoint_11").mkdir()
+    assert "checkpoint_11 is the latest of 3" in message_of(load, legacy.parent)
+
+
+def test_a_network_is_told_from_its_shapes_or_given(legacy, t5x_data):
+    given = dataclasses.replace(t5x_data.LEGACY, relpos_max_distance=64)
+    assert load(legacy, vocabulary="bytes", config=given).config == given
+    given = dataclasses.replace(t5x_data.LEGACY, num_encoder_layers=3, mlp_dim=16)
+    message = message_of(load, legacy, vocabulary="bytes", config=given)
+    assert message.startswith(f"{legacy}: ")
+    assert "8 missing (encoder/layers_2/attention/key/kernel" in message
+    assert "encoder/layers_{0..1}/mlp/wi/kernel is [4, 8], not [4, 16]" in message
+
+
+# --- forms of other years --------------------------------------------------------------
+
+
+def change_specs(tree, change, path=()):
+    """Every TensorStore specification in a tree, changed."""
+    if not isinstance(tree, dict):
+        return tree
+    if "driver" in tree:
+        return change(dict(tree), path)
+    return {key: change_specs(value, change, (*path, key)) for key, value in tree.items()}
+
+
+def with_gfile(spec, path):
+    return {**spec, "kvstore": {**spec["kvstore"], "driver": "gfile"}}
+
+
+def with_bucket(spec, path):
+    kvstore = {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": spec["kvstore"]["path"]}
+    return {**spec, "kvstore": kvstore, "transform": {"input_inclusive_min": [0, 0]}}
+
+
+def with_path_outside(spec, path):
+    """As TensorStore had it before 0.1.14."""
+    name = spec["kvstore"]["path"].rstrip("/")
+    return {**spec, "kvstore": {"driver": "gfile"}, "path": name}
+
+
+def with_cast(spec, path):
+    return {"driver": "cast", "dtype": "float32", "base": spec}
+
+
+@pytest.mark.parametrize("change", [with_gfile, with_bucket, with_path_outside, with_cast])
+def test_specifications_written_elsewhere(legacy, t5x_data, change):
+    edit_index(legacy, lambda tree: change_specs(tree, change))
+    assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
+
+
+def test_arrays_within_the_index(legacy, t5x_data):
+    """T5X inlines what is not partitioned."""
+    params = flatten_dict(t5x_data.known_params(t5x_data.LEGACY))
+
+    def inline(spec, path):
+        if path[-1] != "scale" or path[1] != "target":
+            return spec
+        shutil.rmtree(legacy / ".".join(path[1:]))
+        return params[path[2:]]
+
+    edit_index(legacy, lambda tree: change_specs(tree, inline))
+    assert not list(legacy.glob("target.*.scale"))
+    assert_trees_equal(weights_of(legacy), unflatten_dict(params))
+
+
+@pytest.mark.parametrize("is_bytes", [False, True])
+def test_placeholders_of_early_orbax(legacy, t5x_data, is_bytes):
+    """A directory for each array, named in a msgpack file without a version."""
+
+    def placeholder(spec, path):
+        text = f"PLACEHOLDER://{spec['kvstore']['path'].rstrip('/')}"
+        return text.encode() if is_bytes else text
+
+    edit_index(legacy, lambda tree: change_specs(tree["optimizer"], placeholder))
+    (legacy / "state").mkdir()
+    for path in list(legacy.iterdir()):
+        if path.name != "state":
+            path.rename(legacy / "state" / path.name)
+    assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
+    assert open_model(legacy).metadata["format"] == "t5x_orbax"
+    assert open_model(legacy).directory == legacy
+
+
+# --- what we write ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip_through_every_format(
+    tmp_path, spiece, vocabulary, configs, random_params, version, dtype
+):
+    config = dataclasses.replace(configs[version], relpos_max_distance=100)
+    params = random_params(config)
+    first = tmp_path / "t5x" / "checkpoint_100"
+    save_t5x(first, params, config, vocabulary, dtype=dtype)
+    ways = [("theirs", "huggingface"), ("ours", "native"), ("checkpoint_100", "t5x")]
+    source = first
+    for name, to in ways:
+        convert(source, tmp_path / name, to=to)
+        source = tmp_path / name
+    expected = jax.tree.map(lambda leaf: leaf.astype(dtype).astype(np.float32), params)
+    for directory in (first, *(tmp_path / name for name, _ in ways)):
+        loaded = load(directory)
+        assert loaded.config == config, directory
+        assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
+        assert_trees_equal(loaded.params, expected)
+        stored = {info.dtype for info in open_model(directory).weights.tensors.values()}
+        assert stored == {dtype}
+    assert load(source).metadata["step"] == 100
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    again = tmp_path / "checkpoint_100"
+    assert files == sorted(p.relative_to(again) for p in again.rglob("*") if p.is_file())
+    for file in files:
+        if file.name != "spec_t5x.json":
+            assert (first / file).read_bytes() == (again / file).read_bytes()
+
+
+def test_writes_what_t5x_would(t5x_data, tmp_path):
+    """Index and arrays are those of T5X, but for the optimizer's state."""
+    directory = tmp_path / "checkpoint_7"
+    save_t5x(directory, t5x_data.known_params(t5x_data.LEGACY), t5x_data.LEGACY)
+
+    def tree_of(checkpoint):
+        tree = msgpack_restore((checkpoint / "checkpoint").read_bytes())
+        assert tree["version"] == 3 and int(tree["optimizer"]["state"]["step"]) == 7
+        return tree["optimizer"]["target"]
+
+    assert tree_of(directory) == tree_of(t5x_data.legacy)
+    for theirs in t5x_data.legacy.glob("target.*/.zarray"):
+        ours = directory / theirs.parent.name / theirs.name
+        assert json.loads(ours.read_text()) == json.loads(theirs.read_text())
+    assert str(tmp_path).encode() not in b"".join(
+        path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    )
+
+
+def test_large_arrays_are_written_in_chunks(tmp_path, configs, random_params, monkeypatch):
+    monkeypatch.setattr("spec_t5x.checkpoints.t5x_writing._CHUNK_BYTES", 300)
+    params = random_params(configs["1.1"])
+    save_t5x(tmp_path / "checkpoint_0", params, configs["1.1"])
+    chunks = list((tmp_path / "checkpoint_0" / "target.token_embedder.embedding").glob("[0-9]*"))
+    assert len(chunks) > 8
+    assert_trees_equal(weights_of(tmp_path / "checkpoint_0"), params)
+
+
+def test_nothing_is_left_of_a_failed_write(tmp_path, configs, random_params):
+    params = random_params(configs["1.0"])
+    assert "no name of a T5X checkpoint" in message_of(
+        save_t5x, tmp_path / "mine", params, configs["1.0"]
+    )
+    params["token_embedder"]["embedding"][3, 3] = np.nan
+    message = message_of(save_t5x, tmp_path / "checkpoint_1", params, configs["1.0"])
+    assert "token_embedder/embedding" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrites_a_checkpoint_and_nothing_else(tmp_path, configs, random_params):
+    config, params = configs["1.0"], random_params(configs["1.0"])
+    directory = tmp_path / "checkpoint_1"
+    save_t5x(directory, params, config)
+    assert "exists" in message_of(save_t5x, directory, params, config)
+    other = random_params(config, seed=4)
+    save_t5x(directory, other, config, overwrite=True)
+    assert_trees_equal(weights_of(directory), other)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_1"]
+    precious = tmp_path / "checkpoint_2"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("...")
+    message = message_of(save_t5x, precious, params, config, overwrite=True)
+    assert "holds no checkpoint" in message
+
+
+# --- vocabularies ----------------------------------------------------------------------
+
+
+def test_a_vocabulary_is_given_found_or_asked_for(legacy, tmp_path, spiece, configs, random_params):
+    message = message_of(load, legacy)
+    assert "holds no vocabulary" in message and "--vocabulary" in message
+    config, params = configs["1.0"], random_params(configs["1.0"])
+    directory = tmp_path / "other" / "checkpoint_3"
+    save_t5x(directory, params, config)
+    assert load(directory, vocabulary=f"{spiece}:7").vocabulary.vocab_size == 47
+    shutil.copy(spiece, directory.parent / "spiece.model")
+    assert "cannot be told" in message_of(load, directory)
+
+
+def test_a_vocabulary_that_disagrees_is_refused(tmp_path, saved, spiece, configs, random_params):
+    config = configs["1.1"]
+    assert load(saved, vocabulary=f"{spiece}:0").vocabulary.extra_ids == 0
+    message = message_of(load, saved, vocabulary=f"{spiece}:5")
+    assert "holds a vocabulary of its own (40 ids)" in message
+    directory = tmp_path / "checkpoint_0"
+    save_t5x(directory, random_params(config), config, load_vocabulary(saved))
+    assert load(directory, vocabulary=saved).vocabulary.vocab_size == 40
+    assert "of its own (40 ids)" in message_of(load, directory, vocabulary="bytes:0")
+    assert load_vocabulary(directory).fingerprint() == load_vocabulary(saved).fingerprint()
+
+
+def test_a_draft_of_t5x_takes_the_targets_vocabulary(saved, tmp_path, configs, random_params):
+    config = configs["1.1"]
+    save_t5x(tmp_path / "draft" / "checkpoint_0", random_params(config, 1), config)
+    target = load(saved)
+    model = T5Model.create(target.params, target.config)
+    draft = make_draft(tmp_path / "draft", target, model)
+    assert draft.model.config == config
+    other = dataclasses.replace(config, vocab_size=128)
+    save_t5x(tmp_path / "wide" / "checkpoint_0", random_params(other), other)
+    assert "embeds 96 ids" in message_of(make_draft, tmp_path / "wide", target, model)
+
+
+# --- faults ----------------------------------------------------------------------------
+
+
+def test_missing_arrays_are_all_named(legacy):
+    for path in [*legacy.glob("target.encoder.layers_*.mlp.wo.kernel"), *legacy.glob("*.wi.*")]:
+        shutil.rmtree(path, ignore_errors=True)
+    message = message_of(load, legacy, vocabulary="bytes")
+    assert "5 missing (" in message
+    for name in ("decoder/layers_0/mlp/wi/kernel", "encoder/layers_{0..1}/mlp/wo/kernel"):
+        assert name in message
+    assert message.endswith("copy the whole checkpoint again")
+
+
+def test_every_kind_of_fault_at_once(legacy):
+    def change(tree):
+        target = tree["optimizer"]["target"]
+        del target["decoder"]["decoder_norm"]
+        target["encoder"]["adapter"] = {"kernel": np.zeros((3, 3), np.float32)}
+        target["encoder"]["encoder_norm"]["scale"] = np.zeros(5, np.float32)
+        target["encoder"]["layers_1"]["mlp"]["wo"]["kernel"] = np.zeros((8, 4), np.uint16)
+
+    edit_index(legacy, change)
+    message = message_of(load, legacy, vocabulary="bytes")
+    assert "1 missing (decoder/decoder_norm/scale)" in message
+    assert "1 unexpected (encoder/adapter/kernel)" in message
+    assert "1 of the wrong shape (encoder/encoder_norm/scale is [5], not [4])" in message
+    assert "1 of a foreign type (encoder/layers_1/mlp/wo/kernel is uint16)" in message
+
+
+def test_arrays_of_another_shape_than_the_index_says(legacy):
+    name = "target.encoder.layers_0.mlp.wo.kernel"
+    shutil.rmtree(legacy / name)
+    shutil.copytree(legacy / "target.encoder.layers_0.mlp.wi.kernel", legacy / name)
+    message = message_of(load, legacy, vocabulary="bytes")
+    assert "encoder/layers_0/mlp/wo/kernel is [4, 8], not [8, 4]" in message
+
+
+def test_damaged_arrays(legacy):
+    chunk = legacy / "target.token_embedder.embedding" / "0.0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[: len(content) // 2])
+    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
+    # TensorStore would take it for zeros.
+    chunk.unlink()
+    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
+    (chunk.parent / ".zarray").write_text("{")
+    assert "cannot read token_embedder/embedding of" in message_of(load, legacy, vocabulary="bytes")
+
+
+def test_damaged_orbax(orbax):
+    (data,) = (orbax / "state" / "d").iterdir()
+    content = data.read_bytes()
+    data.write_bytes(content[: len(content) // 2])
+    assert f"of {orbax}" in message_of(load, orbax, vocabulary="bytes")
+    data.write_bytes(content)
+    (orbax / "state" / "manifest.ocdbt").unlink()
+    assert "none of the 38 arrays that it lists is there" in message_of(load, orbax)
+    (orbax / "state" / "_METADATA").write_text('{"tree_metadata": 3}')
+    assert "as a description of arrays" in message_of(load, orbax)
+    (orbax / "state" / "_METADATA").write_text("{")
+    assert "_METADATA as JSON" in message_of(load, orbax)
+
+
+def test_damaged_index(legacy):
+    path = legacy / "checkpoint"
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    assert f"cannot read {path} as msgpack" in message_of(load, legacy)
+    path.write_bytes(b"model_checkpoint_path: x")
+    assert "is a TensorFlow checkpoint" in message_of(load, legacy)
+    path.write_bytes(msgpack_serialize([1, 2]))
+    assert "holds no tree" in message_of(load, legacy)
+    path.write_bytes(content)
+    edit_index(legacy, lambda tree: {**tree, "version": 1})
+    assert "has version 1, this spec_t5x reads 2 and 3" in message_of(load, legacy)
+    edit_index(legacy, lambda tree: {"version": 3, "model": {"a": np.zeros(1)}})
+    assert "no parameters under 'target', but 'model'" in message_of(load, legacy)
+
+
+def test_networks_that_are_no_t5(legacy):
+    path = legacy / "checkpoint"
+    content = path.read_bytes()
+
+    def with_target(change):
+        path.write_bytes(content)
+        edit_index(legacy, lambda tree: change(tree["optimizer"]["target"]))
+        return message_of(load, legacy, vocabulary="bytes")
+
+    assert "scan_layers" in with_target(lambda t: t["encoder"].update(encoder=t["decoder"]))
+    assert "as umT5" in with_target(
+        lambda t: t["encoder"]["layers_1"].update(relpos_bias=t["encoder"]["relpos_bias"])
+    )
+    assert "has no encoder" in with_target(lambda t: t.pop("encoder") and None)
+    assert "is not there" in with_target(lambda t: t.pop("token_embedder") and None)
+    odd = np.zeros((3, 32), np.float32)
+    assert "does not divide into the 3 heads" in with_target(
+        lambda t: t["encoder"]["relpos_bias"].update(rel_embedding=odd)
+    )
+
+
+def test_weights_that_are_not_finite(legacy, t5x_data):
+    params = flatten_dict(t5x_data.known_params(t5x_data.LEGACY), sep="/")
+    broken = params["encoder/encoder_norm/scale"].copy()
+    broken[1] = np.inf
+    edit_index(
+        legacy,
+        lambda t: t["optimizer"]["target"]["encoder"]["encoder_norm"].update(scale=broken),
+    )
+    message = message_of(load, legacy, vocabulary="bytes")
+    assert "infinite weights in 1 of 34 tensors (encoder/encoder_norm/scale)" in message
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert "and no T5X checkpoint" in message_of(load, tmp_path)
+    assert "s3://bucket/x" in message_of(load, "s3://bucket/x")
+    assert "names no bucket" in message_of(load, "gs://")
+
+
+def test_conversions_that_cannot_be(saved, tmp_path, configs, random_params):
+    assert "'onnx'" in message_of(convert, saved, tmp_path / "a", to="onnx")
+    assert "in a bucket" in message_of(convert, saved, "gs://bucket/a", to="native")
+    assert "checkpoint_STEP" in message_of(convert, saved, tmp_path / "a", to="t5x")
+    assert "exists" in message_of(convert, saved, saved, to="huggingface")
+    save_t5x(tmp_path / "checkpoint_0", random_params(configs["1.0"]), configs["1.0"])
+    for to in ("huggingface", "native"):
+        message = message_of(convert, tmp_path / "checkpoint_0", tmp_path / "a", to=to)
+        assert "holds no vocabulary" in message
+    convert(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1", to="t5x", dtype="bfloat16")
+    assert not (tmp_path / "a").exists()
+
+
+def test_entries_of_its_own_come_along(tmp_path, vocabulary, configs, random_params):
+    config = configs["1.1"]
+    extra = {"max_source_length": 33}
+    save_model(tmp_path / "a", random_params(config), config, vocabulary, extra=extra)
+    convert(tmp_path / "a", tmp_path / "checkpoint_5", to="t5x")
+    assert load(tmp_path / "checkpoint_5").metadata["max_source_length"] == 33
+    convert(tmp_path / "checkpoint_5", tmp_path / "b", to="native")
+    assert load(tmp_path / "b").metadata["max_source_length"] == 33

@@ -1,0 +1,202 @@
+"""Against T5X: what it saves is read without it, and what we write it restores.
+
+For T5 1.0, 1.1 (and so Flan), mT5 with its rows and ByT5, tiny, in both of T5X's formats:
+saved by T5X, converted in a process that cannot import it, compared with T5X's own logits.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from sentencepiece import sentencepiece_model_pb2
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.models.t5 import T5Config, Transformer
+
+checkpoints = pytest.importorskip("t5x.checkpoints", reason="needs T5X")
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+# Differences in float32 between implementations of one network.
+TOLERANCE = 2e-4
+
+SIZES = {
+    "emb_dim": 16,
+    "num_heads": 2,
+    "head_dim": 8,
+    "mlp_dim": 24,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 1,
+}
+GATED = {"mlp_activations": ("gelu", "linear"), "logits_via_embedding": False}
+CONFIGS = {
+    "1.0": T5Config(**SIZES, vocab_size=256),
+    "1.1": T5Config(**SIZES, **GATED, vocab_size=256),
+    "mt5": T5Config(**{**SIZES, "emb_dim": 4, "mlp_dim": 8}, **GATED, vocab_size=250112),
+    "byt5": T5Config(**{**SIZES, "num_encoder_layers": 3}, **GATED, vocab_size=384),
+}
+VERSIONS = list(CONFIGS)
+FORMATS = ["legacy", "orbax"]
+
+# Each is converted to Hugging Face and back.
+PROGRAM = """
+import json, sys
+sys.modules["t5x"] = None
+from spec_t5x.checkpoints.convert import convert
+for source, vocabulary, theirs, back in json.loads(sys.argv[1]):
+    convert(source, theirs, to="huggingface", vocabulary=vocabulary)
+    convert(theirs, back, to="t5x")
+"""
+
+
+@pytest.fixture(scope="module")
+def params(random_params):
+    """Weights of every version, the same for both formats."""
+    return {version: random_params(config) for version, config in CONFIGS.items()}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, str], Path]:
+    """For every version and format: ``saved`` by T5X, ``theirs`` and ``back`` converted."""
+    root = tmp_path_factory.mktemp("t5x")
+    vocabularies = {
+        "1.0": str(spiece),
+        "1.1": f"{spiece}:100",
+        "mt5": str(with_sentinels(spiece, root / "mt5.model")),
+        "byt5": "bytes",
+    }
+    save = {"legacy": t5x_data.save_legacy, "orbax": t5x_data.save_orbax}
+    made, jobs = {}, []
+    for version, config in CONFIGS.items():
+        for kind in FORMATS:
+            directory = made[version, kind] = root / version / kind
+            save[kind](directory / "saved", params[version], config)
+            paths = (directory / "theirs", directory / "back" / "checkpoint_7")
+            jobs.append([str(directory / "saved"), vocabularies[version], *map(str, paths)])
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(jobs)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+    )
+    return made
+
+
+def with_sentinels(spiece: Path, path: Path) -> Path:
+    """The vocabulary with 100 extra ids in the file, as mT5's is."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
+    for number in reversed(range(100)):
+        model.pieces.add(
+            piece=f"\u2581<extra_id_{number}>",
+            score=0.0,
+            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+        )
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@functools.cache
+def batch():
+    rng = np.random.default_rng(0)
+    sources = rng.integers(2, 250, (2, 11)).astype(np.int32)
+    targets = rng.integers(2, 250, (2, 7)).astype(np.int32)
+    sources[1, 6:] = 0
+    return sources, np.pad(targets, ((0, 0), (1, 0)))[:, :-1], targets
+
+
+@functools.cache
+def forward(config: T5Config):
+    """Our network, compiled once for both formats."""
+    return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
+
+
+@pytest.fixture(scope="module")
+def logits_of_t5x(params, t5x_data):
+    """T5X's own network, on the weights it saved."""
+
+    @functools.cache
+    def compute(version: str) -> np.ndarray:
+        module = t5x_data.t5x_network(CONFIGS[version])
+        variables = {"params": params[version]}
+        # T5X's own code promotes ranks as it likes.
+        with jax.numpy_rank_promotion("allow"):
+            apply = jax.jit(functools.partial(module.apply, enable_dropout=False))
+            return np.asarray(apply(variables, *batch()))
+
+    return compute
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, version, kind):
+    directory = directories[version, kind] / "theirs"
+    expected = logits_of_t5x(version)
+    sources, inputs, _ = batch()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
+    assert model.config.model_type == ("mt5" if version == "mt5" else "t5")
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.tensor(sources).long(),
+            attention_mask=torch.tensor(sources != 0).long(),
+            decoder_input_ids=torch.tensor(inputs).long(),
+        ).logits.numpy()
+    np.testing.assert_allclose(theirs, expected, rtol=0, atol=TOLERANCE)
+    loaded = load(directory)
+    assert loaded.config == CONFIGS[version]
+    ours = forward(loaded.config)({"params": loaded.params}, *batch())
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_weights_come_back_bit_for_bit(directories, params, version, kind):
+    loaded = load(directories[version, kind] / "back")
+    assert loaded.config == CONFIGS[version]
+    assert loaded.metadata["step"] == 7
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params[version])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_bfloat16_saved_by_t5x(t5x_data, tmp_path, params, kind):
+    """As T5X keeps checkpoints at half the size."""
+    config = CONFIGS["byt5"]
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params["byt5"])
+    save = t5x_data.save_legacy if kind == "legacy" else t5x_data.save_orbax
+    save(tmp_path / "model", half, config, dtype=jnp.bfloat16)
+    loaded = load(tmp_path / "model", vocabulary="bytes", dtype="bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, half)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_t5x_restores_what_we_write(directories, params, t5x_data, version):
+    back = directories[version, "legacy"] / "back" / "checkpoint_7"
+    expected = flatten_dict(params[version], sep="/")
+    tree = checkpoints.load_t5x_checkpoint(str(back))
+    assert int(tree["state"]["step"]) == 7
+    restored = t5x_data.restore(back, CONFIGS[version])
+    assert int(restored.step) == 7
+    for found in (tree["target"], dict(restored.params)):
+        flat = flatten_dict(found, sep="/")
+        assert set(flat) == set(expected)
+        for path, leaf in flat.items():
+            np.testing.assert_array_equal(np.asarray(leaf), expected[path])
+
+
+def test_scanned_layers_are_refused(tmp_path, t5x_data):
+    """scalable_t5 has a relative bias in every layer: no T5, however it looks."""
+    from t5x.examples.scalable_t5 import network
+
+    sizes = dataclasses.asdict(CONFIGS["1.1"])
+    names = (*SIZES, "vocab_size", "mlp_activations", "logits_via_embedding")
+    module = network.Transformer(network.T5Config(**{name: sizes[name] for name in names}))
+    directory = t5x_data.save_network(tmp_path / "model", module)
+    with pytest.raises(ValueError, match="scalable_t5: its layers are scanned"):
+        load(directory, vocabulary="bytes")

@@ -1,0 +1,71 @@
+"""Which vocabulary is meant, and with how many extra ids: told or asked for, never guessed."""
+
+import pytest
+from sentencepiece import sentencepiece_model_pb2
+
+from spec_t5x.checkpoints.vocabularies import make_vocabulary
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from spec_t5x.errors import InputError
+
+
+def test_t5s_own_has_100_extra_ids_in_32128_rows(t5_spiece):
+    vocabulary = make_vocabulary(t5_spiece, 32128)
+    assert (vocabulary.extra_ids, vocabulary.vocab_size) == (100, 32100)
+    assert vocabulary.piece(32099).endswith("<extra_id_0>")
+    assert make_vocabulary(t5_spiece, 32000).extra_ids == 0
+    assert make_vocabulary(str(t5_spiece), 32100).extra_ids == 100
+
+
+# The tiny vocabulary has 40 pieces: with or without 100 extra ids it is padded to 256 or 128.
+@pytest.mark.parametrize(("rows", "extra_ids"), [(40, 0), (128, 0), (140, 100), (256, 100)])
+def test_extra_ids_are_told_from_the_rows(spiece, rows, extra_ids):
+    assert make_vocabulary(spiece, rows).extra_ids == extra_ids
+
+
+@pytest.mark.parametrize("rows", [96, 384])
+def test_what_cannot_be_told_is_asked_for(spiece, rows):
+    with pytest.raises(InputError, match=rf"embeds {rows} ids.*tiny.model:100 or tiny.model:0"):
+        make_vocabulary(spiece, rows)
+    assert make_vocabulary(f"{spiece}:56", rows).vocab_size == 96
+
+
+def test_both_are_possible(spiece, monkeypatch):
+    monkeypatch.setattr("spec_t5x.checkpoints.vocabularies._PADDING", 1024)
+    with pytest.raises(InputError, match="cannot be told"):
+        make_vocabulary(spiece, 1024)
+
+
+def test_a_file_that_holds_its_sentinels(spiece, tmp_path):
+    """As mT5's and T5X's ``…100extra`` do: nothing is appended, whatever the rows."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(spiece.read_bytes())
+    for number in reversed(range(3)):
+        model.pieces.add(
+            piece=f"\u2581<extra_id_{number}>",
+            score=0.0,
+            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+        )
+    path = tmp_path / "3extra.model"
+    path.write_bytes(model.SerializeToString())
+    vocabulary = make_vocabulary(path, 96)
+    assert (vocabulary.extra_ids, vocabulary.vocab_size) == (0, 43)
+    appended = SentencePieceVocabulary(spiece, 3)
+    assert vocabulary.fingerprint() == appended.fingerprint()
+
+
+def test_bytes():
+    assert make_vocabulary("bytes", 384).fingerprint() == ByteVocabulary().fingerprint()
+    assert make_vocabulary("bytes", 272).vocab_size == 272
+    assert make_vocabulary("bytes:3", 384).extra_ids == 3
+    vocabulary = ByteVocabulary(5)
+    assert make_vocabulary(vocabulary, 384) is vocabulary
+
+
+def test_files_that_are_none(tmp_path, spiece):
+    with pytest.raises(InputError, match="no vocabulary at .*absent.model"):
+        make_vocabulary(tmp_path / "absent.model", 384)
+    with pytest.raises(InputError, match="no vocabulary at .*absent.model"):
+        make_vocabulary(f"{tmp_path}/absent.model:7", 384)
+    # A colon may be part of the name.
+    odd = tmp_path / "odd:100"
+    odd.write_bytes(spiece.read_bytes())
+    assert make_vocabulary(odd, 128).extra_ids == 0
