@@ -3,6 +3,7 @@
 # English to German, speculative and plain, same text.
 # Arguments go to spec-t5x generate: bash scripts/demo.sh "Where is the station?"
 set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
 
 setup_env ""

@@ -2,6 +2,7 @@
 # Creates .venv, installs the package with its test extra, runs the whole test suite.
 # Arguments go to pytest: bash scripts/test.sh tests/test_decoding.py -x
 set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
 
 setup_env test

@@ -1,21 +1,38 @@
-"""Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them."""
+"""Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them.
 
+Includes are resolved here and not by gin, which knows nothing of the including file's folder
+and stumbles over folders that could be Python packages.
+"""
+
+import io
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gin
 
 from spec_t5x.errors import InputError
 
+# Beside a checkout's package; absent from an installation, where nothing is found in it.
+_REPOSITORY = Path(__file__).parents[1]
+
 _BINDING = re.compile(r"--gin\.([^=]+=.+)", re.DOTALL)
-_MACRO = re.compile(r"%(\w+)")
+_MACRO = re.compile(r"%([\w.]+)")
+_INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
+_IMPORT = re.compile(r"(import|from)\s")
 _STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
+
+# Folders of ``--gin_search_paths``.
+_search_paths: list[str] = []
 
 
 def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     """Parses gin files, then the flags, which override them.
+
+    A file, or what it includes, is looked for in the current folder, in those of
+    ``add_search_paths``, beside the file that includes it and in the repository; the first
+    that exists is taken.
 
     Args:
       files: paths, later ones override earlier ones.
@@ -25,13 +42,12 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
       InputError: a file is absent, something cannot be parsed, or a macro that a
         file or flag uses is bound nowhere.
     """
-    for name in files:
-        if not Path(name).is_file():
-            raise InputError(f"no gin file {name}: give an existing one")
+    parts = list(read_all(files))
     bindings = [_binding(flag) for flag in flags]
     try:
-        # Not finalized: gin's own report of an unbound macro quotes the whole config.
-        gin.parse_config_files_and_bindings(list(files), bindings, finalize_config=False)
+        for name, text in parts:
+            gin.parse_config(_Part(text, name))
+        gin.parse_config(bindings)
     except (
         ValueError,
         SyntaxError,
@@ -42,11 +58,82 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     ) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"gin: {reason}: mend the file or the binding") from error
-    texts = {name: Path(name).read_text(encoding="utf-8") for name in files}
-    texts |= dict(zip(flags, bindings, strict=True))
-    for name, text in texts.items():
+    for name, text in (*parts, *zip(flags, bindings, strict=True)):
         for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text)):
-            _check_bound(macro, name)
+            # A dot makes it one of gin's constants: %gin.REQUIRED.
+            if "." not in macro:
+                _check_bound(macro, name)
+
+
+def add_search_paths(paths: Sequence[str]) -> None:
+    """More folders to look for gin files in: T5X's ``--gin_search_paths``.
+
+    Raises:
+      InputError: a path is no folder.
+    """
+    for path in paths:
+        if not Path(path).is_dir():
+            raise InputError(f"no folder {path}: give --gin_search_paths existing ones")
+        _search_paths.append(path)
+
+
+def read_all(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The text of the files and of what they include, in the order of parsing.
+
+    Yields:
+      A path, and the text between two of its includes; lines elsewhere are left empty, so
+      that a line keeps its number.
+
+    Raises:
+      InputError: a file is absent, cannot be read, or includes itself.
+    """
+    for name in files:
+        yield from _read(name, ())
+
+
+def _read(name: str, includers: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    path = _locate(name, includers)
+    if path in includers:
+        raise InputError(f"gin: {path} includes itself: take an include out")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"gin: cannot read {path} ({error}): mend the file") from error
+    start = 0
+    for number, line in enumerate(lines):
+        if match := _INCLUDE.match(line):
+            yield str(path), _part(lines, start, number)
+            yield from _read(match[2], (*includers, path))
+            start = number + 1
+    yield str(path), _part(lines, start, len(lines))
+
+
+def _part(lines: Sequence[str], start: int, stop: int) -> str:
+    """Lines ``start`` to ``stop``, and the imports before, which hold in all of a file."""
+    kept = [line if n >= start or _IMPORT.match(line) else "" for n, line in enumerate(lines)]
+    return "".join(f"{line}\n" for line in kept[:stop])
+
+
+def _locate(name: str, includers: tuple[Path, ...]) -> Path:
+    beside = [includers[-1].parent] if includers else []
+    for folder in ("", *_search_paths, *beside, _REPOSITORY):
+        path = Path(folder, name)
+        if path.is_file():
+            return path
+    if includers:
+        raise InputError(
+            f"gin: {includers[-1]} includes {name}, which does not exist: mend it, or add its "
+            "folder to --gin_search_paths"
+        )
+    raise InputError(f"no gin file {name}: give an existing one")
+
+
+class _Part(io.StringIO):
+    """Text that gin reports mistakes of under the file's name."""
+
+    def __init__(self, text: str, name: str):
+        super().__init__(text)
+        self.name = name
 
 
 def _binding(flag: str) -> str:
@@ -58,6 +145,9 @@ def _binding(flag: str) -> str:
 
 def _check_bound(macro: str, file: str) -> None:
     try:
-        gin.query_parameter(f"%{macro}")
+        bound = gin.query_parameter(f"%{macro}")
     except ValueError as error:
         raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE") from error
+    # T5X's files say so of macros that have no default.
+    if repr(bound) == "%gin.REQUIRED":
+        raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE")

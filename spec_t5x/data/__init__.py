@@ -1,5 +1,5 @@
-"""Vocabularies, tab-separated files, length-bucketed batches and seqio tasks.
+"""Vocabularies, files of text pairs, length-bucketed batches, metrics and seqio tasks.
 
-``vocabulary``, ``tsv`` and ``batching`` need neither seqio nor TensorFlow;
-``tasks`` imports both, so nothing here imports it.
+``tasks``, ``paper_tasks`` and ``task_examples`` import seqio, and with it TensorFlow, so
+nothing here imports them; the other modules need neither.
 """

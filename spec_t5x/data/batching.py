@@ -92,6 +92,7 @@ def tokenise_file(
     max_source_length: int,
     max_target_length: int,
     cache_dir: str | Path | None,
+    source_prefix: str = "",
 ) -> TokenisedPairs:
     """Tokenises the pairs of a file, or loads them from an earlier call.
 
@@ -103,6 +104,7 @@ def tokenise_file(
             are dropped and counted.
         cache_dir: where to keep the arrays, named by a hash of the file's content,
             the vocabulary and the other arguments; None keeps nothing.
+        source_prefix: put before every source that is not empty.
 
     Raises:
         InputError: the file cannot be read, or no pair is left.
@@ -110,11 +112,15 @@ def tokenise_file(
     options = (source_column, target_column, num_columns)
     limits = (max_source_length, max_target_length)
     if cache_dir is not None and Path(path).is_file():
-        key = _cache_key(path, vocabulary, options, limits)
+        prefixed = (*options, source_prefix) if source_prefix else options
+        key = _cache_key(path, vocabulary, prefixed, limits)
         cache = Path(cache_dir) / f"pairs-{key}.npz"
         if cache.is_file():
             return _load(cache)
-    pairs = _tokenise(read_pairs(path, *options), vocabulary, *limits)
+    texts = read_pairs(path, *options)
+    if source_prefix:
+        texts = ((source and source_prefix + source, target) for source, target in texts)
+    pairs = _tokenise(texts, vocabulary, *limits)
     if not len(pairs):
         raise InputError(
             f"{path}: all {pairs.num_dropped} pairs are empty or longer than "

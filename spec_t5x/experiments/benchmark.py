@@ -6,6 +6,7 @@ alpha and c of the same run, with the cost of verification counted.
 """
 
 import dataclasses
+import itertools
 import json
 import platform
 from collections.abc import Callable, Iterator
@@ -14,42 +15,58 @@ from pathlib import Path
 import jax
 
 from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loading import load
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.experiments.evaluation import EvaluationOptions, fits, read_sets
+from spec_t5x.generation import DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
+from spec_t5x.interfaces import Draft
+from spec_t5x.models.seq2seq import T5Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
     """What to measure. Every combination of draft, verifier, temperature and gamma."""
 
-    # A file of pairs, of which one column is decoded; .tsv or .tsv.gz.
+    # A file of pairs, of which the sources are decoded; .tsv or .jsonl, gzipped or not.
     data: str | None = None
     source_column: int = 1
     num_columns: int = 3
+    # The same of JSON lines.
+    source_field: str = "article"
+    # Put before every source of a file; a task has its own.
+    prefix: str = ""
+    # A task or mixture of seqio's, instead of a file.
+    mixture_or_task: str | None = None
+    split: str = "validation"
+    # Modules that register tasks when imported; the paper's tasks are known without.
+    task_modules: tuple | str | None = ()
+    # The first that the encoder takes; of a task, the first, without what it refuses.
     num_inputs: int = 60
     repeats: int = 5
-    target: str = "ende-target"
-    # Drafts and verifiers by name; ``DRAFT/VERIFIER`` pairs.
+    # Drafts and verifiers by name: ``DRAFT/VERIFIER`` pairs. ``draft`` is the run's own draft,
+    # ``adaptive`` the same with a gamma that adapts, ``own`` the run's own verifier.
     pairs: tuple = ("transformer/block",)
     temperatures: tuple = (0.0, 1.0)
     gammas: tuple = (4,)
-    # For drafts named ``adaptive``: the transformer with a gamma that adapts, at this c.
+    # Of ``adaptive``: the time of a draft step in target steps.
     adaptive_c: float = 0.1
-    max_decode_len: int = 128
 
     def __post_init__(self):
-        if not isinstance(self.data, str):
-            raise InputError(f"data is {self.data!r}: give a file of pairs")
+        if not isinstance(self.data, str | None) or (self.data or self.mixture_or_task) is None:
+            raise InputError(f"data is {self.data!r}: give a file of pairs, or mixture_or_task")
         for name in ("num_inputs", "repeats"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)!r}: give at least 1")
         for pair in self.pairs:
             if str(pair).count("/") < 1:
                 raise InputError(f"pair {pair!r}: write DRAFT/VERIFIER")
+
+    @property
+    def uses_own_draft(self) -> bool:
+        """Whether a row is of the run's own draft."""
+        return any(pair.rpartition("/")[0] in ("draft", "adaptive") for pair in self.pairs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,12 +79,35 @@ class Row:
 
 
 def run(
-    options: BenchmarkOptions, report: Callable[[int, int, str], None] | None = None
+    options: BenchmarkOptions,
+    target: LoadedModel,
+    draft: str | None = None,
+    draft_options: DraftOptions | None = None,
+    decoding: GenerateOptions | None = None,
+    report: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[Row]:
-    """Measures row after row; ``report(done, total, what)`` is told of each."""
-    target = load(options.target)
-    generator = Generator.load(options.target)
-    texts = _texts(generator, options)
+    """Measures row after row.
+
+    Args:
+      options: what to measure.
+      target: the model whose text is wanted.
+      draft: what ``draft`` and ``adaptive`` stand for in ``options.pairs``.
+      draft_options: of all drafts.
+      decoding: what is the same in all rows: lengths, the batch's size.
+      report: ``report(done, total, what)`` is told of each row.
+
+    Raises:
+      InputError: nothing to decode, or a draft or verifier that does not go with the target.
+    """
+    draft_options = draft_options or DraftOptions()
+    decoding = decoding or GenerateOptions()
+    # Not Generator.load: that would read the target again, and an XXL fits a device once.
+    generator = Generator(
+        target=T5Model.create(target.params, target.config),
+        vocabulary=target.vocabulary,
+        max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+    )
+    texts = _texts(generator, options, decoding)
     combinations = [
         (pair, temperature, gamma)
         for pair in options.pairs
@@ -78,21 +118,12 @@ def run(
         if report:
             report(done, len(combinations), f"{pair}, temperature {temperature:g}, gamma {gamma}")
         draft_name, _, verifier = pair.rpartition("/")
-        stopping = Stopping(c=options.adaptive_c) if draft_name == "adaptive" else None
-        draft = make_draft(
-            "transformer" if stopping else draft_name,
-            target,
-            generator.target,
-            DraftOptions(stopping=stopping),
+        model = _make_draft(draft_name, options, target, generator.target, draft, draft_options)
+        row = dataclasses.replace(
+            _with_verifier(decoding, verifier), gamma=gamma, temperature=temperature
         )
-        decoding = GenerateOptions(
-            gamma=gamma,
-            temperature=temperature,
-            verifier=verifier,
-            max_decode_len=options.max_decode_len,
-        )
-        comparison = compare(generator.with_draft(draft), texts, decoding, options.repeats)
-        yield Row(draft=draft_name, verifier=verifier, comparison=comparison)
+        comparison = compare(generator.with_draft(model), texts, row, options.repeats)
+        yield Row(draft=draft_name, verifier=row.verifier, comparison=comparison)
         # Compiled programs of earlier rows are of no more use, and fill the memory.
         jax.clear_caches()
 
@@ -123,12 +154,13 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, options: BenchmarkOptions, rows: list[Row]) -> None:
+def write_json(path: Path, options: BenchmarkOptions, target: LoadedModel, rows: list[Row]) -> None:
     """Keeps all figures, with the machine and the settings they were measured with."""
     report = {
         "machine": machine(),
-        # Where the data was is nobody else's business.
-        "options": dataclasses.asdict(options) | {"data": Path(options.data).name},
+        "options": dataclasses.asdict(options)
+        # Where the files were is nobody else's business.
+        | {"data": options.data and Path(options.data).name, "target": target.directory.name},
         "rows": [
             {"draft": row.draft, "verifier": row.verifier} | row.comparison.to_dict()
             for row in rows
@@ -159,18 +191,51 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _texts(generator: Generator, options: BenchmarkOptions) -> list[str]:
+def _make_draft(
+    name: str,
+    options: BenchmarkOptions,
+    target: LoadedModel,
+    model: T5Model,
+    own: str | None,
+    draft_options: DraftOptions,
+) -> Draft:
+    """The draft of a row."""
+    if name == "adaptive":
+        stopping = Stopping(c=options.adaptive_c)
+        draft_options = dataclasses.replace(draft_options, stopping=stopping)
+    if name in ("draft", "adaptive"):
+        name = own or "transformer"
+    return make_draft(name, target, model, draft_options)
+
+
+def _with_verifier(decoding: GenerateOptions, name: str) -> GenerateOptions:
+    if name == "own":
+        return decoding
+    # What is bound of the run's own verifier is not for another.
+    return dataclasses.replace(decoding, verifier=name, widths=(), lenience=1.0)
+
+
+def _texts(generator: Generator, options: BenchmarkOptions, decoding: GenerateOptions) -> list[str]:
     """The first inputs that the encoder takes."""
-    decoding, texts = GenerateOptions(), []
-    columns = (options.source_column, options.source_column, options.num_columns)
-    for text, _ in read_pairs(options.data, *columns):
-        try:
-            generator.tokenize(text, decoding)
-        except InputError:
-            continue
-        texts.append(text)
-        if len(texts) == options.num_inputs:
-            break
+    read = EvaluationOptions(
+        data=options.data,
+        source_column=options.source_column,
+        # The references are not looked at.
+        target_column=options.source_column,
+        num_columns=options.num_columns,
+        source_field=options.source_field,
+        target_field=options.source_field,
+        prefix=options.prefix,
+        mixture_or_task=options.mixture_or_task,
+        split=options.split,
+        task_modules=options.task_modules,
+        # A file is short, a task may be of any length.
+        limit=options.num_inputs if options.mixture_or_task else None,
+    )
+    pairs = [pair for part in read_sets(read, generator.vocabulary) for pair in part.pairs]
+    usable = (source for source, _ in pairs if fits(generator, source, decoding))
+    texts = list(itertools.islice(usable, options.num_inputs))
     if not texts:
-        raise InputError(f"{options.data} has no input that the encoder takes: give another file")
+        name = options.data or options.mixture_or_task
+        raise InputError(f"{name} has no input that the encoder takes: give another, or truncate")
     return texts

@@ -1,25 +1,106 @@
-"""Quality and acceptance of a pair over a file of sentence pairs."""
+"""Quality and acceptance of a pair over a file of text pairs or a seqio task."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import gin
 import jax
 
-from spec_t5x.data.metrics import bleu
+from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
+from spec_t5x.data.metrics import bleu_metric, metric_by_name, signature
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+
+# ``metric(targets, predictions)``; targets are what came as the second of each pair.
+EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What to evaluate on: a local file or a seqio task."""
+
+    # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
+    data: str | None = None
+    source_column: int = 0
+    target_column: int = 1
+    num_columns: int = 2
+    # The same of JSON lines.
+    source_field: str = "article"
+    target_field: str = "highlights"
+    # Put before every source of a file; a task has its own.
+    prefix: str = ""
+    # Of a file: a name of ``data.metrics.METRICS``. A task has its own.
+    metric: str = "bleu"
+    # A name in seqio's registry: its texts and its metrics.
+    mixture_or_task: str | None = None
+    split: str = "validation"
+    # Modules that register tasks when imported; the paper's tasks are known without.
+    # T5X's macro holds one name or None.
+    task_modules: tuple | str | None = ()
+    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
+    task_feature_lengths: dict | None = None
+    # Take the first so many pairs only.
+    limit: int | None = None
+
+    def __post_init__(self):
+        if (self.data is None) == (self.mixture_or_task is None):
+            raise InputError(
+                f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one "
+                "of them"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit is {self.limit}: give at least 1")
+        unknown = set(self.task_feature_lengths or {}) - {"inputs", "targets"}
+        if unknown:
+            raise InputError(
+                f"task_feature_lengths has {sorted(unknown)[0]!r}: give inputs and targets"
+            )
+        metric_by_name(self.metric)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules to import before a task is looked for."""
+        modules = self.task_modules or ()
+        return (modules,) if isinstance(modules, str) else tuple(modules)
+
+    def decoding(self, options: GenerateOptions) -> GenerateOptions:
+        """``options`` with the task's lengths, where these are given."""
+        lengths = self.task_feature_lengths or {}
+        if "inputs" in lengths:
+            options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
+        if "targets" in lengths:
+            options = dataclasses.replace(options, max_decode_len=lengths["targets"])
+        return options
+
+
+gin.external_configurable(EvaluationOptions, module="spec_t5x")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """Sources, what their outputs are compared with, and how."""
+
+    # Of the file or task, for the report.
+    name: str
+    # (source, target); a target is what ``metric`` takes.
+    pairs: list[tuple[str, Any]]
+    metric: EvaluationMetric
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a file of sentence pairs says about a target and its draft."""
+    """What a set of text pairs says about a target and its draft."""
 
     num_pairs: int
     # Pairs left out because their source is empty or longer than the encoder.
     num_skipped: int
-    # Of the decoded text, with sacrebleu's signature.
-    bleu: float
-    bleu_signature: str
+    # Of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
+    metrics: dict[str, float]
+    # sacreBLEU's, of the "bleu" of a file.
+    bleu_signature: str | None
     # Generated tokens, end of sequence included.
     num_tokens: int
     target_calls: int
@@ -29,50 +110,107 @@ class Evaluation:
     # Share of iterations whose i-th draft was accepted.
     acceptance_by_position: list[float] | None
 
+    def to_dict(self) -> dict:
+        """All of it as JSON can hold it, the metrics among the other figures."""
+        fields = dataclasses.asdict(self)
+        metrics = fields.pop("metrics")
+        if self.bleu_signature is None:
+            del fields["bleu_signature"]
+        return metrics | fields
+
+
+def read_sets(options: EvaluationOptions, vocabulary: Vocabulary) -> list[EvaluationSet]:
+    """The file, the task, or each task of the mixture.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    if options.data is not None:
+        return [_read_file(options)]
+    # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
+    from spec_t5x.data.task_examples import read_task
+
+    tasks = read_task(
+        options.mixture_or_task,
+        options.split,
+        vocabulary,
+        lengths=options.task_feature_lengths,
+        limit=options.limit,
+        modules=options.modules,
+    )
+    return [
+        EvaluationSet(
+            name=task.name,
+            pairs=[(example.source, example) for example in task.examples],
+            metric=task.score,
+        )
+        for task in tasks
+    ]
+
 
 def evaluate(
     generator: Generator,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[str, Any]],
     options: GenerateOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    metric: EvaluationMetric = bleu_metric,
 ) -> Evaluation:
-    """Decodes the sources and scores the outputs against the references.
+    """Decodes the sources and scores the outputs against the targets.
 
     Args:
       generator: decodes speculatively if it has a draft.
-      pairs: ``(source, reference)``.
+      pairs: ``(source, target)``.
       options: ``num_decodes`` must be 1. Batches are filled with sources of about
         one length, which changes no output.
       progress: called with the number of inputs done and their total.
+      metric: of the targets and outputs, in the order of the pairs.
 
     Raises:
       InputError: no pair can be decoded, or ``num_decodes`` is not 1.
     """
     if options.num_decodes != 1:
-        raise InputError(f"num_decodes is {options.num_decodes}: BLEU is of 1 output")
-    usable = [pair for pair in pairs if _fits(generator, pair[0], options)]
+        raise InputError(f"num_decodes is {options.num_decodes}: an evaluation is of 1 output")
+    usable = [pair for pair in pairs if fits(generator, pair[0], options)]
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
-    usable.sort(key=lambda pair: len(pair[0]))
+    order = sorted(range(len(usable)), key=lambda place: len(usable[place][0]))
     outputs, stats = [], []
-    for batch in generator.batches([source for source, _ in usable], options):
+    for batch in generator.batches([usable[place][0] for place in order], options):
         decoded = jax.device_get(generator.decode(batch, options))
         outputs += [group[0] for group in generator.collect(batch, decoded)]
         stats.append(decoded.stats)
         progress(len(outputs), len(usable))
-    score = bleu([g.output for g in outputs], [reference for _, reference in usable])
+    by_place = dict(zip(order, outputs, strict=True))
+    texts = [by_place[place].output for place in range(len(usable))]
     return Evaluation(
         num_pairs=len(usable),
         num_skipped=len(pairs) - len(usable),
-        bleu=score.score,
-        bleu_signature=score.signature,
+        metrics=metric([target for _, target in usable], texts),
+        bleu_signature=signature(metric),
         num_tokens=sum(len(g.output_ids) for g in outputs),
         target_calls=sum(g.target_calls for g in outputs),
         **_acceptance(stats),
     )
 
 
-def _fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
+def _read_file(options: EvaluationOptions) -> EvaluationSet:
+    if is_jsonl(options.data):
+        pairs = read_json_pairs(options.data, options.source_field, options.target_field)
+    else:
+        columns = (options.source_column, options.target_column, options.num_columns)
+        pairs = read_pairs(options.data, *columns)
+    # An empty source stays empty, to be skipped.
+    pairs = [(options.prefix + source if source else "", target) for source, target in pairs]
+    return EvaluationSet(
+        name=options.data,
+        pairs=pairs[: options.limit],
+        metric=metric_by_name(options.metric),
+    )
+
+
+def fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
+    """Whether the source is one that the generator decodes."""
     try:
         generator.tokenize(source, options)
     except InputError:

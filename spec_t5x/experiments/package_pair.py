@@ -17,7 +17,7 @@ from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.tsv import read_pairs
-from spec_t5x.experiments.evaluation import Evaluation, evaluate
+from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import GenerateOptions, Generator
 
 # The longest sources in training: longer ones are refused unless truncated.
@@ -60,7 +60,7 @@ def measure(generator: Generator, data: Path) -> dict:
         print(f"evaluating {file} at temperature {temperature:g}", file=sys.stderr)
         options = dataclasses.replace(OPTIONS, temperature=temperature)
         pairs = list(read_pairs(data / file, 1, 2, 3))
-        figures[name] = dataclasses.asdict(evaluate(generator, pairs, options))
+        figures[name] = evaluate(generator, pairs, options).to_dict()
     return figures
 
 
@@ -83,7 +83,7 @@ def write(directory: Path, model: LoadedModel, figures: dict, card: str) -> None
 
 
 def _target_card(model: LoadedModel, figures: dict) -> str:
-    dev, news = Evaluation(**figures["dev"]), Evaluation(**figures["newstest2013"])
+    dev, news = figures["dev"], figures["newstest2013"]
     return f"""\
 # ende-target: English to German
 
@@ -93,9 +93,9 @@ def _target_card(model: LoadedModel, figures: dict) -> str:
 |---|---|
 | network | {_network(model)} |
 | training | {model.metadata.get("step")} steps, `gin_configs/runs/train_ende_target.gin` |
-| dev BLEU | {dev.bleu:.1f} ({dev.num_pairs} pairs, {dev.num_skipped} left out as too long) |
-| newstest2013 BLEU | {news.bleu:.1f} ({news.num_pairs} pairs, {news.num_skipped} left out) |
-| signature | `{dev.bleu_signature}` |
+| dev BLEU | {_bleu(dev, "left out as too long")} |
+| newstest2013 BLEU | {_bleu(news, "left out")} |
+| signature | `{dev["bleu_signature"]}` |
 
 {_DATA}
 
@@ -103,6 +103,12 @@ Figures: `python -m spec_t5x.experiments.package_pair`; again by
 `spec-t5x evaluate --data dev.tsv.gz --source_column 1 --target_column 2
 --num_columns 3 --batch_size 32`.
 """
+
+
+def _bleu(figures: dict, skipped: str) -> str:
+    return (
+        f"{figures['bleu']:.1f} ({figures['num_pairs']} pairs, {figures['num_skipped']} {skipped})"
+    )
 
 
 def _draft_card(model: LoadedModel, figures: dict) -> str:

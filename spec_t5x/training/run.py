@@ -18,7 +18,10 @@ from pathlib import Path
 import gin
 import optax
 
-from spec_t5x.checkpoints.native import load_model, save_model
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.vocabularies import make_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, tokenise_file
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
@@ -46,7 +49,10 @@ class DataOptions:
     source_column: int = 0
     target_column: int = 1
     num_columns: int = 2
-    # A SentencePiece model; None trains one on the pairs, of the model's vocab_size.
+    # Put before every source, as T5's tasks do ("summarize: ").
+    source_prefix: str = ""
+    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes the
+    # teacher's, or without a teacher trains one on the pairs, of the model's vocab_size.
     vocabulary: str | None = None
     vocabulary_pairs: int = 100_000  # sampled for training the vocabulary
     max_source_length: int = 96  # tokens, EOS included
@@ -112,8 +118,9 @@ def train(
         output_dir: made if absent; training goes on from what it holds.
         model: sizes; its vocab_size must hold the vocabulary.
         data, optimizer, options: see the classes.
-        teacher: directory of an exported model with the same vocabulary, whose
-            distributions the new model learns (word-level distillation).
+        teacher: a checkpoint of any format, whose distributions the new model learns
+            (word-level distillation) and whose vocabulary it takes over; one that holds
+            no vocabulary, as T5X's, has that of ``data``.
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
         bleu_pairs: of the first so many dev pairs, BLEU is reported at the end.
 
@@ -122,10 +129,14 @@ def train(
     """
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    vocabulary = _vocabulary(data, directory, model.vocab_size)
+    loaded_teacher = _load_teacher(teacher, data.vocabulary, model) if teacher else None
+    vocabulary = (
+        loaded_teacher.vocabulary
+        if loaded_teacher
+        else _vocabulary(data, directory, model.vocab_size)
+    )
     train_batches, dev_batches = load_batches(data, vocabulary, directory, options.seed)
     transformation, schedule = optimizer.build(options.steps)
-    loaded_teacher = _teacher(teacher, vocabulary, model) if teacher else None
     result = fit(
         model,
         transformation,
@@ -134,7 +145,7 @@ def train(
         dev_batches,
         options,
         directory,
-        loaded_teacher,
+        loaded_teacher and Teacher(config=loaded_teacher.config, params=loaded_teacher.params),
     )
     _export(result, directory / "model", model, vocabulary, export_dtype)
     if bleu_pairs and data.dev_file:
@@ -142,18 +153,19 @@ def train(
     return result
 
 
-def _vocabulary(data: DataOptions, directory: Path, vocab_size: int) -> SentencePieceVocabulary:
+def _vocabulary(data: DataOptions, directory: Path, vocab_size: int) -> Vocabulary:
     """The vocabulary that was given, or trained earlier, or trained now."""
-    path = Path(data.vocabulary) if data.vocabulary else directory / "vocabulary"
-    if not data.vocabulary:
-        path /= SPIECE_NAME
-        if not path.is_file():
+    if data.vocabulary:
+        name, vocabulary = data.vocabulary, make_vocabulary(data.vocabulary, vocab_size)
+    else:
+        name = directory / "vocabulary" / SPIECE_NAME
+        if not name.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            _train_vocabulary(data, path, vocab_size)
-    vocabulary = SentencePieceVocabulary(path)
+            _train_vocabulary(data, name, vocab_size)
+        vocabulary = SentencePieceVocabulary(name)
     if vocabulary.vocab_size > vocab_size:
         raise InputError(
-            f"{path} has {vocabulary.vocab_size} pieces, the model room for "
+            f"{name} has {vocabulary.vocab_size} pieces, the model room for "
             f"{vocab_size}: raise T5Config.vocab_size"
         )
     return vocabulary
@@ -186,6 +198,7 @@ def load_batches(
             max_source_length=data.max_source_length,
             max_target_length=data.max_target_length,
             cache_dir=directory / "cache",
+            source_prefix=data.source_prefix,
         )
         say(
             f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
@@ -204,19 +217,14 @@ def load_batches(
     return train_batches, load(data.dev_file) if data.dev_file else None
 
 
-def _teacher(directory: str, vocabulary: SentencePieceVocabulary, model: T5Config) -> Teacher:
-    loaded = load_model(directory)
-    if loaded.vocabulary.fingerprint() != vocabulary.fingerprint():
-        raise InputError(
-            f"the teacher in {directory} has another vocabulary than {vocabulary.path}"
-            ": set DataOptions.vocabulary to the teacher's spiece.model"
-        )
+def _load_teacher(name: str, vocabulary: str | None, model: T5Config) -> LoadedModel:
+    loaded = load(name, vocabulary=vocabulary)
     if loaded.config.vocab_size != model.vocab_size:
         raise InputError(
             f"the teacher's vocab_size is {loaded.config.vocab_size}, the model's "
             f"{model.vocab_size}: make them equal"
         )
-    return Teacher(config=loaded.config, params=loaded.params)
+    return loaded
 
 
 def _report_bleu(model: Path, data: DataOptions, num_pairs: int) -> None:
@@ -229,7 +237,7 @@ def _report_bleu(model: Path, data: DataOptions, num_pairs: int) -> None:
         truncate=True,
     )
     pairs = read_pairs(Path(data.directory) / data.dev_file, **data.columns)
-    pairs = (pair for pair in pairs if pair[0])
+    pairs = ((data.source_prefix + source, target) for source, target in pairs if source)
 
     def decode(texts):
         return [outputs[0].output for outputs in generator.generate(texts, options)]

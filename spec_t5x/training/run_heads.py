@@ -34,6 +34,7 @@ def train_heads(
     num_heads: int = 5,
     hidden_dim: int = 256,
     export_dtype: str = "bfloat16",
+    vocabulary: str | None = None,
 ) -> TrainResult:
     """Trains and exports.
 
@@ -45,6 +46,8 @@ def train_heads(
         num_heads: tokens to look ahead.
         hidden_dim: width of each head's hidden layer.
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        vocabulary: of a target that holds none, as T5X's checkpoints: a SentencePiece
+            model, or "bytes".
 
     Raises:
         InputError: files, target or settings that cannot be used.
@@ -53,7 +56,7 @@ def train_heads(
         raise InputError(
             f"DataOptions.vocabulary is {data.vocabulary!r}: leave it out, it is the target's"
         )
-    loaded = load(target)
+    loaded = load(target, vocabulary=vocabulary)
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)

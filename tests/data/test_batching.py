@@ -190,3 +190,11 @@ def test_nothing_left(tsv):
 def test_no_such_column(tsv):
     with pytest.raises(InputError, match="column 2 of 2"):
         next(read_pairs(tsv, 0, 2, 2))
+
+
+def test_a_prefix_comes_before_every_source_but_empty_ones(tsv, tmp_path):
+    plain = tokenise(tsv, tmp_path)
+    pairs = tokenise(tsv, tmp_path, source_prefix="x ", max_source_length=12)
+    assert (len(pairs), pairs.num_dropped) == (2, 2)
+    assert pairs.source_ids[:6].tolist() == [123, 35, *plain.source_ids[:4]]
+    np.testing.assert_array_equal(pairs.target_ids, plain.target_ids)

@@ -24,12 +24,12 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, tmp_path, capsys):
     data.write_text("x\tMy sister\ty\nx\tWir gehen morgen.\ty\n", encoding="utf-8")
     file = tmp_path / "benchmark.gin"
     file.write_text(
-        f'BenchmarkOptions.target = "{tiny_pair / "target"}"\n'
+        f'Models.target = "{tiny_pair / "target"}"\n'
         f'BenchmarkOptions.pairs = ("transformer:{tiny_pair / "draft"}/token", "copy/block")\n'
         "BenchmarkOptions.temperatures = (0.0,)\n"
         "BenchmarkOptions.gammas = (2,)\n"
         "BenchmarkOptions.repeats = 1\n"
-        "BenchmarkOptions.max_decode_len = 12\n",
+        "GenerateOptions.max_decode_len = 12\n",
         encoding="utf-8",
     )
     arguments = ["benchmark", f"--gin_file={file}", "--data", str(data), "--json", str(kept)]

@@ -395,7 +395,7 @@ def test_command_line(data, gin_file, tmp_path, capfd):
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
 
-    # Go on for a step; then a student with this teacher, its vocabulary given.
+    # Go on for a step; then a student with this teacher, whose vocabulary it takes.
     gin.clear_config()
     assert main(["train", *arguments, "--gin.TrainOptions.steps=3"]) == 0
     assert (output / "checkpoints" / "3").is_dir()
@@ -405,13 +405,14 @@ def test_command_line(data, gin_file, tmp_path, capfd):
         f"--gin.OUTPUT_DIR='{tmp_path / 'student'}'",
         f"--gin.train.teacher='{output / 'model'}'",
     ]
-    given = f"--gin.DataOptions.vocabulary='{output / 'model' / 'spiece.model'}'"
-    assert main(["train", *student, given]) == 0
+    assert main(["train", *student]) == 0
+    taught = load_model(tmp_path / "student" / "model")
+    assert taught.vocabulary.fingerprint() == vocabulary.fingerprint()
     gin.clear_config()
     another = train_sentencepiece(WORDS, tmp_path / "another", 16)
-    other = f"--gin.DataOptions.vocabulary='{another}'"
+    other = f"--gin.DataOptions.vocabulary='{another}:0'"
     assert main(["train", *student, other]) == 2
-    assert "has another vocabulary" in capfd.readouterr().err
+    assert "holds a vocabulary of its own" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

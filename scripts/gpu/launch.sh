@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# On a machine with a GPU, after setup.sh: a command of spec-t5x, or a program of T5X.
+#   bash scripts/gpu/launch.sh [--dry-run] benchmark --gin_file=…
+#   bash scripts/gpu/launch.sh [--dry-run] t5x.infer --gin_file=…
+#
+# The dtype is bfloat16 without being asked for; CUDA_VISIBLE_DEVICES picks the GPU.
+#
+# Tried: the dry run, and the commands on a CPU machine. Not tried: a GPU.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/../setup_env.sh"
+dry_run_flag "$@"
+# An error where no GPU is found, rather than an hour on the CPU.
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
+# TensorFlow reads the data and needs no GPU; JAX takes what it needs of the memory.
+export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
+launch "${REST[@]}"

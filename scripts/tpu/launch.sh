@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# On one TPU host, after setup.sh: a command of spec-t5x, or a program of T5X.
+#   bash scripts/tpu/launch.sh [--dry-run] benchmark --gin_file=…
+#   bash scripts/tpu/launch.sh [--dry-run] t5x.infer --gin_file=…
+#
+# The dtype is bfloat16 without being asked for. Of the hosts of a pod slice each runs this
+# (launch_pod.sh); they find one another by themselves.
+#
+# Tried: the dry run, and the commands on a CPU machine. Not tried: a TPU VM.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/../setup_env.sh"
+dry_run_flag "$@"
+# libtpu may be held by one process only: say so rather than compute on the CPU.
+export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu}
+launch "${REST[@]}"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# From your machine, with gcloud: the same command on every host of a TPU pod slice.
+#   TPU_NAME=… ZONE=… [PROJECT=…] bash scripts/tpu/launch_pod.sh [--dry-run] setup
+#   TPU_NAME=… ZONE=… [PROJECT=…] bash scripts/tpu/launch_pod.sh [--dry-run] infer --multiprocess …
+#   TPU_NAME=… ZONE=… [PROJECT=…] bash scripts/tpu/launch_pod.sh [--dry-run] t5x.infer …
+#
+# "setup" copies the committed files of this checkout to ~/spec_t5x of every host and runs
+# scripts/tpu/setup.sh there. On TPUs jax.distributed needs no addresses: spec-t5x infer
+# takes --multiprocess, T5X's programs nothing. Paths must be ones that all hosts see (gs://).
+#
+# Tried: the dry run. Not tried: a pod slice.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/../setup_env.sh"
+dry_run_flag "$@"
+go_to_repository
+if [ -z "${TPU_NAME:-}" ] || [ -z "${ZONE:-}" ]; then
+  die "TPU_NAME is '${TPU_NAME:-}' and ZONE '${ZONE:-}': set both"
+fi
+if [ ${#REST[@]} -eq 0 ]; then
+  die "nothing to launch: give setup, a command of spec-t5x, or t5x.infer"
+fi
+where=("$TPU_NAME" --zone="$ZONE" ${PROJECT:+--project="$PROJECT"} --worker=all)
+
+on_all() {
+  run gcloud compute tpus tpu-vm ssh "${where[@]}" --command="$1"
+}
+
+if [ "${REST[0]}" = setup ]; then
+  archive=$(mktemp -d)/spec_t5x.tar.gz
+  run git archive --prefix=spec_t5x/ -o "$archive" HEAD
+  run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:spec_t5x.tar.gz" "${where[@]:1}"
+  on_all "tar xzf spec_t5x.tar.gz && bash spec_t5x/scripts/tpu/setup.sh"
+  rm -rf "$(dirname "$archive")"
+else
+  on_all "cd spec_t5x && bash scripts/tpu/launch.sh$(printf ' %q' "${REST[@]}")"
+fi

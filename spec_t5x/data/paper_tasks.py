@@ -1,0 +1,95 @@
+"""The paper's tasks by their real names, through seqio and TFDS.
+
+    wmt_t2t_ende_v003      WMT14 English to German, BLEU
+    cnn_dailymail_v002     CNN/DailyMail article to highlights, ROUGE
+
+As the ``t5`` library registers them: the same names, TFDS versions, prefixes, features
+and metrics. Importing this module registers those names that are still free, so that the
+library's own tasks are used where they were imported first; it will not be imported
+after this module (seqio refuses a name twice). TFDS downloads a data set when it is
+first read, not before. The same tasks over local files: ``tasks.register_tsv_task``
+and ``register_jsonl_task`` with the prefixes below.
+"""
+
+import functools
+
+import gin
+import seqio
+
+from spec_t5x.data.metrics import Metric, bleu_intl_metric, rouge_metric
+from spec_t5x.data.tasks import prefixed
+
+# T5X compares a task's vocabulary with the model's by this name, and its T5 models have it.
+VOCABULARY_PATH = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
+
+TRANSLATE_PREFIX = "translate English to German: "
+SUMMARIZE_PREFIX = "summarize: "
+
+WMT_ENDE = "wmt_t2t_ende_v003"
+CNN_DAILYMAIL = "cnn_dailymail_v002"
+
+# Tasks of this module's making: only they may be replaced.
+_ours: set[str] = set()
+
+
+@gin.configurable(module="spec_t5x.data.paper_tasks")
+def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int = 0) -> list[str]:
+    """Registers the paper's tasks; again, with another vocabulary.
+
+    Args:
+        vocabulary_path: a SentencePiece model, here or in ``gs://``; not read until a
+            task is. The default holds T5's 100 sentinels.
+        extra_ids: sentinels to add to it: 100 for a ``spiece.model`` of Hugging Face.
+
+    Returns:
+        The names that were registered: not those that another library had taken.
+    """
+    vocabulary = seqio.SentencePieceVocabulary(vocabulary_path, extra_ids)
+    features = {
+        # A language model has targets only.
+        "inputs": seqio.Feature(vocabulary=vocabulary, add_eos=True, required=False),
+        "targets": seqio.Feature(vocabulary=vocabulary, add_eos=True),
+    }
+    registered = [
+        _register(
+            WMT_ENDE,
+            "wmt_t2t_translate/de-en:1.0.0",
+            {"source": "en", "target": "de", "prefix": TRANSLATE_PREFIX},
+            features,
+            bleu_intl_metric,
+        ),
+        _register(
+            CNN_DAILYMAIL,
+            "cnn_dailymail:3.4.0",
+            {"source": "article", "target": "highlights", "prefix": SUMMARIZE_PREFIX},
+            features,
+            rouge_metric,
+        ),
+    ]
+    return [name for name in registered if name]
+
+
+def _register(
+    name: str, tfds_name: str, texts: dict[str, str], features: dict, metric: Metric
+) -> str | None:
+    if name in _ours:
+        seqio.TaskRegistry.remove(name)
+    elif name in seqio.TaskRegistry.names():
+        return None
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.TfdsDataSource(tfds_name=tfds_name),
+        preprocessors=[
+            functools.partial(prefixed, **texts),
+            seqio.preprocessors.tokenize,
+            seqio.CacheDatasetPlaceholder(),
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features=features,
+        metric_fns=[metric],
+    )
+    _ours.add(name)
+    return name
+
+
+register_paper_tasks()

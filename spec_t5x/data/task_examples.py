@@ -1,0 +1,175 @@
+"""Reading a seqio task by name, and scoring texts with the task's own metrics.
+
+The texts are the task's, after its preprocessors; the ids are the model's: a task is read
+with the model's vocabulary in the place of its own, so that a T5 task also serves an mT5,
+and no vocabulary is fetched from the task's address.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import seqio
+
+from spec_t5x.data.vocabulary import ByteVocabulary, Vocabulary
+from spec_t5x.errors import InputError
+
+# Imported after the modules that a user names, so that their tasks come first.
+PAPER_TASKS = "spec_t5x.data.paper_tasks"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskExample:
+    """One example of a task."""
+
+    # What the model reads, prefix included.
+    source: str
+    # The reference as the data set has it.
+    target: str
+    # All features as numpy arrays, for the task's postprocessor.
+    features: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskExamples:
+    """A split of a task."""
+
+    name: str
+    examples: list[TaskExample]
+    task: seqio.Task
+
+    def score(self, targets: Sequence[TaskExample], predictions: Sequence[str]) -> dict[str, float]:
+        """The task's metrics of one text for each of ``targets``, as T5X computes them.
+
+        Both sides pass the task's postprocessor. Metrics of log-likelihoods are left out.
+        """
+        references = [
+            self.task.postprocess_fn(e.target, example=e.features, is_target=True) for e in targets
+        ]
+        outputs = [
+            self.task.postprocess_fn(text, example=e.features, is_target=False)
+            for e, text in zip(targets, predictions, strict=True)
+        ]
+        values: dict[str, float] = {}
+        for metric in self.task.predict_metric_fns:
+            values |= _numbers(metric(targets=references, predictions=outputs))
+        return values
+
+
+def read_task(
+    name: str,
+    split: str,
+    vocabulary: Vocabulary,
+    *,
+    lengths: Mapping[str, int] | None = None,
+    limit: int | None = None,
+    modules: Sequence[str] = (),
+) -> list[TaskExamples]:
+    """Reads a split of a task, or of every task of a mixture, in order.
+
+    Args:
+        name: of a task or mixture in seqio's registry.
+        split: "train", "validation", "test", or what the task has.
+        vocabulary: the model's.
+        lengths: tokens for each feature, for preprocessors that ask for them.
+        limit: take the first so many examples of each task.
+        modules: imported first; they register tasks. The paper's are there without.
+
+    Raises:
+        InputError: a module cannot be imported, no such task, nothing to read, a task
+            without texts, or without a metric of texts.
+    """
+    tasks = find_tasks(name, modules)
+    return [
+        TaskExamples(name=task.name, examples=_read(task, split, lengths, limit), task=task)
+        for task in (with_vocabulary(task, vocabulary) for task in tasks)
+    ]
+
+
+def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
+    """The same ids in seqio's terms."""
+    if isinstance(vocabulary, ByteVocabulary):
+        return seqio.ByteVocabulary(vocabulary.extra_ids)
+    return seqio.SentencePieceVocabulary(str(vocabulary.path), vocabulary.extra_ids)
+
+
+def find_tasks(name: str, modules: Sequence[str]) -> Sequence[seqio.Task]:
+    """The task of that name, or the tasks of the mixture, after importing the modules.
+
+    Raises:
+        InputError: a module cannot be imported, or no such name.
+    """
+    for module in (*modules, PAPER_TASKS):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(
+                f"cannot import the task module {module} ({error}): install it, or name another"
+            ) from error
+    known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:6]
+        raise InputError(
+            f"no task or mixture {name!r}: name the module that registers it, or give one of "
+            f"the known ({', '.join(near)})"
+        )
+    return seqio.get_subtasks(seqio.get_mixture_or_task(name))
+
+
+def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
+    """The same task with the model's ids."""
+    theirs = seqio_vocabulary(vocabulary)
+    return task.replace(
+        output_features={
+            key: dataclasses.replace(feature, vocabulary=theirs)
+            for key, feature in task.output_features.items()
+        }
+    )
+
+
+def _read(
+    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None
+) -> list[TaskExample]:
+    if not task.predict_metric_fns:
+        raise InputError(f"task {task.name} has no metric of texts: give another task")
+    try:
+        dataset = task.get_dataset(
+            sequence_length=lengths, split=split, shuffle=False, num_epochs=1
+        )
+        dataset = dataset if limit is None else dataset.take(limit)
+        found = list(dataset.as_numpy_iterator())
+    except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"cannot read split {split!r} of task {task.name} ({reason}): check the split and, "
+            "for a TFDS task, that its data can be downloaded or lie in TFDS_DATA_DIR"
+        ) from error
+    if not found:
+        raise InputError(f"split {split!r} of task {task.name} is empty: give another")
+    return [_example(task, features) for features in found]
+
+
+def _example(task: seqio.Task, features: Mapping[str, Any]) -> TaskExample:
+    for key in ("inputs_pretokenized", "targets_pretokenized"):
+        if not isinstance(features.get(key), bytes):
+            raise InputError(
+                f"task {task.name} has no feature {key}, its text: give a task that keeps it "
+                "(seqio.preprocessors.tokenize does)"
+            )
+    return TaskExample(
+        source=features["inputs_pretokenized"].decode(),
+        target=features["targets_pretokenized"].decode(),
+        features=features,
+    )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers as they are, and seqio's scalars; its texts and histograms are left out."""
+    plain = {
+        name: value.value if isinstance(value, seqio.metrics.Scalar) else value
+        for name, value in values.items()
+    }
+    return {name: float(value) for name, value in plain.items() if isinstance(value, numbers.Real)}

@@ -1,0 +1,188 @@
+"""``spec-t5x evaluate`` and ``benchmark`` over seqio tasks and files of all kinds."""
+
+import itertools
+import json
+import re
+
+import gin
+import pytest
+
+from spec_t5x.cli.main import main
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.evaluation import EvaluationOptions, read_sets
+from spec_t5x.generation import GenerateOptions, Generator
+
+seqio = pytest.importorskip("seqio")
+from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "nothing_bound")
+
+PAIRS = [
+    ("My sister", "Meine Schwester liest"),
+    ("a green bird", "Ein grüner Vogel singt"),
+    ("The doctor works in a small hospital.", "Der Arzt"),
+]
+PREFIX = "translate: "
+_names = (f"evaluate_test_{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def nothing_bound():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def tsv(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    lines = [json.dumps({"article": s, "highlights": t}) for s, t in PAIRS]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def spiece(tiny_pair):
+    return str(tiny_pair / "target" / "spiece.model")
+
+
+@pytest.fixture
+def task(tsv, spiece):
+    name = next(_names)
+    yield register_tsv_task(
+        name, str(tsv), str(tsv), spiece, prefix=PREFIX, metric="bleu_intl"
+    ).name
+    seqio.TaskRegistry.remove(name)
+
+
+@pytest.fixture
+def run(tiny_pair, capsys):
+    """``run(*arguments)``: the objects that the command prints."""
+
+    def run_evaluate(*arguments):
+        models = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
+        # One shape, of all sources.
+        common = ("--gamma", 2, "--max_decode_len", 8, "--batch_size", 3)
+        words = ("evaluate", *models, *common, *arguments)
+        gin.clear_config()
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        assert (status, captured.err) == (0, "")
+        return [json.loads(part) for part in re.split(r"(?<=^})\n(?={)", captured.out, flags=re.M)]
+
+    return run_evaluate
+
+
+def test_a_task_is_the_file_with_its_prefix_and_metric(run, task, tsv):
+    (of_task,) = run("--mixture_or_task", task, "--split", "train")
+    assert (of_task.pop("task"), of_task.pop("split")) == (task, "train")
+    (of_file,) = run("--data", tsv, "--prefix", PREFIX, "--metric", "bleu_intl")
+    assert "tok:intl" in of_file.pop("bleu_signature")
+    assert of_task == of_file
+    assert of_task["num_pairs"] == len(PAIRS)
+    (without,) = run("--data", tsv)
+    assert without["num_tokens"] != 0 and without["alpha"] != of_task["alpha"]
+
+
+def test_json_lines_and_rouge(run, jsonl, tsv):
+    (values,) = run("--data", jsonl, "--metric", "rouge")
+    assert {"rouge1", "rouge2", "rougeLsum"} <= set(values)
+    assert "bleu_signature" not in values
+    (same,) = run("--data", tsv, "--metric", "rouge", "--limit", 3)
+    assert values == same
+
+
+def test_each_task_of_a_mixture(run, task, jsonl, spiece):
+    other, both = next(_names), next(_names)
+    register_jsonl_task(other, str(jsonl), str(jsonl), spiece)
+    seqio.MixtureRegistry.add(both, [task, other], default_rate=1.0)
+    try:
+        first, second = run("--mixture_or_task", both, "--limit", 2)
+    finally:
+        seqio.MixtureRegistry.remove(both)
+        seqio.TaskRegistry.remove(other)
+    assert (first["task"], second["task"]) == (task, other)
+    assert (first["num_pairs"], second["num_pairs"]) == (2, 2)
+    assert "bleu" in first and "rouge1" in second
+
+
+def test_lengths_of_a_task_cut_as_seqio_does(tiny_pair, task):
+    generator = Generator.load(tiny_pair / "target")
+    options = EvaluationOptions(
+        mixture_or_task=task, task_feature_lengths={"inputs": 12, "targets": 5}
+    )
+    decoding = options.decoding(GenerateOptions())
+    assert (decoding.max_source_len, decoding.max_decode_len, decoding.truncate) == (12, 5, True)
+    (texts,) = read_sets(options, generator.vocabulary)
+    lengths = []
+    for source, example in texts.pairs:
+        ids = generator.tokenize(source, decoding)
+        assert ids == example.features["inputs"].tolist()
+        lengths.append(len(ids))
+    assert max(lengths) == 12
+
+
+def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
+    bindings = [
+        f"CHECKPOINT_PATH='{tiny_pair / 'target'}'",
+        f"DRAFT_CHECKPOINT_PATH='{tiny_pair / 'draft'}'",
+        f"MIXTURE_OR_TASK_NAME='{task}'",
+        *("NUM_INPUTS=1", "REPEATS=1", "MAX_DECODE_LEN=8", "GAMMAS=(2,)"),
+    ]
+    command = ["benchmark", "--gin_file=gin_configs/experiments/table2/ende_small_t0.gin"]
+    flags = [f"--gin.{binding}" for binding in bindings]
+    kept = tmp_path / "figures.json"
+    assert main([*command, *flags, "--split", "train", "--json", str(kept)]) == 0
+    assert "| draft | token | 0 | 2 |" in capsys.readouterr().out
+    report = json.loads(kept.read_text())
+    assert report["rows"][0]["num_inputs"] == 1 and report["rows"][0]["identical"]
+    assert (report["options"]["mixture_or_task"], report["options"]["target"]) == (task, "target")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "data is None and mixture_or_task None: give one"),
+        ({"data": "x", "mixture_or_task": "y"}, "give one of them"),
+        ({"data": "x", "limit": 0}, "limit is 0"),
+        ({"data": "x", "metric": "wer"}, "no metric 'wer'"),
+        ({"data": "x", "task_feature_lengths": {"input": 3}}, "task_feature_lengths has 'input'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        EvaluationOptions(**changes)
+
+
+def test_real_texts_with_t5s_own_vocabulary(shared_data):
+    """The local twins of the paper's tasks."""
+    from spec_t5x.data.paper_tasks import SUMMARIZE_PREFIX
+    from spec_t5x.data.vocabulary import SentencePieceVocabulary
+
+    spiece = shared_data / "vocab" / "t5.spiece.model"
+    sample = str(shared_data / "summarize" / "cnn_dailymail_sample.tsv.gz")
+    name = next(_names)
+    register_tsv_task(
+        name,
+        *(sample, sample, str(spiece)),
+        extra_ids=100,
+        prefix=SUMMARIZE_PREFIX,
+        metric="rouge",
+    )
+    options = EvaluationOptions(mixture_or_task=name, limit=20)
+    (texts,) = read_sets(options, SentencePieceVocabulary(spiece, 100))
+    seqio.TaskRegistry.remove(name)
+    sources, examples = zip(*texts.pairs, strict=True)
+    assert all(source.startswith(SUMMARIZE_PREFIX) for source in sources)
+    perfect = texts.metric(examples, [example.target for example in examples])
+    assert perfect["rougeLsum"] == pytest.approx(100.0)
+    # The first sentences of an article tell much of what matters.
+    leads = [" ".join(e.source.removeprefix(SUMMARIZE_PREFIX).split()[:60]) for e in examples]
+    assert 20 < texts.metric(examples, leads)["rouge1"] < 60

@@ -1,0 +1,80 @@
+"""BLEU and ROUGE against values that were worked out by hand or by the libraries."""
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from spec_t5x.data.metrics import METRICS, bleu, metric_by_name, rouge, signature
+from spec_t5x.errors import InputError
+
+# "intl" parts every symbol from its word, "13a" does not.
+REFERENCES = ["Das kostet 5€ pro Tag – immer.", "Die Katze schläft unter dem alten Tisch."]
+HYPOTHESES = ["Das kostet 5 € pro Tag – immer.", "Die Katze schläft unter einem alten Tisch."]
+
+
+@pytest.mark.parametrize(("name", "tokenize"), [("bleu", "13a"), ("bleu_intl", "intl")])
+def test_bleu_is_sacrebleus_with_that_tokenisation(name, tokenize):
+    # The call that T5's own metric makes.
+    expected = sacrebleu.corpus_bleu(
+        HYPOTHESES,
+        [REFERENCES],
+        smooth_method="exp",
+        smooth_value=0.0,
+        force=False,
+        lowercase=False,
+        tokenize=tokenize,
+        use_effective_order=False,
+    ).score
+    metric = metric_by_name(name)
+    assert metric(REFERENCES, HYPOTHESES) == {"bleu": pytest.approx(expected)}
+    assert f"tok:{tokenize}" in signature(metric)
+    assert signature(metric) == bleu(HYPOTHESES, REFERENCES, tokenize=tokenize).signature
+    assert 0 < expected < 100
+
+
+def test_the_tokenisations_differ():
+    scores = [METRICS[name](REFERENCES, HYPOTHESES)["bleu"] for name in ("bleu", "bleu_intl")]
+    assert abs(scores[0] - scores[1]) > 1
+
+
+def test_rouge_by_hand():
+    # 3 of 4 words shared; 2 of 3 pairs of them.
+    scores = rouge(["the cat sat down"], ["the cat sat still"])
+    assert scores["rouge1"] == pytest.approx(100 * 3 / 4)
+    assert scores["rouge2"] == pytest.approx(100 * 2 / 3)
+    assert scores["rougeLsum"] == pytest.approx(100 * 3 / 4)
+    assert signature(metric_by_name("rouge")) is None
+
+
+def test_rouge_lsum_is_of_sentences():
+    """Sentences in another order share all their words in order, each by itself."""
+    reference, hypothesis = "a b c . d e f .", "d e f . a b c ."
+    (scores,) = (rouge([hypothesis], [reference]),)
+    assert scores["rougeLsum"] == pytest.approx(100.0)
+    one_line = rouge([hypothesis.replace(" . ", " ")], [reference.replace(" . ", " ")])
+    assert one_line["rougeLsum"] == pytest.approx(50.0)
+
+
+def test_rouge_is_the_mean_of_the_texts_and_the_same_each_time():
+    texts = ["the cat sat down", "a dog barks"]
+    references = ["the cat sat still", "a dog barks"]
+    np.random.seed(7)
+    before = np.random.get_state()[1].copy()
+    scores = METRICS["rouge"](references, texts)
+    # The median of resampled means of 75 and 100.
+    assert scores["rouge1"] == pytest.approx(87.5)
+    assert METRICS["rouge"](references, texts) == scores
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_what_cannot_be_scored_is_refused(metric):
+    with pytest.raises(InputError, match="1 hypotheses for 2 references"):
+        metric(["a", "b"], ["a"])
+    with pytest.raises(InputError, match="0 hypotheses"):
+        metric([], [])
+
+
+def test_an_unknown_metric_is_refused():
+    with pytest.raises(InputError, match="no metric 'meteor': choose one of bleu, bleu_intl"):
+        metric_by_name("meteor")

@@ -1,0 +1,228 @@
+"""The paper's tasks: names, texts, ids and metrics, without a download."""
+
+import gin
+import pytest
+
+from spec_t5x.data.metrics import METRICS
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.errors import InputError
+
+seqio = pytest.importorskip("seqio")
+import tensorflow as tf  # noqa: E402
+
+from spec_t5x.data import paper_tasks  # noqa: E402
+from spec_t5x.data.paper_tasks import CNN_DAILYMAIL, WMT_ENDE, register_paper_tasks  # noqa: E402
+from spec_t5x.data.task_examples import read_task  # noqa: E402
+from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
+
+# As TFDS has them.
+SOURCES = {
+    WMT_ENDE: {
+        "en": ["The cat sleeps.", "We go home."],
+        "de": ["Die Katze schläft.", "Wir gehen nach Hause."],
+    },
+    CNN_DAILYMAIL: {
+        "article": ["A long story . It ends .", "Another one ."],
+        "highlights": ["Story .\nEnds .", "One more ."],
+        "id": ["1", "2"],
+    },
+}
+INPUTS = {
+    WMT_ENDE: [
+        "translate English to German: The cat sleeps.",
+        "translate English to German: We go home.",
+    ],
+    CNN_DAILYMAIL: ["summarize: A long story . It ends .", "summarize: Another one ."],
+}
+TARGETS = {WMT_ENDE: SOURCES[WMT_ENDE]["de"], CNN_DAILYMAIL: SOURCES[CNN_DAILYMAIL]["highlights"]}
+TASKS = pytest.mark.parametrize("name", [WMT_ENDE, CNN_DAILYMAIL])
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory):
+    texts = [text for values in (*INPUTS.values(), *TARGETS.values()) for text in values]
+    return train_sentencepiece(texts * 3, tmp_path_factory.mktemp("vocabulary") / "spiece", 50)
+
+
+@pytest.fixture
+def local_tasks(spiece, monkeypatch):
+    """The tasks with a local vocabulary, on two examples in the place of TFDS's."""
+    register_paper_tasks(str(spiece), extra_ids=100)
+    for name, columns in SOURCES.items():
+        task = seqio.TaskRegistry.get(name)
+
+        def dataset_fn(split, shuffle_files, seed=None, columns=columns):
+            splits = {"train": columns, "validation": columns}
+            return tf.data.Dataset.from_tensor_slices(splits[split])
+
+        source = seqio.FunctionDataSource(dataset_fn, splits=("train", "validation"))
+        monkeypatch.setattr(task, "_source", source)
+    yield
+    register_paper_tasks()
+
+
+@TASKS
+def test_a_task_is_registered_as_the_t5_library_does(name):
+    task = seqio.TaskRegistry.get(name)
+    expected = {
+        WMT_ENDE: "wmt_t2t_translate/de-en:1.0.0",
+        CNN_DAILYMAIL: "cnn_dailymail:3.4.0",
+    }
+    assert task.source.tfds_dataset.name == expected[name]
+    assert set(task.output_features) == {"inputs", "targets"}
+    for feature in task.output_features.values():
+        # By this very name T5X knows that task and model agree.
+        assert feature.vocabulary == seqio.SentencePieceVocabulary(paper_tasks.VOCABULARY_PATH)
+        assert feature.add_eos
+    assert not task.output_features["inputs"].required
+    (metric,) = task.metric_fns
+    assert metric is METRICS["bleu_intl" if name == WMT_ENDE else "rouge"]
+
+
+@TASKS
+def test_texts_and_ids(local_tasks, spiece, name):
+    task = seqio.get_mixture_or_task(name)
+    vocabulary = SentencePieceVocabulary(spiece, extra_ids=100)
+    dataset = task.get_dataset({"inputs": 64, "targets": 8}, "validation", shuffle=False)
+    examples = list(dataset.as_numpy_iterator())
+    assert [e["inputs_pretokenized"].decode() for e in examples] == INPUTS[name]
+    assert [e["targets_pretokenized"].decode() for e in examples] == TARGETS[name]
+    for example, text, target in zip(examples, INPUTS[name], TARGETS[name], strict=True):
+        assert example["inputs"].tolist() == [*vocabulary.encode(text), 1][:64]
+        assert example["targets"].tolist() == [*vocabulary.encode(target)[:7], 1]
+
+
+def test_registering_again_is_no_mistake_and_leaves_others_tasks_alone(monkeypatch):
+    assert register_paper_tasks() == [WMT_ENDE, CNN_DAILYMAIL]
+    task = seqio.TaskRegistry.get(WMT_ENDE)
+    # As if the t5 library had been there first.
+    monkeypatch.setattr(paper_tasks, "_ours", {CNN_DAILYMAIL})
+    assert register_paper_tasks() == [CNN_DAILYMAIL]
+    assert seqio.TaskRegistry.get(WMT_ENDE) is task
+
+
+@TASKS
+def test_a_task_is_read_with_the_models_vocabulary_and_scored_with_its_metric(local_tasks, name):
+    (read,) = read_task(name, "validation", ByteVocabulary())
+    assert read.name == name
+    assert [example.source for example in read.examples] == INPUTS[name]
+    # Byte ids, although the task's own vocabulary is another.
+    ids = read.examples[0].features["inputs"].tolist()
+    assert ids == [*ByteVocabulary().encode(INPUTS[name][0]), 1]
+    perfect = read.score(read.examples, TARGETS[name])
+    keys = {"bleu"} if name == WMT_ENDE else {"rouge1", "rouge2", "rougeLsum"}
+    assert set(perfect) == keys
+    assert all(value == pytest.approx(100.0) for value in perfect.values())
+    worse = read.score(read.examples, TARGETS[name][::-1])
+    assert all(worse[key] < perfect[key] for key in keys)
+    (one,) = read_task(name, "validation", ByteVocabulary(), limit=1)
+    assert len(one.examples) == 1
+
+
+def test_postprocessors_mixtures_and_scores_of_seqios_kind(local_tasks):
+    """Both sides pass the postprocessor, with their example; a mixture is its tasks."""
+
+    def postprocess(text, example, is_target):
+        assert example["inputs_pretokenized"].decode() in INPUTS[WMT_ENDE]
+        return (text.upper(), is_target)
+
+    def count(targets, predictions):
+        assert all(is_target for _, is_target in targets)
+        assert not any(is_target for _, is_target in predictions)
+        same = sum(t[0] == p[0] for t, p in zip(targets, predictions, strict=True))
+        return {"same": seqio.metrics.Scalar(same), "note": seqio.metrics.Text("x")}
+
+    def likelihood(targets, scores):
+        raise AssertionError("it is of log-likelihoods")
+
+    task = seqio.TaskRegistry.get(WMT_ENDE).replace(
+        name="paper_shouting", postprocess_fn=postprocess, metric_fns=[count, likelihood]
+    )
+    seqio.TaskRegistry.add_provider("paper_shouting", task)
+    seqio.MixtureRegistry.add("paper_both", ["paper_shouting", CNN_DAILYMAIL], default_rate=1.0)
+    try:
+        read = {part.name: part for part in read_task("paper_both", "train", ByteVocabulary())}
+        assert set(read) == {"paper_shouting", CNN_DAILYMAIL}
+        part = read["paper_shouting"]
+        texts = [TARGETS[WMT_ENDE][0].lower(), "x"]
+        assert part.score(part.examples, texts) == {"same": 1.0}
+    finally:
+        seqio.TaskRegistry.remove("paper_shouting")
+        seqio.MixtureRegistry.remove("paper_both")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("wmt_t2t_ende_v03", "validation"), "no task or mixture .*wmt_t2t_ende_v003"),
+        ((WMT_ENDE, "absent"), "cannot read split 'absent' of task wmt_t2t_ende_v003"),
+    ],
+)
+def test_what_cannot_be_read_is_said(local_tasks, arguments, message):
+    with pytest.raises(InputError, match=message):
+        read_task(*arguments, ByteVocabulary())
+
+
+def test_modules_are_imported_first(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_tasks.py").write_text("raise ImportError('a part is missing')\n")
+    with pytest.raises(InputError, match=r"task module my_tasks \(a part is missing\)"):
+        read_task(WMT_ENDE, "validation", ByteVocabulary(), modules=["my_tasks"])
+
+
+# --- the same tasks over local files -----------------------------------------
+
+
+def test_local_files_with_prefix_and_metric(tmp_path, spiece):
+    path = tmp_path / "pairs.tsv"
+    rows = zip(SOURCES[WMT_ENDE]["en"], SOURCES[WMT_ENDE]["de"], strict=True)
+    path.write_text("".join(f"{en}\t{de}\n" for en, de in rows), encoding="utf-8")
+    task = register_tsv_task(
+        "paper_local_ende",
+        *(str(path), str(path), str(spiece)),
+        prefix=paper_tasks.TRANSLATE_PREFIX,
+        metric="bleu_intl",
+    )
+    assert task.metric_fns == [METRICS["bleu_intl"]]
+    (read,) = read_task(task.name, "validation", SentencePieceVocabulary(spiece))
+    assert [e.source for e in read.examples] == INPUTS[WMT_ENDE]
+    with pytest.raises(InputError, match="no metric 'x'"):
+        register_tsv_task("paper_x", *(str(path), str(path), str(spiece)), metric="x")
+
+
+def test_json_lines_of_articles(tmp_path, spiece):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        '{"article": "A long story . It ends .", "highlights": "Story .\\nEnds ."}\n'
+        '{"article": "Another one .", "highlights": "One more ."}\n'
+    )
+    task = register_jsonl_task("paper_local_cnn", str(path), str(path), str(spiece))
+    assert task.metric_fns == [METRICS["rouge"]]
+    assert task.num_input_examples("validation") == 2
+    (read,) = read_task(task.name, "validation", SentencePieceVocabulary(spiece))
+    assert [e.source for e in read.examples] == INPUTS[CNN_DAILYMAIL]
+    assert [e.target for e in read.examples] == TARGETS[CNN_DAILYMAIL]
+
+
+def test_gin_names_the_vocabulary_of_the_tasks(spiece):
+    with gin.unlock_config():
+        gin.parse_config(f"register_paper_tasks.vocabulary_path = '{spiece}'")
+    try:
+        register_paper_tasks()
+        task = seqio.TaskRegistry.get(WMT_ENDE)
+        assert task.output_features["targets"].vocabulary.vocab_size == 50
+    finally:
+        gin.clear_config()
+        register_paper_tasks()
+
+
+@TASKS
+def test_tfds_has_the_data_sets_and_their_features(name, tmp_path):
+    """By TFDS's own code, which says so without a download."""
+    import tensorflow_datasets as tfds
+
+    tfds_name = seqio.TaskRegistry.get(name).source.tfds_dataset.name
+    builder = tfds.builder(tfds_name, data_dir=str(tmp_path))
+    features = set(builder.info.features)
+    assert features >= set(SOURCES[name])
+    assert builder.info.full_name.startswith(tfds_name.partition(":")[0])

@@ -1,0 +1,168 @@
+"""The shell scripts: they parse, say what they would do, and pin what setup.py pins."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+REPOSITORY = Path(__file__).parents[1]
+SCRIPTS = sorted((REPOSITORY / "scripts").rglob("*.sh"))
+T5X = "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16"
+TPU = {"TPU_NAME": "my-v4", "ZONE": "us-central2-b"}
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+    """``dry_run(script, *arguments)``: status, the commands it would run, what it says.
+
+    In a copy, which has no environment that could be reused.
+    """
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
+    shutil.copy(REPOSITORY / "setup.py", tmp_path)
+
+    def run(script, *arguments, **variables):
+        result = subprocess.run(
+            ["bash", f"scripts/{script}", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+        )
+        assert not (tmp_path / ".venv").exists()
+        commands = [shlex.split(line) for line in result.stdout.splitlines()]
+        return result.returncode, commands, result.stderr
+
+    return run
+
+
+def requirements_of_setup() -> dict[str, list[Requirement]]:
+    """Of the package ("") and of each extra."""
+    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
+    (call,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
+    ]
+    values = {keyword.arg: keyword.value for keyword in call.keywords}
+    lists = {"": ast.literal_eval(values["install_requires"])}
+    lists |= ast.literal_eval(values["extras_require"])
+    return {extra: [Requirement(text) for text in texts] for extra, texts in lists.items()}
+
+
+def constraints() -> dict[str, str]:
+    text = (REPOSITORY / "scripts" / "constraints.txt").read_text(encoding="utf-8")
+    return dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_there_are_scripts():
+    assert len(SCRIPTS) >= 8
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_parses_and_says_what_it_is_for(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert os.access(path, os.X_OK)
+    text = path.read_text(encoding="utf-8")
+    assert re.match(r"#!/usr/bin/env bash\n# \w", text)
+    if path.parent.name in ("tpu", "gpu") or path.name == "fetch_checkpoints.sh":
+        # Nobody shall think that it was tried where it was not.
+        assert "# Tried: the dry run" in text and " Not tried:" in text
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+def test_shellcheck_finds_nothing():
+    command = ["shellcheck", "--external-sources", *map(str, SCRIPTS)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_constraints_are_what_setup_allows():
+    pins, seen = constraints(), set()
+    for requirement in (r for texts in requirements_of_setup().values() for r in texts):
+        if requirement.name in pins:
+            seen.add(requirement.name)
+            assert pins[requirement.name] in requirement.specifier, requirement
+    assert {r.name for r in requirements_of_setup()[""]} <= seen
+    assert {r.name for r in requirements_of_setup()["t5x"]} <= seen
+
+
+@pytest.mark.parametrize(("machine", "extra"), [("tpu", "tpu"), ("gpu", "gpu")])
+def test_set_up_installs_pinned_versions(dry_run, machine, extra):
+    status, commands, said = dry_run(f"{machine}/setup.sh", "--dry-run")
+    assert status == 0
+    installs = [command for command in commands if "install" in command]
+    package, t5x = installs
+    assert f".[{extra},t5x]" in package
+    assert package[package.index("-c") + 1] == "scripts/constraints.txt"
+    # JAX's version, by setup.py and by the constraints.
+    (jax,) = [r for r in requirements_of_setup()[extra] if r.name == "jax"]
+    assert str(jax.specifier) == f"=={constraints()['jax']}"
+    assert T5X in t5x and "--no-deps" in t5x
+    from_git = [word for word in t5x if " @ git+" in word]
+    assert len(from_git) == 3
+    assert all(re.search(r"@[0-9a-f]{40}$", word) for word in from_git)
+
+    status, commands, _ = dry_run(f"{machine}/setup.sh", "--dry-run", "--no-t5x")
+    (package,) = [command for command in commands if "install" in command]
+    assert (status, package[-1]) == (0, f".[{extra}]")
+
+
+@pytest.mark.parametrize("machine", ["tpu", "gpu"])
+def test_launch_takes_commands_and_t5xs_programs(dry_run, machine):
+    script, binding = f"{machine}/launch.sh", "--gin.X='a b'"
+    _, (ours,), _ = dry_run(script, "--dry-run", "infer", binding)
+    assert ours == [".venv/bin/python", "-m", "spec_t5x.cli.main", "infer", binding]
+    _, (theirs,), _ = dry_run(script, "--dry-run", "t5x.infer", binding)
+    assert theirs == [".venv/bin/python", "-m", "t5x.infer", binding]
+    status, commands, said = dry_run(script, "--dry-run")
+    assert (status, commands) == (2, [])
+    assert "nothing to launch" in said
+
+
+def test_a_pod_runs_the_same_on_every_host(dry_run):
+    script, binding = "tpu/launch_pod.sh", "--gin.X='a b'"
+    status, (ssh,), _ = dry_run(script, "--dry-run", "infer", "--multiprocess", binding, **TPU)
+    assert status == 0
+    assert ssh[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-v4"]
+    assert {"--zone=us-central2-b", "--worker=all"} <= set(ssh)
+    remote = shlex.split(ssh[-1].removeprefix("--command="))
+    expected = ["bash", "scripts/tpu/launch.sh", "infer", "--multiprocess", binding]
+    assert remote == ["cd", "spec_t5x", "&&", *expected]
+
+    _, (archive, copy, ssh), _ = dry_run(script, "--dry-run", "setup", **TPU, PROJECT="p")
+    assert archive[:2] == ["git", "archive"]
+    assert copy[4] == "scp" and copy[-3:] == [*ssh[6:8], "--worker=all"]
+    assert "--project=p" in copy
+    assert ssh[-1].endswith("bash spec_t5x/scripts/tpu/setup.sh")
+
+    status, commands, said = dry_run(script, "--dry-run", "setup", TPU_NAME="x", ZONE="")
+    assert (status, commands) == (2, [])
+    assert "TPU_NAME is 'x' and ZONE '': set both" in said
+
+
+def test_checkpoints_are_fetched_from_where_they_lie(dry_run):
+    script = "fetch_checkpoints.sh"
+    names = ("t5_1_1_xxl", "t5_1_0_base", "flan_t5_small", "mt5_xl", "byt5_large")
+    status, commands, _ = dry_run(script, "--dry-run", "--to", "there", *names)
+    assert status == 0
+    copies = {c[-2].removeprefix("gs://t5-data/"): c[-1] for c in commands if c[0] == "gcloud"}
+    models = "pretrained_models/t5x"
+    assert copies == {
+        f"{models}/t5_1_1_xxl/checkpoint_1000000": "there/t5_1_1_xxl/",
+        f"{models}/t5_base/checkpoint_999900": "there/t5_1_0_base/",
+        f"{models}/flan_t5_small/checkpoint_1198000": "there/flan_t5_small/",
+        f"{models}/mt5_xl/checkpoint_1000000": "there/mt5_xl/",
+        f"{models}/byt5_large/checkpoint_1000000": "there/byt5_large/",
+        "vocabs/cc_all.32000.100extra": "there/vocabularies/",
+        "vocabs/mc4.250000.100extra": "there/vocabularies/",
+    }
+    status, names, _ = dry_run(script, "--list")
+    assert (status, len(names)) == (0, 30)
+    status, _, said = dry_run(script, "--dry-run", "t5_1_1_xxxl")
+    assert (status, "no checkpoint 't5_1_1_xxxl'" in said) == (2, True)
