@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 # above it here, and within a package its own modules; nothing beside or below it.
 LAYERS = (
     ("__init__", "compilation_cache", "errors", "types"),
-    ("distributions", "gin_files", "theory", "trees"),
+    ("distributions", "gin_files", "platform_dtype", "theory", "trees"),
     ("acceptance", "draws", "verification"),
     ("interfaces", "outputs", "scoring", "speculative_execution"),
     ("beam_slots", "beams", "tree_nodes", "verifiers"),
@@ -31,10 +31,12 @@ LAYERS = (
     ("checkpoints",),
     # Text in, text out; and the toy models for tests of one's own.
     ("generation", "testing"),
-    ("training",),
+    ("inference", "training"),
     ("t5x_plugin",),
     ("experiments",),
     ("cli",),
+    # ``python -m spec_t5x.infer`` is a command under another name.
+    ("infer",),
 )
 LOOPS = (
     "autoregressive",
@@ -47,8 +49,8 @@ LOOPS = (
 
 # Who may import what is slow to import or of one host's making.
 HEAVY = ("seqio", "tensorflow", "t5x")
-MAY_BE_HEAVY = ("checkpoints", "data", "training", "t5x_plugin", "experiments", "cli")
-MAY_USE_GIN = ("gin_files", "data", "training", "t5x_plugin", "experiments", "cli")
+MAY_BE_HEAVY = ("checkpoints", "data", "inference", "training", "t5x_plugin", "experiments", "cli")
+MAY_USE_GIN = ("gin_files", "data", "inference", "training", "t5x_plugin", "experiments", "cli")
 
 
 def unit_of(path: Path) -> str:

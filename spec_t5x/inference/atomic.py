@@ -1,0 +1,47 @@
+"""Files that are there whole or not at all, whenever the machine stops."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+_ENDING = ".writing"
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
+    """Writes a file that takes its name, and its place on the disk, once it is complete.
+
+    When this fails, no part of it is left behind.
+
+    Raises:
+      OSError: it cannot be written: no space, no permission.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_ENDING}")
+    try:
+        with temporary.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            # Before the name: after a power cut, a name must not stand for an empty file.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Removes what writers that were killed left behind; none may be at work."""
+    for path in directory.glob(f".*{_ENDING}"):
+        path.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

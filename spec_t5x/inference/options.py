@@ -1,0 +1,106 @@
+"""What a run of bulk inference is told, besides models and decoding."""
+
+import dataclasses
+
+import gin
+
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions
+
+FORMATS = ("auto", "jsonl", "text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InferOptions:
+    """Where the inputs are and where the answers go.
+
+    Inputs are those of a file (``input``) or of a seqio task (``mixture_or_task``).
+    """
+
+    # A directory for the answers; it is made if it is not there.
+    output_dir: str | None = None
+    # JSON lines or plain lines, gzipped or not.
+    input: str | None = None
+    # "jsonl", "text", or "auto" to go by the file's name.
+    format: str = "auto"
+    # The field of a JSON line that holds the text; None takes inputs, input or text.
+    field: str | None = None
+    # A name in seqio's registry; a mixture's tasks follow each other.
+    mixture_or_task: str | None = None
+    split: str = "validation"
+    # Modules that register tasks when imported; the paper's tasks are known without.
+    # T5X's macro holds one name or None.
+    task_modules: tuple | list | str | None = ()
+    # As T5X's macro: inputs are cut to ``inputs`` tokens, outputs end after ``targets``.
+    task_feature_lengths: dict | None = None
+    # Inputs in a shard: what a kill costs at most.
+    shard_size: int = 1024
+    # Decode nothing if any input cannot be decoded.
+    strict: bool = False
+    # Delete an earlier run's answers and start anew.
+    overwrite: bool = False
+    # Join the shards to one file at the end.
+    merge: bool = True
+    # Devices of this machine that share one model; the others hold replicas.
+    model_parallel: int = 1
+
+    def check(self) -> None:
+        """What can be said against the options before anything is read.
+
+        Raises:
+          InputError: a value of the wrong kind, or two that do not go together.
+        """
+        if not isinstance(self.output_dir, str) or not self.output_dir:
+            raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
+        for name in ("output_dir", "input"):
+            if "://" in (getattr(self, name) or ""):
+                raise InputError(f"{name} is {getattr(self, name)}: give a path on this machine")
+        if (self.input is None) == (self.mixture_or_task is None):
+            raise InputError(
+                f"input is {self.input!r} and mixture_or_task {self.mixture_or_task!r}: give one "
+                "of them"
+            )
+        if self.input == "-":
+            raise InputError(
+                "input is standard input, which cannot be read again after a restart: give a "
+                "file, or use spec-t5x generate"
+            )
+        if self.format not in FORMATS:
+            raise InputError(f"format is {self.format!r}: choose {', '.join(FORMATS)}")
+        if self.field is not None and (self.format == "text" or self.mixture_or_task):
+            raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
+        for name in ("shard_size", "model_parallel"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} is {value!r}: give a whole number from 1")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        lengths = self.task_feature_lengths
+        if lengths is None:
+            return
+        if not isinstance(lengths, dict) or set(lengths) - {"inputs", "targets"}:
+            raise InputError(
+                f"task_feature_lengths is {lengths!r}: give {{'inputs': N, 'targets': N}}"
+            )
+        for name, value in lengths.items():
+            if not isinstance(value, int) or value < 2:
+                raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules to import before a task is looked for."""
+        modules = self.task_modules or ()
+        return (modules,) if isinstance(modules, str) else tuple(modules)
+
+    def decoding(self, options: GenerateOptions) -> GenerateOptions:
+        """``options`` with the feature lengths, where these are given."""
+        lengths = self.task_feature_lengths or {}
+        if "inputs" in lengths:
+            options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
+        if "targets" in lengths:
+            options = dataclasses.replace(options, max_decode_len=lengths["targets"])
+        return options
+
+
+gin.external_configurable(InferOptions, module="spec_t5x")

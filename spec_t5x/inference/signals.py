@@ -1,0 +1,38 @@
+"""Stopping on SIGTERM and SIGINT: at once, and cleanly."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end. No ``Exception``: nothing else is to catch it."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Within it, SIGTERM and SIGINT raise ``Stopped`` in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread hears of signals.
+        yield
+        return
+
+    def restore():
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number, frame):
+        # A second one is not waited for.
+        restore()
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,128 @@
+"""A seqio task or mixture as a stream of inputs.
+
+The only module of ``inference`` that imports seqio, and with it TensorFlow.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from spec_t5x.data.task_examples import find_tasks, with_vocabulary
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.inference.inputs import PRETOKENIZED, Item
+
+_PRETOKENIZED = "_pretokenized"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSource:
+    """The examples of a task's split; a mixture's tasks follow each other, as in T5X.
+
+    The ids are the task's own preprocessors', with the model's vocabulary.
+    """
+
+    tasks: list[seqio.Task]
+    split: str
+    lengths: Mapping[str, int] | None
+    vocabulary: Vocabulary
+
+    @property
+    def name(self) -> str:
+        """The tasks' names."""
+        return f"{', '.join(task.name for task in self.tasks)} ({self.split})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Names, and lengths that the task's preprocessors ask for."""
+        lengths = None if self.lengths is None else dict(self.lengths)
+        names = [task.name for task in self.tasks]
+        return {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
+
+    def raw(self) -> Iterator[bytes]:
+        """Each example as a line of JSON.
+
+        Raises:
+          InputError: the data cannot be read, or have no ids.
+        """
+        for task in self.tasks:
+            if "inputs" not in task.output_features:
+                raise InputError(f"task {task.name} has no feature inputs: give another task")
+            yield from (_to_line(task, example) for example in self._examples(task))
+
+    def item(self, index: int, raw: bytes) -> Item:
+        """The example at ``index``."""
+        values = json.loads(raw)
+        fields = values["fields"]
+        return Item(
+            index=index,
+            place=("example", index),
+            text=fields.get(PRETOKENIZED) or self.vocabulary.decode(values["ids"]),
+            ids=values["ids"],
+            fields=fields,
+            task=values["task"],
+        )
+
+    def _examples(self, task: seqio.Task) -> Iterator[dict[str, Any]]:
+        try:
+            dataset = task.get_dataset(
+                sequence_length=self.lengths, split=self.split, shuffle=False, num_epochs=1
+            )
+            in_order = tf.data.Options()
+            in_order.deterministic = True
+            yield from dataset.with_options(in_order).as_numpy_iterator()
+        except (GeneratorExit, InputError):
+            raise
+        except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"cannot read split {self.split!r} of task {task.name} ({reason}): check the "
+                "split and, for a TFDS task, that its data can be downloaded or lie in "
+                "TFDS_DATA_DIR"
+            ) from error
+
+
+def task_source(
+    name: str,
+    split: str,
+    vocabulary: Vocabulary,
+    *,
+    lengths: Mapping[str, int] | None = None,
+    modules: tuple[str, ...] = (),
+) -> TaskSource:
+    """The source for a task or mixture.
+
+    Args:
+      name: in seqio's registry.
+      split: "train", "validation", "test", or what the task has.
+      vocabulary: the model's.
+      lengths: tokens that each feature is cut to.
+      modules: imported first; they register tasks.
+
+    Raises:
+      InputError: a module cannot be imported, or there is no such task.
+    """
+    tasks = [with_vocabulary(task, vocabulary) for task in find_tasks(name, modules)]
+    return TaskSource(tasks=tasks, split=split, lengths=lengths, vocabulary=vocabulary)
+
+
+def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:
+    """What an example's output says of it: its texts, as T5X's own files of predictions."""
+    fields = {
+        key: _plain(value) for key, value in sorted(example.items()) if key.endswith(_PRETOKENIZED)
+    }
+    ids = np.asarray(example["inputs"]).tolist()
+    line = {"task": task.name, "ids": ids, "fields": fields}
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    value = np.asarray(value)
+    return [_plain(entry) for entry in value] if value.dtype == object else value.tolist()

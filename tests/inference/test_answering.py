@@ -1,0 +1,86 @@
+"""A shard's texts are those of ``spec-t5x generate``, whatever batches it makes of them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.inference.answering import Answerer, Tally, _keys
+from spec_t5x.inference.inputs import Item
+from spec_t5x.types import EOS_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEXTS = ["a green bird", "My sister reads", "Es regnet", "a", "the garden", "We are", "cat"]
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=16, batch_size=2, seed=5)
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_pair) -> Generator:
+    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
+
+
+def items(first: int = 0) -> list[Item]:
+    return [
+        Item(index=first + n, place=("line", first + n + 1), text=text)
+        for n, text in enumerate(TEXTS)
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"temperature": 1.0, "num_decodes": 2}, {"beams": 2}], ids=["sampled", "beams"]
+)
+def test_texts_are_those_of_generate(generator, change):
+    options = dataclasses.replace(OPTIONS, **change)
+    tally = Tally()
+    lines = Answerer(generator=generator, options=options).lines(items(), tally.add)
+    found = [json.loads(line) for line in lines]
+    expected = list(generator.generate(TEXTS, options))
+    assert [line["output_ids"] for line in found] == [e[-1].output_ids for e in expected]
+    assert [line["input"] for line in found] == TEXTS
+    np.testing.assert_allclose(
+        [line["score"] for line in found], [e[-1].score for e in expected], rtol=1e-4
+    )
+    for line, outputs in zip(found, expected, strict=True):
+        decodes = line.get("decodes", [line])
+        assert [decode["output_ids"] for decode in decodes] == [o.output_ids for o in outputs]
+    assert (tally.inputs, tally.errors) == (len(TEXTS), 0)
+    assert tally.tokens == sum(len(o.output_ids) for e in expected for o in e)
+    counted = [o for e in expected for o in (e[:1] if options.beams else e)]
+    assert tally.target_calls == sum(o.target_calls for o in counted)
+    advance = sum(o.target_calls * o.mean_acceptance_length for o in counted)
+    assert tally.mean_acceptance_length == pytest.approx(advance / tally.target_calls)
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
+def test_keys_are_those_of_generate(generator, seed):
+    options = dataclasses.replace(OPTIONS, seed=seed, batch_size=3)
+    (batch,) = generator.batches(TEXTS[:3], options, first=70_000)
+    ours = _keys(np.uint32(seed), np.arange(70_000, 70_003, dtype=np.uint32))
+    assert (jax.random.key_data(ours) == jax.random.key_data(batch.keys)).all()
+
+
+def test_ids_that_come_with_an_input_are_taken(generator):
+    answerer = Answerer(generator=generator, options=OPTIONS)
+    place = ("example", 0)
+    item = Item(index=0, place=place, text="shown", ids=[5, 6, 1])
+    assert answerer.ids(item) == [5, 6, 1]
+    long = dataclasses.replace(item, ids=list(range(3, 60)))
+    (line,) = answerer.lines([long])
+    assert "has 57 tokens and the encoder takes 48" in json.loads(line)["error"]
+    cut = Answerer(generator=generator, options=dataclasses.replace(OPTIONS, truncate=True))
+    assert cut.ids(long) == [*range(3, 50), EOS_ID]
+    (line,) = answerer.lines([dataclasses.replace(item, ids=[])])
+    assert "no ids" in json.loads(line)["error"]
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatch):
+    def full(self, batch, options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
+
+    monkeypatch.setattr(Generator, "decode", full)
+    with pytest.raises(Exception, match="^batch_size is 2 and the devices' memory is too small"):
+        Answerer(generator=generator, options=OPTIONS).lines(items())

@@ -1,0 +1,229 @@
+"""``spec-t5x infer``: files, tasks and gin files; what it says and how it exits."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gin
+import pytest
+
+from spec_t5x.cli.main import main
+from spec_t5x.generation import Generator
+from spec_t5x.inference import hosts
+from spec_t5x.inference.fingerprints import fingerprint
+from tests.inference.echo import Echo
+
+seqio = pytest.importorskip("seqio")
+
+from spec_t5x.data.tasks import register_tsv_task  # noqa: E402
+
+REPOSITORY = Path(__file__).parents[2]
+_names = (f"infer_test_{n}" for n in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch):
+    """No binding of another test; a pair that answers at once."""
+    gin.clear_config()
+    monkeypatch.setattr(Generator, "load", lambda *args, **kwargs: Echo())
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def run(tmp_path, tiny_pair, capsys):
+    """``run(*flags)``: exit status, lines of output, what was said."""
+
+    def run_main(*flags, pair=True):
+        models = ["--target", tiny_pair / "target", "--draft", tiny_pair / "draft"] * pair
+        flags = ["infer", *models, "--output_dir", tmp_path / "out", *flags]
+        status = main([str(flag) for flag in flags])
+        merged = tmp_path / "out" / "predictions.jsonl"
+        lines = merged.read_text().splitlines() if merged.exists() else []
+        said = capsys.readouterr()
+        assert said.out == ""
+        return status, [json.loads(line) for line in lines], said.err.splitlines()
+
+    return run_main
+
+
+@pytest.fixture
+def lines(tmp_path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("a b\nc\n")
+    return path
+
+
+def test_exit_status_0_and_one_line_if_all_is_well(run, lines, tmp_path):
+    status, found, said = run("--input", lines)
+    assert status == 0
+    assert [line["inputs"] for line in found] == [
+        {"inputs_pretokenized": "a b"},
+        {"inputs_pretokenized": "c"},
+    ]
+    (line,) = said
+    assert line.startswith("spec-t5x: answered 2 of 2 inputs in ")
+    assert " 2.00 a target call" in line
+    settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
+    # The command's own default.
+    assert settings["batch_size"] == 16
+    assert run("--input", lines)[2][0].endswith("; nothing was left to decode")
+
+
+def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
+    lines.write_bytes(b"\n" * 12 + b"good\n")
+    status, found, said = run("--input", lines)
+    assert status == 1
+    assert [("error" in line) for line in found] == [True] * 12 + [False]
+    assert said[0] == "spec-t5x: line 1: the line is empty: give at least one word"
+    assert said[10].startswith("spec-t5x: ... and 2 more")
+    assert said[12].startswith("spec-t5x: 12 inputs have an error in place of an answer")
+    # Mended, it is another run.
+    lines.write_bytes(b"good\n" * 13)
+    status, _, said = run("--input", lines)
+    assert status == 2 and "are now others" in said[0]
+    assert run("--input", lines, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "input is None and mixture_or_task None: give one of them"),
+        (("--input", "-"), "input is standard input, which cannot be read again"),
+        (("--input", "absent.txt"), "no file absent.txt: give --input"),
+        (("--mixture_or_task", "no_such_task"), "no task or mixture 'no_such_task'"),
+        (
+            ("--mixture_or_task", "x", "--import", "no_such_module"),
+            "cannot import the task module no_such_module",
+        ),
+        (("--input", "x", "--process_count", "2"), "process_count 2 and process_index None: give"),
+        (
+            (*("--input", "x", "--coordinator_address", "localhost:1"),)
+            + ("--process_count", "2", "--process_index", "2"),
+            "process_index is 2 of 2 processes: give 0 to 1",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(run, flags, message):
+    status, found, said = run(*flags)
+    assert (status, found) == (2, [])
+    (line,) = said
+    assert line.startswith("spec-t5x: error: ") and message in line
+
+
+def register(tmp_path, tiny_pair, name=None) -> str:
+    pairs = [f"{n} {'long ' * n}cat\tx{n}\n" for n in range(5)]
+    (tmp_path / "pairs.tsv").write_text("".join(pairs))
+    files = [str(tmp_path / "pairs.tsv")] * 2
+    name = name or next(_names)
+    register_tsv_task(name, *files, str(tiny_pair / "target" / "spiece.model"))
+    return name
+
+
+def test_a_seqio_task_comes_with_its_own_ids_and_fields(run, tmp_path, tiny_pair, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Echo, "decode", lambda self, batch, _: seen.append(batch) or batch)
+    name = register(tmp_path, tiny_pair)
+    status, found, _ = run("--mixture_or_task", name, "--split", "validation")
+    assert status == 0
+    assert [line["inputs"] for line in found] == [
+        {"inputs_pretokenized": f"{n} {'long ' * n}cat", "targets_pretokenized": f"x{n}"}
+        for n in range(5)
+    ]
+    assert {line["task"] for line in found} == {name}
+    (batch,) = seen
+    texts = sorted((line["input"] for line in found), key=len, reverse=True)
+    assert batch.texts == texts
+    task = seqio.get_mixture_or_task(name)
+    for row, text in enumerate(texts):
+        ids = [*task.output_features["inputs"].vocabulary.encode(text), 1]
+        assert batch.tokens[row, : len(ids)].tolist() == ids
+
+
+def test_a_mixture_is_its_tasks_in_order_cut_to_their_lengths(run, tmp_path, tiny_pair):
+    names = [register(tmp_path, tiny_pair) for _ in range(2)]
+    mixture = next(_names)
+    seqio.MixtureRegistry.add(mixture, names, default_rate=1.0)
+    flags = ("--mixture_or_task", mixture, "--task_feature_lengths", "{'inputs':9,'targets':7}")
+    status, found, _ = run(*flags)
+    assert status == 0
+    assert [line["task"] for line in found] == [names[0]] * 5 + [names[1]] * 5
+    assert [line["index"] for line in found] == list(range(10))
+    # 9 tokens are padded to no more.
+    assert found[4]["output"].split()[-2] == "9"
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["settings"]["max_decode_len"] == 7
+    assert manifest["settings"]["tasks"] == names
+    status, _, said = run("--mixture_or_task", mixture)
+    assert status == 2 and "task_feature_lengths was {" in said[0]
+
+
+def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair):
+    name = register(tmp_path, tiny_pair)
+    macros = {
+        "CHECKPOINT_PATH": str(tiny_pair / "target"),
+        "DRAFT_CHECKPOINT_PATH": str(tiny_pair / "draft"),
+        "MIXTURE_OR_TASK_NAME": name,
+        "MIXTURE_OR_TASK_MODULE": "spec_t5x.data.tasks",
+        "TASK_FEATURE_LENGTHS": {"inputs": 20, "targets": 9},
+        "INFER_OUTPUT_DIR": str(tmp_path / "out"),
+        "SPLIT": "validation",
+    }
+    flags = [f"--gin.{key}={value!r}" for key, value in macros.items()]
+    file = REPOSITORY / "gin_configs" / "runs" / "infer.gin"
+    status, found, said = run("--gin_file", file, *flags, pair=False)
+    assert status == 0, said
+    assert len(found) == 5
+    settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
+    expected = {"max_decode_len": 9, "max_source_len": 20, "gamma": 4, "batch_size": 32}
+    assert expected.items() <= settings.items()
+    assert settings["draft"]["name"] == str(tiny_pair / "draft")
+
+
+def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
+    import shutil
+
+    copied = tmp_path / "copied"
+    shutil.copytree(tiny_pair / "target", copied)
+    name = str(tiny_pair / "target")
+    before = fingerprint(name)
+    assert before == {"name": name, "content": fingerprint(str(copied))["content"]}
+    cascade = fingerprint(f"cascade:{copied},bigram")
+    assert cascade["content"] == f"cascade:{before['content']},bigram"
+    largest = max(copied.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    assert fingerprint(str(copied))["content"] != before["content"]
+    assert fingerprint("copy:3") == {"name": "copy:3", "content": "copy:3"}
+    assert fingerprint("ende-draft")["content"] != "ende-draft"
+
+
+def test_a_large_file_is_sampled_from_end_to_end(tmp_path, monkeypatch):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(5 << 20))
+    before = fingerprint(str(path))
+    for place in (0, (5 << 20) - 1):
+        content = bytearray(5 << 20)
+        content[place] = 1
+        path.write_bytes(content)
+        assert fingerprint(str(path)) != before
+
+
+def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
+    def refuse(*args):
+        raise ValueError("process_id must be given\nmore")
+
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", refuse)
+    status, _, said = run("--input", lines, "--multiprocess")
+    assert status == 2
+    assert "cannot meet the other processes (process_id must be given)" in said[0]
+
+
+def test_the_module_runs_as_t5x_programs_do():
+    command = [sys.executable, "-m", "spec_t5x.infer", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert result.returncode == 0
+    assert "usage: spec-t5x infer" in result.stdout

@@ -1,0 +1,105 @@
+"""Lines to inputs: what each says, what is wrong with it, how shards are read."""
+
+import gzip
+import itertools
+import json
+
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.inference.inputs import digest, file_source, read_shards, survey
+
+
+def items(path, content: bytes, **options):
+    path.write_bytes(content)
+    source = file_source(str(path), **options)
+    return [source.item(index, raw) for index, raw in enumerate(source.raw())]
+
+
+def test_lines_of_text_keep_their_places(tmp_path):
+    content = b"\xef\xbb\xbffirst\r\nsecond\xe2\x80\xa8half\n\n \t\nlast"
+    found = items(tmp_path / "in.txt", content)
+    assert [item.index for item in found] == [0, 1, 2, 3, 4]
+    assert [item.text for item in found] == ["first", "second\u2028half", "", "", "last"]
+    assert [item.place for item in found][4] == ("line", 5)
+    assert [bool(item.error) for item in found] == [False, False, True, True, False]
+    assert "empty" in found[2].error
+    assert found[0].fields == {"inputs_pretokenized": "first"}
+
+
+def test_bytes_that_are_no_text_are_named_with_their_column(tmp_path):
+    (first, second) = items(tmp_path / "in.txt", b"ab\xffc\nfine\n")
+    assert "0xff at column 3" in first.error
+    assert second.text == "fine"
+
+
+@pytest.mark.parametrize("name", ["inputs", "input", "text"])
+def test_a_json_line_gives_its_text_and_passes_on_its_fields(tmp_path, name):
+    line = json.dumps({"id": 7, name: "Hallo", "targets": "Hello"}).encode()
+    (item,) = items(tmp_path / "in.jsonl", line)
+    assert item.text == "Hallo"
+    assert item.fields == {"inputs_pretokenized": "Hallo", "id": 7, "targets": "Hello"}
+
+
+def test_a_field_can_be_named_and_makes_the_file_json(tmp_path):
+    line = b'{"article": "long", "text": "other"}\n'
+    (item,) = items(tmp_path / "in.data", line, field="article")
+    assert (item.text, item.fields["text"]) == ("long", "other")
+    (item,) = items(tmp_path / "in.data", line)
+    assert item.text == line.decode().rstrip()
+    (item,) = items(tmp_path / "in.jsonl", line, file_format="text")
+    assert item.text == line.decode().rstrip()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "no JSON ("),
+        (b'["text"]', "no JSON object"),
+        (b'{"source": "x"}', "no field 'inputs' or 'input' or 'text' (there are ['source'])"),
+        (b'{"text": 5}', "field 'text' is 5, no text"),
+        (b'{"text": "x", "score": NaN}', "NaN is no number"),
+        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "no JSON ("),
+        (b"[" * 100_000, "no JSON ("),
+        (b'{"text": "\xe4"}', "0xe4 at column 11 is no UTF-8"),
+    ],
+)
+def test_bad_json_is_one_line_and_no_more(tmp_path, line, reason):
+    bad, good = items(tmp_path / "in.jsonl", line + b'\n{"text": "good"}\n')
+    assert reason in bad.error
+    assert "\n" not in bad.error and len(bad.error) < 250
+    assert good.text == "good"
+
+
+def test_gzip_is_told_by_content(tmp_path):
+    (first, second) = items(tmp_path / "in.txt", gzip.compress(b"one\ntwo\n"))
+    assert (first.text, second.text) == ("one", "two")
+
+
+def test_gzip_that_ends_early_is_one_error(tmp_path):
+    content = gzip.compress(b"".join(b"%d\n" % n for n in range(9999)))[:-200]
+    with pytest.raises(InputError, match=r"cannot read .*in.txt.gz after line \d+ \("):
+        items(tmp_path / "in.txt.gz", content)
+
+
+def test_a_file_of_nothing_and_no_file_are_errors(tmp_path):
+    (tmp_path / "in.txt").write_bytes(b"")
+    with pytest.raises(InputError, match="holds no inputs"):
+        survey(file_source(str(tmp_path / "in.txt")), 4)
+    with pytest.raises(InputError, match="no file .*absent.txt"):
+        file_source(str(tmp_path / "absent.txt"))
+
+
+def test_shards_are_read_one_by_one_and_the_rest_is_passed_by(tmp_path):
+    path = tmp_path / "in.txt"
+    lines = [b"%d\n" % n for n in range(10)]
+    path.write_bytes(b"".join(lines))
+    source = file_source(str(path))
+    found = survey(source, 3)
+    assert found.count == 10
+    shards = [lines[n : n + 3] for n in range(0, 10, 3)]
+    assert found.digests == [digest(shard) for shard in shards]
+    for wanted in itertools.chain.from_iterable(
+        itertools.combinations(range(4), n) for n in range(5)
+    ):
+        assert list(read_shards(source, 3, wanted)) == [(n, shards[n]) for n in wanted]

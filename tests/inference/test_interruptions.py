@@ -1,0 +1,178 @@
+"""A run that is stopped between any two of the system's calls, and started again."""
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.inference.run import InterruptedRun
+from spec_t5x.inference.signals import stopping
+from tests.inference.echo import Echo
+
+
+class Killed(BaseException):
+    """No code catches it."""
+
+
+class Machine:
+    """Counts the calls that change the disk, and dies at one of them.
+
+    Dead, it answers no call more, so that no cleaning up takes place.
+    """
+
+    def __init__(self, directory, monkeypatch):
+        self.directory = directory
+        self.calls = 0
+        self.dies_at = None
+        for module, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (Path, "unlink")):
+            monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
+        # What Path.open calls.
+        monkeypatch.setattr(io, "open", self.opened(io.open))
+
+    def call(self):
+        self.calls += 1
+        if self.dies_at is not None and self.calls >= self.dies_at:
+            raise Killed
+
+    def counted(self, function):
+        def counted(*args, **kwargs):
+            self.call()
+            return function(*args, **kwargs)
+
+        return counted
+
+    def opened(self, function):
+        def opened(path, mode="r", *args, **kwargs):
+            if "w" not in mode or self.directory not in Path(path).parents:
+                return function(path, mode, *args, **kwargs)
+            self.call()
+            return TornFile(self, function(path, mode, *args, **kwargs))
+
+        return opened
+
+
+class TornFile:
+    """A file each of whose writes reaches the disk, the last one by half."""
+
+    def __init__(self, machine, file):
+        self.machine = machine
+        self.file = file
+
+    def write(self, content):
+        try:
+            self.machine.call()
+        except Killed:
+            content = content[: len(content) // 2]
+            raise
+        finally:
+            self.file.write(content)
+            self.file.flush()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def test_killed_at_every_call_it_ends_with_the_same_bytes(runner, monkeypatch):
+    runner()
+    undisturbed = runner.files()
+    killed = runner.elsewhere("killed")
+    machine = Machine(killed.directory, monkeypatch)
+    killed()
+    total, machine.calls = machine.calls, 0
+    assert killed.files() == undisturbed
+    assert total > 40
+    for dies_at in range(1, total + 1):
+        shutil.rmtree(killed.output)
+        machine.calls, machine.dies_at = 0, dies_at
+        with pytest.raises(Killed):
+            killed()
+        finished = killed.inodes()
+        machine.dies_at = None
+        killed()
+        assert killed.files() == undisturbed
+        assert killed.left_over() == []
+        assert finished.items() <= killed.inodes().items()
+
+
+def test_killed_at_every_restart_it_still_comes_to_its_end(runner, monkeypatch):
+    runner()
+    undisturbed = runner.files()
+    killed = runner.elsewhere("killed")
+    machine = Machine(killed.directory, monkeypatch)
+    restarts = 0
+    # Enough for a shard or two, or for joining them.
+    while machine.calls == 0 or machine.calls >= 19:
+        machine.calls, machine.dies_at = 0, 19
+        restarts += 1
+        with contextlib.suppress(Killed):
+            killed()
+    assert restarts >= 3
+    assert killed.files() == undisturbed
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_one_line_and_costs_nothing(runner, monkeypatch, call, number):
+    runner()
+    undisturbed = runner.files()
+    full = runner.elsewhere("full")
+    real = getattr(os, call)
+
+    def fails(*args):
+        if len(list(full.output.glob("predictions-*"))) == 2:
+            raise OSError(number, os.strerror(number))
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        with pytest.raises(InputError) as error:
+            full()
+    message = str(error.value)
+    shard = 2 if call == "replace" else 1  # the second one's directory is synced after it
+    assert f"cannot write shard {shard} of 4 (predictions-0000{shard}-of-00004.jsonl)" in message
+    assert str(full.output) in message and os.strerror(number) in message
+    assert ("free some space" in message) == (number != errno.EIO)
+    assert "the same command again" in message and "\n" not in message
+    assert len(full.inodes()) == 2 and full.left_over() == []
+    finished = full.inodes()
+    full()
+    assert full.files() == undisturbed
+    assert finished.items() <= full.inodes().items()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
+    class Signalled(Echo):
+        def decode(self, batch, options):
+            if batch.texts[0].startswith("06"):
+                os.kill(os.getpid(), number)
+            return super().decode(batch, options)
+
+    before = signal.getsignal(number)
+    with pytest.raises(InterruptedRun) as stopped:
+        runner(load=Signalled)
+    assert stopped.value.number == number
+    assert "2 of 4 shards finished" in stopped.value.message
+    assert runner.left_over() == [] and len(runner.inodes()) == 2
+    assert signal.getsignal(number) is before
+    runner()
+    assert len(runner.inodes()) == 4
+
+
+def test_signals_are_left_to_whoever_had_them():
+    before = signal.getsignal(signal.SIGTERM)
+    with stopping():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,205 @@
+"""Real processes: killed, out of disk space, two at once, on several devices."""
+
+import dataclasses
+import json
+import multiprocessing
+import random
+import runpy
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+CHILD = Path(__file__).with_name("child.py")
+WORDS = ("cat", "table", "my", "sister", "a", "green", "book")
+SHARD_SIZE, NUM_INPUTS = 4, 118
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """``spec-t5x infer`` over one file, into one directory."""
+
+    folder: Path
+    pair: Path
+    output: Path
+
+    def start(self, *flags, file_limit=None, environment=None, log="log"):
+        """A process that runs it."""
+        arguments = {
+            "--input": self.folder / "lines.jsonl",
+            "--output_dir": self.output,
+            "--target": self.pair / "target",
+            "--draft": self.pair / "draft",
+            "--shard_size": SHARD_SIZE,
+            "--batch_size": 4,
+            "--max_decode_len": 16,
+            "--gamma": 3,
+            "--temperature": 1,
+            "--seed": 3,
+        }
+        arguments = [str(part) for pair in arguments.items() for part in pair]
+        names = {
+            "ARGUMENTS": ["infer", *arguments, *map(str, flags)],
+            "LOG": str(self.folder / log),
+            "ENVIRONMENT": {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled")}
+            | (environment or {}),
+            "FILE_LIMIT": file_limit,
+        }
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["spec_t5x.cli.main", "spec_t5x.generation"])
+        process = context.Process(
+            target=runpy.run_path, args=(str(CHILD),), kwargs={"init_globals": names}
+        )
+        process.start()
+        return process
+
+    def run(self, *flags, **options) -> int:
+        """Its exit status."""
+        process = self.start(*flags, **options)
+        process.join()
+        return process.exitcode
+
+    def said(self, log="log") -> list[str]:
+        """What the last process printed."""
+        return (self.folder / log).read_text().splitlines()
+
+    def shards(self) -> dict[str, tuple]:
+        """The finished shards, and which files they are."""
+        found = self.output.glob("predictions-*")
+        return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in found}
+
+    def files(self) -> dict[str, bytes]:
+        """All that a user sees."""
+        return {path.name: path.read_bytes() for path in self.output.glob("[!.]*")}
+
+    def wait_for_shards(self, process, count) -> None:
+        """Until so many are there, or the process has ended."""
+        while process.is_alive() and len(self.shards()) < count:
+            time.sleep(0.001)
+
+    def into(self, name: str) -> "Command":
+        """The same into another directory."""
+        return dataclasses.replace(self, output=self.folder / name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, tiny_pair) -> Command:
+    """A run that was left alone."""
+    folder = tmp_path_factory.mktemp("infer")
+    rng = random.Random(0)
+    lines = [
+        {"id": n, "text": " ".join(rng.choices(WORDS, k=rng.randrange(1, 5)))}
+        for n in range(NUM_INPUTS)
+    ]
+    (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = Command(folder, tiny_pair, folder / "undisturbed")
+    assert command.run() == 0, command.said()
+    return command
+
+
+def coordinator() -> list[str]:
+    """Flags for two processes that meet."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return ["--coordinator_address", f"localhost:{port}", "--process_count", "2"]
+
+
+def test_what_a_run_leaves(undisturbed):
+    lines = (undisturbed.output / "predictions.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [line["index"] for line in found] == list(range(NUM_INPUTS))
+    assert [line["inputs"]["id"] for line in found] == list(range(NUM_INPUTS))
+    assert len(undisturbed.shards()) == -(-NUM_INPUTS // SHARD_SIZE)
+    assert len({line["output"] for line in found}) > NUM_INPUTS / 3
+    (said,) = undisturbed.said()
+    assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in {undisturbed.output}" in said
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(undisturbed):
+    killed, rng = undisturbed.into("killed"), random.Random(1)
+    kept, stopped = {}, 0
+    for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        process = killed.start()
+        killed.wait_for_shards(process, len(kept) + rng.randrange(4))
+        time.sleep(0.05 * rng.random())
+        process.kill() if number == signal.SIGKILL else process.terminate()
+        process.join()
+        # Whether it was already gone is a matter of speed.
+        if number == signal.SIGTERM and process.exitcode:
+            assert process.exitcode == 128 + signal.SIGTERM
+            assert "stopped by SIGTERM with" in killed.said()[-1]
+        stopped += process.exitcode != 0
+        now = killed.shards()
+        assert kept.items() <= now.items()
+        kept = now
+    assert stopped >= 2 and len(kept) < len(undisturbed.shards())
+    assert killed.run() == 0, killed.said()
+    assert killed.files() == undisturbed.files()
+    assert kept.items() <= killed.shards().items()
+    assert [path.name for path in killed.output.glob(".*")] == [".lock-00000"]
+
+
+def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
+    shared = undisturbed.into("shared")
+
+    def start():
+        flags = (*coordinator(), "--process_index")
+        return [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
+
+    first, second = start()
+    shared.wait_for_shards(second, 1)
+    # One that is lost stops no other, which says so at its end.
+    second.kill()
+    first.join()
+    said = shared.said("log0")[-1]
+    assert first.exitcode == 2 and "process 1 ended before" in said
+    assert said.endswith("see its message, and give the same command again")
+    kept = shared.shards()
+    assert len(undisturbed.shards()) // 2 <= len(kept) < len(undisturbed.shards())
+
+    for process in (processes := start()):
+        process.join()
+    said = [shared.said(f"log{n}")[-1] for n in range(2)]
+    assert [process.exitcode for process in processes] == [0, 0], said
+    assert shared.files() == undisturbed.files()
+    assert kept.items() <= shared.shards().items()
+    assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
+    assert "process 1 answered" in said[1]
+
+
+def test_a_full_disk_keeps_the_finished_shards(undisturbed):
+    # Room for the manifest and for each shard, not for all of them in one file.
+    full = undisturbed.into("full")
+    assert full.run(file_limit=20_000) == 2
+    (said,) = [line for line in full.said() if "error" in line]
+    assert f"cannot write predictions.jsonl, the 30 shards in one file to {full.output}" in said
+    assert "File too large): free some space and give the same command again" in said
+    kept = full.shards()
+    assert len(kept) == 30 and "predictions.jsonl" not in full.files()
+    assert full.run() == 0
+    assert full.files() == undisturbed.files() and full.shards() == kept
+
+
+def test_a_shard_that_does_not_fit_is_named(undisturbed):
+    full = undisturbed.into("fuller")
+    assert full.run("--shard_size", 100, file_limit=20_000) == 2
+    (said,) = [line for line in full.said() if "error" in line]
+    assert f"cannot write shard 0 of 2 (predictions-00000-of-00002.jsonl) to {full.output}" in said
+    assert sorted(full.files()) == ["manifest.json"]
+    assert [path.name for path in full.output.glob(".*")] == [".lock-00000"]
+
+
+def test_several_devices_give_the_same_text(undisturbed):
+    spread = undisturbed.into("spread")
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    assert spread.run("--model_parallel", 2, environment=devices) == 0, spread.said()
+
+    def texts(command):
+        lines = command.files()["predictions.jsonl"].splitlines()
+        return [json.loads(line)["output_ids"] for line in lines]
+
+    assert texts(spread) == texts(undisturbed)
+    assert json.loads(spread.files()["manifest.json"])["settings"]["models_and_devices"] == [2, 2]

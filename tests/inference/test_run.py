@@ -1,0 +1,280 @@
+"""A run's answers, and what it refuses to mix or to go on with."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.inference import hosts, locks
+from spec_t5x.inference.manifest import read_manifest
+from tests.inference.echo import OPTIONS, Echo
+
+
+def test_a_line_for_each_input_in_order(runner):
+    report = runner()
+    lines = [json.loads(line) for line in report.merged.read_text().splitlines()]
+    texts = runner.source.read_text().splitlines()
+    assert [line["index"] for line in lines] == list(range(11))
+    assert [line["input"] for line in lines] == texts
+    for line, text in zip(lines, texts, strict=True):
+        # T5X's fields, then those of ``generate --json``; the best output is the last.
+        assert list(line)[:3] == ["index", "inputs", "prediction"]
+        assert line["inputs"] == {"inputs_pretokenized": text}
+        assert line["prediction"] == line["output"] == line["decodes"][1]["output"]
+        assert line["output"].endswith(" 1") and len(line["decodes"]) == 2
+        assert {"output_ids", "score", "target_calls", "accepted", "alpha"} <= set(line)
+    assert sorted(runner.files()) == [
+        "manifest.json",
+        *(f"predictions-{n:05}-of-00004.jsonl" for n in range(4)),
+        "predictions.jsonl",
+    ]
+    shards = [content for name, content in runner.files().items() if "-of-" in name]
+    assert b"".join(shards) == runner.files()["predictions.jsonl"]
+    assert runner.left_over() == []
+    assert (report.inputs, report.errors, report.mean_acceptance_length) == (11, 0, 2.0)
+
+
+def test_batches_hold_inputs_of_about_one_length(runner):
+    runner()
+    lines = [json.loads(line) for line in runner.files()["predictions.jsonl"].splitlines()]
+    # Of 3 inputs in a shard the two longest share a batch.
+    widths = [int(line["output"].split()[-2]) for line in lines]
+    assert widths == [16, 32, 32, 32, 32, 16, 32, 16, 32, 16, 16]
+
+
+def test_a_finished_run_loads_nothing_and_changes_nothing(runner):
+    runner()
+    before, inodes = runner.files(), runner.inodes()
+    report = runner(load=lambda: pytest.fail("there is nothing to decode"))
+    assert runner.files() == before and runner.inodes() == inodes
+    assert (report.inputs, report.tokens) == (11, 0)
+
+
+def test_a_missing_shard_alone_is_decoded_again(runner):
+    runner()
+    before, inodes = runner.files(), runner.inodes()
+    (runner.output / "predictions-00002-of-00004.jsonl").unlink()
+    (runner.output / "predictions.jsonl").unlink()
+    runner()
+    assert runner.files() == before
+    changed = {name for name, inode in runner.inodes().items() if inode != inodes[name]}
+    assert changed == {"predictions-00002-of-00004.jsonl"}
+
+
+def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
+    lines = runner.source.read_bytes().splitlines()
+    lines[2], lines[5], lines[10] = b"", b"\xff", b"x" * 40
+    runner.source.write_bytes(b"\n".join(lines))
+    report = runner()
+    found = [json.loads(line) for line in report.merged.read_text().splitlines()]
+    assert [line["index"] for line in found] == list(range(11))
+    assert {line["line"]: line["error"][:21] for line in found if "error" in line} == {
+        3: "the line is empty: gi",
+        6: "byte 0xff at column 1",
+        11: "the text has 40 token",
+    }
+    assert report.errors == 3
+    assert [text.split(":")[0] for text in report.named] == ["line 3", "line 6", "line 11"]
+    # A run that has nothing left to decode reports them all the same.
+    assert runner().named == report.named
+
+
+def test_strict_stops_before_decoding(runner):
+    lines = runner.source.read_bytes().splitlines()
+    lines[5] = b"x" * 40
+    runner.source.write_bytes(b"\n".join(lines))
+    with pytest.raises(InputError, match="^1 inputs of .* cannot be decoded, .* line 6: the text"):
+        runner(strict=True)
+    assert list(runner.files()) == ["manifest.json"]
+    # Nothing was written: the line may be mended.
+    lines[5] = b"x"
+    runner.source.write_bytes(b"\n".join(lines))
+    assert runner(strict=True).errors == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoding": dataclasses.replace(OPTIONS, gamma=7)}, r"gamma was 4 and is 7\)"),
+        ({"decoding": dataclasses.replace(OPTIONS, batch_size=4)}, "batch_size was 2 and is 4"),
+        ({"shard_size": 4}, "shard_size was 3 and is 4"),
+        ({"format": "jsonl"}, "jsonl was false and is true"),
+        ({"settings": {"target": "other"}}, 'target was "echo" and is "other"'),
+        ({"settings": {"target": "echo", "more": 1}}, "more was null and is 1"),
+    ],
+)
+def test_other_settings_are_refused_by_name(runner, change, message):
+    runner()
+    before = runner.files()
+    with pytest.raises(InputError, match=message) as error:
+        runner(**change)
+    assert "\n" not in str(error.value)
+    assert runner.files() == before
+    runner(**change, overwrite=True)
+    now = runner.files()
+    assert now["manifest.json"] != before["manifest.json"]
+
+
+def test_a_checkpoint_is_known_by_its_content(runner):
+    runner(settings={"target": {"name": "here", "content": "aaaa"}})
+    runner(settings={"target": {"name": "moved", "content": "aaaa"}})
+    with pytest.raises(InputError, match=r"target was here \(aaaa\) and is here \(bbbb\)"):
+        runner(settings={"target": {"name": "here", "content": "bbbb"}})
+
+
+def test_other_inputs_are_refused(runner):
+    runner()
+    lines = runner.source.read_text().splitlines(keepends=True)
+    runner.source.write_text("".join([*lines[:7], "other\n", *lines[8:]]))
+    with pytest.raises(InputError, match="inputs of shard 2 of 4 are now others in"):
+        runner()
+    runner.source.write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match="11 inputs of .* are now 10 of"):
+        runner()
+    moved = runner.source.with_name("moved.txt")
+    moved.write_text("".join(lines))
+    dataclasses.replace(runner, source=moved)()
+
+
+def test_inputs_that_change_under_way_are_refused(runner):
+    def load():
+        runner.source.write_text(runner.source.read_text().replace("04 ", "44 "))
+        return Echo()
+
+    with pytest.raises(InputError, match=r"has changed since the run began \(shard 1\)"):
+        runner(load=load)
+
+
+def test_overwriting_leaves_nothing_of_the_earlier_run(runner):
+    runner()
+    bystander = runner.output / "notes.txt"
+    bystander.write_text("mine")
+    runner(shard_size=6, overwrite=True)
+    assert sorted(runner.files()) == [
+        "manifest.json",
+        "notes.txt",
+        "predictions-00000-of-00002.jsonl",
+        "predictions-00001-of-00002.jsonl",
+        "predictions.jsonl",
+    ]
+
+
+def test_predictions_of_unknown_origin_are_left_alone(runner):
+    runner()
+    (runner.output / "manifest.json").unlink()
+    with pytest.raises(InputError, match="holds predictions and no manifest.json"):
+        runner()
+    (runner.output / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="manifest.json is no manifest"):
+        runner()
+
+
+def test_a_damaged_shard_is_found_when_shards_are_joined(runner):
+    runner()
+    (runner.output / "predictions.jsonl").unlink()
+    shard = runner.output / "predictions-00001-of-00004.jsonl"
+    shard.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match="00001-of-00004.jsonl is not as it was written: delete"):
+        runner()
+    assert not (runner.output / "predictions.jsonl").exists()
+
+
+def test_once_joined_the_shards_may_be_deleted(runner):
+    runner()
+    before = runner.files()["predictions.jsonl"]
+    for path in runner.output.glob("*-of-*"):
+        path.unlink()
+    report = runner(load=lambda: pytest.fail("there is nothing to decode"))
+    assert (report.inputs, report.errors) == (11, 0)
+    assert runner.files()["predictions.jsonl"] == before
+    report.merged.write_bytes(before[:-20])
+    with pytest.raises(InputError, match="predictions.jsonl is not as it was written: delete it"):
+        runner()
+
+
+def test_two_runs_in_one_directory_are_one_too_many(runner):
+    runner.output.mkdir()
+    for process in (0, 3):
+        with (
+            locks.held(runner.output, process),
+            pytest.raises(InputError, match=r"out is in use by process \d+ on"),
+        ):
+            runner()
+    # What is left of one that was killed does not matter.
+    assert runner().errors == 0
+
+
+def test_shards_alone_if_no_merging_is_wanted(runner):
+    assert runner(merge=False).merged is None
+    assert "predictions.jsonl" not in runner.files()
+    assert read_manifest(runner.output).count == 11
+    # It may be wanted later.
+    assert runner(load=lambda: pytest.fail("there is nothing to decode")).merged.exists()
+
+
+@pytest.fixture
+def agreed(monkeypatch) -> list[bool]:
+    """What this process said at each step of the start; the other always agrees."""
+    said = []
+
+    def allgather(value):
+        said.append(bool(value))
+        return np.array([1, value])
+
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", allgather)
+    monkeypatch.setattr(hosts.jax.distributed, "shutdown", lambda: None)
+    return said
+
+
+def test_a_process_that_cannot_begin_keeps_no_other_waiting(runner, agreed):
+    runner.output.mkdir()
+    with locks.held(runner.output, 1), pytest.raises(InputError, match="in use by"):
+        runner(hosts=hosts.Hosts(index=1, count=2))
+    assert agreed == [False]
+    with pytest.raises(InputError, match="has no manifest.json in this process"):
+        runner(hosts=hosts.Hosts(index=1, count=2))
+    assert agreed == [False, True, True, False]
+
+
+def test_a_process_stops_if_another_cannot_begin(runner, monkeypatch):
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
+    with pytest.raises(InputError, match="^another process of this run could not begin"):
+        runner(hosts=hosts.Hosts(index=0, count=2))
+
+
+def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
+    runner()
+    before = runner.files()
+    names = [f"predictions-{n:05}-of-00004.jsonl" for n in (0, 2, 3)]
+    for name in ("predictions.jsonl", *names):
+        (runner.output / name).unlink()
+    report = runner(hosts=hosts.Hosts(index=1, count=2))
+    # The second of the three.
+    assert (report.merged, report.inputs) == (None, 3)
+    assert set(before) - set(runner.files()) == {"predictions.jsonl", names[0], names[2]}
+    # Nobody is there to write what is another's.
+    (runner.output / names[1]).unlink()
+    with pytest.raises(InputError, match="process 1 ended before 1 of its .* the first is 2: see"):
+        runner(hosts=hosts.Hosts(index=0, count=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_dir": None}, "give --output_dir DIR"),
+        ({"output_dir": "gs://bucket/out"}, "give a path on this machine"),
+        ({"mixture_or_task": "task"}, "give one of them"),
+        ({"shard_size": 0}, "shard_size is 0: give a whole number from 1"),
+        ({"shard_size": True}, "shard_size is True"),
+        ({"format": "csv"}, "format is 'csv': choose auto, jsonl, text"),
+        ({"format": "text", "field": "a"}, "only JSON lines have"),
+        ({"task_feature_lengths": {"input": 5}}, "task_feature_lengths is {'input': 5}: give"),
+        ({"task_feature_lengths": {"inputs": 0}}, "inputs 0: give at least 2"),
+        ({"model_parallel": 3}, "model_parallel is 3 and there are"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(runner, options, message):
+    with pytest.raises(InputError, match=message):
+        runner(**options)
