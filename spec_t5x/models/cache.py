@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Int
+
+# What the axes of a layer's keys and values mean, for a mesh: the rows lie with the rest
+# of the batch, the heads where their projections are.
+AXES = ("batch", "heads", "length", "kv")
 
 
 @flax.struct.dataclass
@@ -74,8 +79,10 @@ def write(
 
     if cached.shape[0] == 1:
         # A plain update in place; the batched form below lowers to a scatter.
-        return write_row(cached[0], new[0], starts[0])[None]
-    return jax.vmap(write_row)(cached, new, starts)
+        written = write_row(cached[0], new[0], starts[0])[None]
+    else:
+        written = jax.vmap(write_row)(cached, new, starts)
+    return constrain(written, AXES)
 
 
 def write_slots(
@@ -84,7 +91,8 @@ def write_slots(
     slots: Int[Array, "batch nodes"],
 ) -> Float[Array, "batch heads length head_dim"]:
     """Overwrites ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``; slots differ."""
-    return jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
+    written = jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
+    return constrain(written, AXES)
 
 
 def move(

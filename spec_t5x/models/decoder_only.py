@@ -17,6 +17,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
+from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, PyTree
 
 # T5X's example has these two as constants.
@@ -220,5 +221,6 @@ def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
 def empty_cache(config: DecoderOnlyConfig, batch: int, max_length: int) -> DecoderOnlyCache:
     """Room for ``max_length`` tokens in each of ``batch`` rows."""
     room = jnp.zeros((batch, config.num_heads, max_length, config.head_dim), config.dtype)
+    room = constrain(room, cache_lib.AXES)
     layers = (KeysValues(room, room),) * config.num_layers
     return DecoderOnlyCache(layers, jnp.zeros(batch, jnp.int32))

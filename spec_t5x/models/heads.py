@@ -13,10 +13,10 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-from flax.linen.partitioning import param_with_axes
 from jax import lax
 
 from spec_t5x.errors import InputError
+from spec_t5x.models.logical_axes import param_with_axes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.types import Array, Float, Float32, Int, PyTree

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.partitioning import param_with_axes, with_sharding_constraint
 from jax import lax
 
+from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Float, Float32, Int
 
 Initializer = Callable[..., Array]
@@ -59,7 +59,7 @@ class Embed(nn.Module):
 
     def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         embedded = jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
-        return with_sharding_constraint(embedded, ("batch", "length", "embed"))
+        return constrain(embedded, ("batch", "length", "embed"))
 
     def attend(
         self, states: Float[Array, "batch length embed"]
@@ -114,7 +114,7 @@ class Mlp(nn.Module):
             branches.append(_activation(activation)(branch))
         hidden = functools.reduce(operator.mul, branches)
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
-        hidden = with_sharding_constraint(hidden, ("batch", "length", "mlp"))
+        hidden = constrain(hidden, ("batch", "length", "mlp"))
         return Dense(inputs.shape[-1], ("mlp", "embed"), self.dtype, name="wo")(hidden)
 
 

@@ -23,6 +23,7 @@ from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias, mask_bias
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
+from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 
@@ -126,6 +127,7 @@ class DecoderLayer(nn.Module):
         cfg = self.config
         cross_keys, cross_values = self.encoder_decoder_attention.keys_values(encoded)
         room = jnp.zeros((encoded.shape[0], cfg.num_heads, max_length, cfg.head_dim), cfg.dtype)
+        room = constrain(room, cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
 
     def extend(self, inputs, cache: LayerCache, write, bias, cross_bias):
@@ -341,7 +343,7 @@ class Transformer(nn.Module):
     def extend_states(self, cache: DecoderCache, tokens: Int[Array, "batch new"]):
         """``extend``, with the decoder's normed states ``[batch, new, embed]``."""
         states, cache = self.decoder.extend(self.token_embedder(tokens), cache)
-        return self.logits(states), states, cache
+        return self._whole_logits(states), states, cache
 
     def extend_nodes(
         self, cache: DecoderCache, nodes: Nodes
@@ -353,7 +355,7 @@ class Transformer(nn.Module):
         Returns the logits after each, the states they were made from, and the cache.
         """
         states, cache = self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
-        return self.logits(states), states, cache
+        return self._whole_logits(states), states, cache
 
     def logits(
         self, states: Float[Array, "batch length embed"]
@@ -362,6 +364,14 @@ class Transformer(nn.Module):
         if self.config.logits_via_embedding:
             return self.token_embedder.attend(states)
         return self.decoder.logits_dense(states)
+
+    def _whole_logits(self, states):
+        """Logits for sampling: on a mesh, the vocabulary is gathered once, here.
+
+        What samples takes maxima, sums and single tokens of it, each of which would be
+        a collective of its own, and sums in parts would round otherwise.
+        """
+        return constrain(self.logits(states), ("batch", "length", None))
 
 
 def _norm(cfg: T5Config) -> RMSNorm:

@@ -1,0 +1,72 @@
+"""Logical axes: what each axis of a parameter or of an activation means.
+
+The network names its axes (``embed``, ``heads``, ``batch``, …) as T5X's does and knows no
+mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``, or T5X's own,
+which its partitioner puts in force). Without rules or without a mesh nothing here has an
+effect.
+"""
+
+from collections.abc import Callable, Sequence
+
+import flax.linen.partitioning as flax_partitioning
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from spec_t5x.types import Array
+
+
+def param_with_axes(name: str, init: Callable[..., Array], *args, axes: Sequence[str]) -> Array:
+    """A parameter of the current module, its axes declared in ``params_axes``.
+
+    As Flax's function of this name, which would also have heads that the mesh does not
+    divide sharded unevenly.
+    """
+    with flax_partitioning.axis_rules(()):
+        value = flax_partitioning.param_with_axes(name, init, *args, axes=tuple(axes))
+    return constrain(value, axes)
+
+
+def constrain(array: Array, axes: Sequence[str | None]) -> Array:
+    """The array, sharded as the rules in force say for these axes.
+
+    Args:
+      array: any activation.
+      axes: a logical name for each axis; None, and a name without a rule, is not sharded.
+    """
+    rules = flax_partitioning.get_axis_rules()
+    mesh = jax.sharding.get_abstract_mesh()
+    if not rules or mesh.empty:
+        return array
+    return lax.with_sharding_constraint(array, partition_spec(array.shape, axes, rules, mesh))
+
+
+def partition_spec(
+    shape: Sequence[int],
+    axes: Sequence[str | None],
+    rules: Sequence[tuple[str, str | None]],
+    mesh: Mesh | AbstractMesh,
+) -> PartitionSpec:
+    """Where an array's axes lie on a mesh.
+
+    An axis whose size the mesh does not divide is replicated: 6 heads stay whole on 4
+    chips, while the 384 columns that make them are 96 to a chip.
+
+    >>> partition_spec((6, 32), ("heads", "relpos_buckets"), RULES, mesh)  # model = 4
+    PartitionSpec(None, None)
+    """
+    on_mesh = flax_partitioning.logical_to_mesh_axes(tuple(axes), rules)
+    return PartitionSpec(
+        *(
+            name if name is None or size % _extent(name, mesh) == 0 else None
+            for name, size in zip(on_mesh, shape, strict=True)
+        )
+    )
+
+
+def _extent(names: str | tuple[str, ...], mesh: Mesh | AbstractMesh) -> int:
+    """Over how many devices an axis is spread."""
+    extent = 1
+    for name in (names,) if isinstance(names, str) else names:
+        extent *= mesh.shape[name]
+    return extent

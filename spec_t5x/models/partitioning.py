@@ -1,0 +1,148 @@
+"""Parameters and batches over many devices: a mesh, rules, shardings.
+
+A mesh has two axes, as T5X's: ``data``, over which the rows of a batch are spread, and
+``model``, over which each matrix is. The rules are T5X's for its simplest layout
+(activations and parameters sharded in one dimension), so that a checkpoint lies on
+devices as it does there.
+
+    mesh = make_mesh(model=4)
+    params = shard_params(params, config, mesh)
+    with partitioned(mesh):
+        decoded = speculative_decode(T5Model.create(params, config), draft, ...)
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import flax.linen.partitioning as flax_partitioning
+import jax
+import jax.numpy as jnp
+from flax.core import unfreeze
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.logical_axes import partition_spec
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.types import PyTree
+
+# Logical axis to axis of the mesh, in order of precedence; None is not sharded.
+RULES = (
+    ("batch", "data"),
+    ("vocab", "model"),
+    ("mlp", "model"),
+    ("heads", "model"),
+    ("joined_kv", "model"),
+    ("embed", None),
+    ("kv", None),
+    ("length", None),
+    ("relpos_buckets", None),
+    ("draft_heads", None),
+)
+
+
+def make_mesh(
+    data: int | None = None, model: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh of ``data`` by ``model`` devices, neighbours in ``model`` near each other.
+
+    Args:
+      data: replicas of the model, each with its part of the batch; by default as many
+        as there are devices for.
+      model: devices that share one model.
+      devices: by default all.
+
+    Raises:
+      InputError: sizes that the devices cannot be arranged in.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    if model < 1 or (data is not None and data < 1):
+        raise InputError(f"a mesh of {data} by {model} devices: give at least 1 for each axis")
+    if data is None:
+        data = max(1, len(devices) // model)
+    if data * model != len(devices):
+        raise InputError(
+            f"a mesh of {data} by {model} needs {data * model} devices and there are "
+            f"{len(devices)}: choose axes whose product is {len(devices)}"
+        )
+    return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=devices)
+
+
+@contextlib.contextmanager
+def partitioned(mesh: Mesh) -> Iterator[Mesh]:
+    """Within it, what is traced obeys the rules, and arrays are made on the mesh.
+
+    Not to be entered inside a compiled function.
+    """
+    with jax.set_mesh(mesh), flax_partitioning.axis_rules(RULES):
+        yield mesh
+
+
+def param_shardings(config: T5Config, mesh: Mesh) -> PyTree:
+    """A ``NamedSharding`` for every parameter of ``Transformer(config)``.
+
+    From shapes and declared axes alone: nothing is allocated.
+    """
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+
+    def init(tokens):
+        # No weight is drawn here, so the key is without effect.
+        key = jax.random.key(0)
+        return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
+
+    variables = jax.eval_shape(init, tokens)
+    return declared_shardings(variables["params"], variables["params_axes"], mesh)
+
+
+def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTree:
+    """A ``NamedSharding`` for every parameter of any network that declares its axes.
+
+    Args:
+      params: arrays or shapes, the collection ``params`` of the network's ``init``.
+      params_axes: its collection ``params_axes``.
+      mesh: has the axes ``data`` and ``model``.
+    """
+    axes = unfreeze(flax_partitioning.get_axis_names(params_axes))
+
+    def sharding(leaf, names):
+        return NamedSharding(mesh, partition_spec(leaf.shape, tuple(names), RULES, mesh))
+
+    return jax.tree.map(sharding, unfreeze(params), axes)
+
+
+def shard_params(params: PyTree, config: T5Config, mesh: Mesh) -> PyTree:
+    """The parameters, each device holding its shard."""
+    return jax.device_put(params, param_shardings(config, mesh))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The rows of an array spread over ``data``, each whole on its devices."""
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """An array that every device has whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
+    """Arrays that lead with the batch, spread over ``data``.
+
+    Raises:
+      InputError: rows that ``data`` does not divide.
+    """
+    for leaf in jax.tree.leaves(batch):
+        if leaf.shape[0] % mesh.shape["data"]:
+            raise InputError(
+                f"a batch of {leaf.shape[0]} rows does not divide over data = "
+                f"{mesh.shape['data']}: make it a multiple of {mesh.shape['data']}"
+            )
+    return jax.device_put(batch, batch_sharding(mesh))
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """What one device holds of a tree of arrays, or of shapes with shardings, in bytes."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,124 @@
+"""Run by ``test_partitioning.py`` with 8 simulated devices: decodes on one device and on a
+mesh of data 2 x model 4, and prints what is to be compared as JSON."""
+
+import json
+import re
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.models import partitioning
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
+
+BATCH, LENGTH, GAMMA = 8, 20, 3
+# Greedy and sampled rows side by side.
+SETTINGS = sampling(np.array([0.0, 1.0] * (BATCH // 2), np.float32))
+
+
+def config(num_heads: int, num_decoder_layers: int) -> T5Config:
+    return T5Config(
+        vocab_size=64,
+        emb_dim=16,
+        num_heads=num_heads,
+        head_dim=8,
+        mlp_dim=32,
+        num_encoder_layers=1,
+        num_decoder_layers=num_decoder_layers,
+        mlp_activations=("gelu", "linear"),
+        logits_via_embedding=False,
+    )
+
+
+def random_params(config: T5Config) -> dict:
+    """Weights under which texts differ and probabilities have clear margins."""
+    rng = np.random.default_rng(0)
+    params = {}
+    for path, shape in sorted(expected_shapes(config).items()):
+        params[path] = rng.normal(scale=0.25, size=shape).astype(np.float32)
+        if path.endswith("scale"):
+            params[path] += 1.0
+    params["token_embedder/embedding"] *= 4
+    return unflatten_dict(params, sep="/")
+
+
+def decode(target: T5Model, draft: TransformerDraft, rows, plain: bool):
+    """The speculative loop's program, and what it decodes; what the plain loop decodes."""
+    program = speculative_decode.lower(
+        target, draft, *rows, gamma=GAMMA, max_decode_len=LENGTH
+    ).compile()
+    decoded = [program(target, draft, *rows)]
+    if plain:
+        decoded.append(autoregressive_decode(target, *rows, max_decode_len=LENGTH))
+    return program, [texts(each) for each in decoded]
+
+
+def texts(decoded) -> dict:
+    found = {"tokens": np.asarray(decoded.tokens).tolist()}
+    if decoded.stats is not None:
+        found["accepted"] = int(decoded.stats.accepted.sum())
+    return found
+
+
+def shardings(found, wanted) -> dict[str, list]:
+    """By parameter: how the program takes it, and how the rules say, as lists of axes."""
+    found, wanted = flatten_dict(found, sep="/"), flatten_dict(wanted, sep="/")
+    return {path: [_axes(found[path].spec), _axes(wanted[path].spec)] for path in wanted}
+
+
+def _axes(spec: PartitionSpec) -> list:
+    axes = list(spec)
+    while axes and axes[-1] is None:
+        axes.pop()
+    return axes
+
+
+def main(num_heads: int, plain: bool) -> dict:
+    big, small = config(num_heads, 2), config(num_heads, 1)
+    params = random_params(big)
+    # The draft is the target without its last layer.
+    flat = flatten_dict(params, sep="/")
+    draft_params = unflatten_dict(
+        {path: leaf for path, leaf in flat.items() if "decoder/layers_1" not in path}, sep="/"
+    )
+    sources = np.random.default_rng(1).integers(2, 64, (BATCH, 12)).astype(np.int32)
+    keys = jax.random.split(jax.random.key(2), BATCH)
+    rows = (sources, np.zeros((BATCH, 1), np.int32), keys, SETTINGS)
+
+    draft = TransformerDraft(T5Model.create(draft_params, small))
+    _, alone = decode(T5Model.create(params, big), draft, rows, plain)
+
+    mesh = partitioning.make_mesh(data=2, model=4)
+    with partitioning.partitioned(mesh):
+        target = T5Model.create(partitioning.shard_params(params, big, mesh), big)
+        draft_params = partitioning.shard_params(draft_params, small, mesh)
+        draft = TransformerDraft(T5Model.create(draft_params, small))
+        spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
+        program, on_mesh = decode(target, draft, spread, plain)
+
+    takes = program.input_shardings[0]
+    return {
+        "alone": alone,
+        "on_mesh": on_mesh,
+        "target": shardings(takes[0].params, partitioning.param_shardings(big, mesh)),
+        "draft": shardings(takes[1].model.params, partitioning.param_shardings(small, mesh)),
+        "rows": [_axes(sharding.spec) for sharding in takes[2:4]],
+        "gathered": sorted(
+            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()))
+        ),
+        "bytes": [partitioning.bytes_per_device(t) for t in (target.params, draft_params)],
+    }
+
+
+if __name__ == "__main__":
+    # The programs run for a moment: compiling them is the cost.
+    jax.config.update("jax_disable_most_optimizations", True)
+    # Heads that 4 chips divide, and heads that they do not.
+    print(json.dumps({"4": main(4, plain=True), "6": main(6, plain=False)}))

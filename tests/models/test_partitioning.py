@@ -1,0 +1,133 @@
+"""Decoding on a mesh: the rules, and the same text as on one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen.partitioning import axis_rules
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.logical_axes import constrain, partition_spec
+from spec_t5x.models.partitioning import RULES, make_mesh, param_shardings, shard_batch
+from spec_t5x.models.sizes import size
+
+REPOSITORY = Path(__file__).parents[2]
+MESH = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the program prints, by number of heads."""
+    program = REPOSITORY / "tests" / "models" / "partitioned_program.py"
+    result = subprocess.run(
+        [sys.executable, program],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def on_8_devices(found):
+    """Data 2 x model 4, where everything divides."""
+    return found["4"]
+
+
+def test_the_text_is_that_of_one_device(on_8_devices):
+    speculative, plain = on_8_devices["alone"]
+    assert on_8_devices["on_mesh"] == [speculative, plain]
+    # Greedy rows are those of plain decoding; the draft was of use and not always right.
+    assert plain["tokens"][::2] == speculative["tokens"][::2]
+    assert len({str(row) for row in plain["tokens"]}) > 6
+    assert speculative["accepted"] > 0
+
+
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_no_parameter_is_replicated_that_the_rules_shard(on_8_devices, model):
+    shardings = on_8_devices[model]
+    assert all(compiled == wanted for compiled, wanted in shardings.values())
+    replicated = {path for path, (compiled, _) in shardings.items() if "model" not in compiled}
+    # The scales of norms have no axis but the one of the states.
+    assert replicated and all(path.endswith("norm/scale") for path in replicated)
+    assert shardings["decoder/layers_0/self_attention/query/kernel"][0] == [None, "model"]
+    assert shardings["decoder/layers_0/mlp/wo/kernel"][0] == ["model"]
+    assert shardings["decoder/logits_dense/kernel"][0] == [None, "model"]
+    assert shardings["token_embedder/embedding"][0] == ["model"]
+    assert shardings["encoder/relpos_bias/rel_embedding"][0] == ["model"]
+
+
+def test_rows_are_spread_and_caches_stay_where_they_are(on_8_devices):
+    assert on_8_devices["rows"] == [["data"], ["data"]]
+    # Nothing is gathered but the logits: of the draft's one or two, of gamma + 1 tokens.
+    for array in on_8_devices["gathered"]:
+        assert array.endswith(",64]"), array
+
+
+def test_heads_that_do_not_divide_stay_whole_and_text_the_same(found):
+    assert found["6"]["on_mesh"] == found["6"]["alone"]
+    shardings = found["6"]["target"]
+    assert shardings["encoder/relpos_bias/rel_embedding"][0] == []
+    assert shardings["decoder/layers_0/self_attention/query/kernel"][0] == [None, "model"]
+
+
+def test_an_axis_that_the_mesh_does_not_divide_is_replicated():
+    spec = partition_spec((6, 32), ("heads", "relpos_buckets"), RULES, MESH)
+    assert spec == PartitionSpec(None, None)
+    spec = partition_spec((512, 384), ("embed", "joined_kv"), RULES, MESH)
+    assert spec == PartitionSpec(None, "model")
+    spec = partition_spec((3, 4, 7, 64), ("batch", "heads", "length", "kv"), RULES, MESH)
+    assert spec == PartitionSpec(None, "model", None, None)
+
+
+def test_a_constraint_without_mesh_or_without_rules_is_none():
+    def program(array):
+        return str(jax.make_jaxpr(lambda a: constrain(a, ("batch", "mlp")))(array))
+
+    array = jnp.zeros((8, 8))
+    with axis_rules(RULES):
+        assert "sharding_constraint" not in program(array)
+    with jax.set_mesh(make_mesh(1, 1, jax.devices()[:1])):
+        assert "sharding_constraint" not in program(array)
+        with axis_rules(RULES):
+            assert "sharding_constraint" in program(array)
+
+
+def test_shardings_of_the_largest_size_take_no_memory():
+    mesh = make_mesh(1, 1, jax.devices()[:1])
+    shardings = param_shardings(size("t5_1_1_xxl"), mesh)
+    spec = shardings["decoder"]["layers_23"]["mlp"]["wi_0"]["kernel"].spec
+    assert spec == PartitionSpec(None, "model")
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (2, 4, "a mesh of 2 by 4 needs 8 devices and there are 1"),
+        (0, 1, "a mesh of 0 by 1 devices: give at least 1"),
+        (None, 3, "a mesh of 1 by 3 needs 3 devices and there are 1"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_an_error(data, model, message):
+    with pytest.raises(InputError, match=message):
+        make_mesh(data, model, jax.devices()[:1])
+
+
+def test_a_batch_that_does_not_divide_is_an_error(unchecked):
+    mesh = make_mesh(1, 1, jax.devices()[:1])
+    assert shard_batch(np.zeros((3, 2)), mesh).shape == (3, 2)
+    with pytest.raises(InputError, match="a batch of 3 rows does not divide over data = 2"):
+        shard_batch(np.zeros((3, 2)), MESH)
