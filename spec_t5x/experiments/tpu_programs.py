@@ -1,0 +1,180 @@
+"""The programs of decoding, compiled from shapes alone for any mesh.
+
+Two whole loops, as they would run; and the three calls that Theorem 3.8 is about, each a
+program of its own: a step of the target, a step of the draft's model, and a verification
+(an iteration without the drafting). Parameters are bfloat16.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.stages import Compiled
+
+from spec_t5x import autoregressive, decode_state, decoding
+from spec_t5x.autoregressive import AutoregressiveState
+from spec_t5x.checkpoints.abstract import abstract_params
+from spec_t5x.decode_state import DecodeState
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.draws import RowStream
+from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.logical_axes import partition_spec
+from spec_t5x.models.partitioning import (
+    RULES,
+    batch_sharding,
+    param_shardings,
+    partitioned,
+    replicated,
+)
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The shapes that are decoded."""
+
+    # Rows, over all replicas of the model.
+    batch: int = 1
+    # Encoder length, padding included.
+    source_len: int = 512
+    # Room for tokens of the output.
+    max_decode_len: int = 128
+
+
+def abstract_model(config: T5Config, mesh: Mesh) -> T5Model:
+    """A model of shapes in bfloat16, sharded as the rules say."""
+    config = dataclasses.replace(config, dtype="bfloat16")
+    params = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding),
+        abstract_params(config),
+        param_shardings(config, mesh),
+    )
+    return T5Model(params=params, module=Transformer(config))
+
+
+def plain_loop(config: T5Config, work: Workload, mesh: Mesh) -> Compiled:
+    """``autoregressive_decode``, whole."""
+    decode = functools.partial(
+        autoregressive.autoregressive_decode, max_decode_len=work.max_decode_len
+    )
+    return _compile(decode, mesh, abstract_model(config, mesh), *_inputs(work, mesh))
+
+
+def speculative_loop(
+    config: T5Config, draft: T5Config, work: Workload, gamma: int, mesh: Mesh
+) -> Compiled:
+    """``speculative_decode``, whole, with a model as the draft."""
+    decode = functools.partial(
+        decoding.speculative_decode, max_decode_len=work.max_decode_len, gamma=gamma
+    )
+    drafting = TransformerDraft(abstract_model(draft, mesh))
+    return _compile(decode, mesh, abstract_model(config, mesh), drafting, *_inputs(work, mesh))
+
+
+def plain_step(config: T5Config, work: Workload, mesh: Mesh) -> Compiled:
+    """One call for one token: scored, sampled, appended. Of the target or of the draft."""
+    settings = _inputs(work, mesh)[-1]
+    model, state = abstract_model(config, mesh), plain_state(config, work, mesh)
+    return _compile(autoregressive.step, mesh, model, state, settings, donate=1)
+
+
+def plain_state(config: T5Config, work: Workload, mesh: Mesh) -> AutoregressiveState:
+    """What ``plain_step`` takes and returns."""
+
+    def init(model, inputs, prompts, keys):
+        return autoregressive.init(
+            model, inputs, prompts, RowStream(keys), max_decode_len=work.max_decode_len
+        )
+
+    state = jax.eval_shape(init, abstract_model(config, mesh), *_inputs(work, mesh)[:-1])
+    return sharded_rows(state, mesh)
+
+
+def verification(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> Compiled:
+    """One iteration whose proposals are given: gamma + 1 tokens scored, verified, appended."""
+    settings = _inputs(work, mesh)[-1]
+    model, state = abstract_model(config, mesh), verification_state(config, work, gamma, mesh)
+    draft = _given(config, work, gamma, mesh)
+    step = functools.partial(decoding.step, gamma=gamma)
+    return _compile(step, mesh, model, draft, state, settings, donate=2)
+
+
+def verification_state(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> DecodeState:
+    """What ``verification`` takes and returns."""
+
+    def init(model, draft, inputs, prompts, keys):
+        return decode_state.init(
+            model,
+            draft,
+            inputs,
+            prompts,
+            RowStream(keys),
+            max_decode_len=work.max_decode_len,
+            gamma=gamma,
+        )
+
+    models = abstract_model(config, mesh), _given(config, work, gamma, mesh)
+    return sharded_rows(jax.eval_shape(init, *models, *_inputs(work, mesh)[:-1]), mesh)
+
+
+def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Shapes of a decoding state, all of which lead with the rows, with their shardings."""
+
+    def shard(leaf):
+        # Of four axes are the caches' keys and values, and nothing else.
+        axes = cache_lib.AXES if leaf.ndim == 4 else ("batch", *[None] * (leaf.ndim - 1))
+        spec = partition_spec(leaf.shape, axes, RULES, mesh)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(shard, tree)
+
+
+@flax.struct.dataclass
+class _Given(DraftBase):
+    """A draft whose proposals have been made elsewhere."""
+
+    proposal: Proposal
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def propose(self, state, context, gamma):
+        return self.proposal, state
+
+
+def _given(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> _Given:
+    proposal = jax.eval_shape(lambda: Proposal.nothing(work.batch, gamma, config.vocab_size))
+    return _Given(sharded_rows(proposal, mesh), config.vocab_size)
+
+
+def _inputs(work: Workload, mesh: Mesh):
+    """Sources, prompts, keys and settings (of any temperature), as shapes."""
+
+    def make():
+        sources = jnp.zeros((work.batch, work.source_len), jnp.int32)
+        prompts = jnp.zeros((work.batch, 1), jnp.int32)
+        keys = jax.random.split(jax.random.key(0), work.batch)
+        return sources, prompts, keys, Sampling(jnp.float32(1))
+
+    *rows, settings = jax.eval_shape(make)
+    everywhere = _with_sharding(settings, replicated(mesh))
+    return *_with_sharding(rows, batch_sharding(mesh)), everywhere
+
+
+def _with_sharding(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+    )
+
+
+def _compile(function: Callable, mesh: Mesh, *args, donate: int | None = None) -> Compiled:
+    jitted = jax.jit(function, donate_argnums=() if donate is None else donate)
+    platform = mesh.devices.flat[0].platform
+    with partitioned(mesh):
+        return jitted.trace(*args).lower(lowering_platforms=(platform,)).compile()

@@ -1,0 +1,307 @@
+"""Compiled for a TPU v4 that is not there, at a small size: the figures, counted by hand."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jaxtyping
+import pytest
+
+from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.cli.main import main
+from spec_t5x.errors import InputError
+from spec_t5x.experiments import paper_tables, tpu_chips, tpu_programs
+from spec_t5x.experiments.tpu_chips import CHIPS
+from spec_t5x.experiments.tpu_compilation import Memory, Options, _Compiler
+from spec_t5x.experiments.tpu_programs import Workload
+from spec_t5x.experiments.tpu_roofline import Collective, StepCost, collectives, step_cost
+from spec_t5x.models import sizes
+from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.theory import wall_time_improvement
+
+pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
+
+# Whole tiles of a TPU, so that nothing is padded.
+CONFIG = T5Config(
+    vocab_size=1024,
+    emb_dim=256,
+    num_heads=2,
+    head_dim=128,
+    mlp_dim=512,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    mlp_activations=("gelu", "linear"),
+    logits_via_embedding=False,
+)
+# With one row XLA would count the conversions of its vector units.
+WORK = Workload(batch=2, source_len=128, max_decode_len=127)
+GAMMA = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """As the command has it; and no check of types: shapes stand where arrays belong."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tpu_chips.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        jaxtyping.config.update("jaxtyping_disable", True)
+        yield
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def mesh(chips: int):
+    _, devices = tpu_chips.topology("v4:2x2x1")
+    return make_mesh(1, chips, devices[:chips])
+
+
+def plain(chips: int):
+    compiled = tpu_programs.plain_step(CONFIG, WORK, mesh(chips))
+    model = tpu_programs.abstract_model(CONFIG, mesh(chips))
+    cache = tpu_programs.plain_state(CONFIG, WORK, mesh(chips)).cache
+    return compiled, step_cost(compiled, model, cache, new_tokens=1)
+
+
+@pytest.fixture(scope="module")
+def plain_step():
+    return plain(1)
+
+
+@pytest.fixture(scope="module")
+def verification():
+    compiled = tpu_programs.verification(CONFIG, WORK, GAMMA, mesh(1))
+    state = tpu_programs.verification_state(CONFIG, WORK, GAMMA, mesh(1))
+    model = tpu_programs.abstract_model(CONFIG, mesh(1))
+    return compiled, step_cost(compiled, model, state.target_cache, new_tokens=GAMMA + 1)
+
+
+# By hand, for a step of the decoder: four projections of its own, two of the source's,
+# the feed-forward block, the output layer.
+JOINED = CONFIG.num_heads * CONFIG.head_dim
+MATRICES = (
+    CONFIG.num_decoder_layers * (6 * CONFIG.emb_dim * JOINED + 3 * CONFIG.emb_dim * CONFIG.mlp_dim)
+    + CONFIG.emb_dim * CONFIG.vocab_size
+)
+SCALES = (3 * CONFIG.num_decoder_layers + 1) * CONFIG.emb_dim
+BIAS = CONFIG.num_heads * CONFIG.relpos_num_buckets
+
+
+def cached_numbers(length: int) -> int:
+    """Keys and values, of the decoder's tokens and of the source's."""
+    of_a_row = CONFIG.num_decoder_layers * 2 * JOINED * (length + WORK.source_len)
+    return WORK.batch * of_a_row
+
+
+def operations(tokens: int, length: int) -> int:
+    """Multiplications and additions of ``tokens`` tokens in each row."""
+    attention = CONFIG.num_decoder_layers * 2 * JOINED * (length + WORK.source_len)
+    return 2 * WORK.batch * tokens * (MATRICES + attention)
+
+
+def test_a_step_reads_each_weight_of_the_decoder_once(plain_step):
+    _, cost = plain_step
+    rows_of_the_embedding = WORK.batch * CONFIG.emb_dim
+    assert cost.weight_bytes == 2 * (MATRICES + SCALES + BIAS + rows_of_the_embedding)
+    assert cost.cache_bytes == 2 * cached_numbers(WORK.max_decode_len + 1)
+
+
+def test_the_program_takes_what_was_counted(plain_step):
+    compiled, cost = plain_step
+    table = 2 * CONFIG.emb_dim * (CONFIG.vocab_size - WORK.batch)
+    arguments = compiled.memory_analysis().argument_size_in_bytes
+    # The rest are the rows' texts, keys and lengths.
+    assert 0 <= arguments - (cost.bytes_read + table) < 20_000
+
+
+def test_operations_are_those_of_the_shapes(plain_step, verification):
+    step = operations(1, WORK.max_decode_len + 1)
+    assert plain_step[1].operations == pytest.approx(step, rel=0.2)
+    verified = operations(GAMMA + 1, WORK.max_decode_len + GAMMA + 1)
+    assert verification[1].operations == pytest.approx(verified, rel=0.2)
+    ratio = verification[1].operations / plain_step[1].operations
+    assert ratio == pytest.approx(GAMMA + 1, rel=0.15)
+
+
+def test_verification_reads_what_a_step_reads(plain_step, verification):
+    more_rows = 2 * WORK.batch * GAMMA * CONFIG.emb_dim
+    assert verification[1].weight_bytes == plain_step[1].weight_bytes + more_rows
+    longer = 2 * cached_numbers(WORK.max_decode_len + GAMMA + 1)
+    assert verification[1].cache_bytes == longer
+
+
+def test_two_chips_share_weights_and_exchange_states(plain_step):
+    _, alone = plain_step
+    _, cost = plain(2)
+    whole = 2 * (SCALES + WORK.batch * CONFIG.emb_dim)
+    assert cost.weight_bytes - whole == (alone.weight_bytes - whole) / 2
+    assert cost.cache_bytes == alone.cache_bytes / 2
+    found = {c.kind: c for c in cost.collectives}
+    # The embedding, then two attentions and a feed-forward block a layer; the logits are
+    # gathered, as one more sum or as a gather.
+    states = 1 + 3 * CONFIG.num_decoder_layers
+    state = 2 * WORK.batch * CONFIG.emb_dim
+    logits = 4 * WORK.batch * CONFIG.vocab_size
+    assert sum(c.count for c in found.values()) == states + 1
+    assert sum(c.result_bytes for c in found.values()) == states * state + logits
+    assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
+
+
+def test_alone_a_chip_exchanges_nothing(plain_step):
+    assert plain_step[1].collectives == ()
+
+
+def test_collectives_are_read_from_the_program():
+    program = """
+  %all-reduce.1 = bf16[1,8,768]{2,1,0:T(8,128)(2,1)S(3)} all-reduce(%f), replica_groups={{0,1,2,3}}
+  %all-reduce.2 = (f32[4]{0}, f32[8]{0}) all-reduce(%a, %b), replica_groups=[1,2]<=[2], to_apply=%s
+  %ag = (f32[4]{0}, f32[16]{0}, u32[]) all-gather-start(%x), replica_groups=[1,4]<=[4]
+  %done = f32[16]{0} all-gather-done(%ag)
+  %rs = bf16[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=2,'c'=2] {'b', 'c'}, to=%s
+  %p = pred[6]{0} collective-permute(%x), source_target_pairs={{0,1}}
+  %fusion = f32[4] fusion(%all-reduce.1), calls=%c
+"""
+    assert collectives(program) == (
+        Collective(kind="all-gather", count=1, result_bytes=64, sent_bytes=48.0),
+        Collective(
+            kind="all-reduce",
+            count=2,
+            result_bytes=2 * 8 * 768 + 48,
+            sent_bytes=1.5 * 2 * 8 * 768 + 48.0,
+        ),
+        Collective(kind="collective-permute", count=1, result_bytes=6, sent_bytes=6.0),
+        Collective(kind="reduce-scatter", count=1, result_bytes=4, sent_bytes=12.0),
+    )
+    with pytest.raises(ValueError, match="no replica_groups in a known form"):
+        collectives("%a = f32[4]{0} all-reduce(%x), replica_groups=elsewhere")
+
+
+def cost(**changes) -> StepCost:
+    values = {
+        "new_tokens": 1,
+        "operations": 0.0,
+        "weight_bytes": 0,
+        "cache_bytes": 0,
+        "compiler_bytes": 0.0,
+        "collectives": (),
+    }
+    return StepCost(**{**values, **changes})
+
+
+def test_the_slower_of_memory_and_arithmetic_decides():
+    v4 = CHIPS["v4"]
+    sent = Collective(kind="all-reduce", count=3, result_bytes=1, sent_bytes=50e6)
+    reading = cost(weight_bytes=900_000_000, cache_bytes=300_000_000, operations=1e9)
+    assert reading.seconds(v4) == pytest.approx(1e-3)
+    assert cost(weight_bytes=1200, operations=275e9).seconds(v4) == pytest.approx(1e-3)
+    sending = cost(weight_bytes=1_200_000_000, collectives=(sent,))
+    assert sending.seconds(v4) == pytest.approx(2e-3)
+
+
+def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
+    def out_of_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: XLA:TPU compile ran out of memory")
+
+    monkeypatch.setattr(tpu_programs, "plain_loop", out_of_memory)
+    compiler = _Compiler(Options(target="t5_1_1_small"), CHIPS["v4"], mesh(1), lambda _: None)
+    memory = compiler.loop(None)
+    assert not memory.fits
+    assert memory.arguments == 2 * 76_961_152
+
+
+def test_what_fits_a_chip():
+    def memory(temporaries):
+        return Memory(
+            draft=None,
+            gamma=0,
+            arguments=20 * 2**30,
+            temporaries=temporaries,
+            outputs=2**30,
+            aliased=2**29,
+            program=2**29,
+            capacity=32 * 2**30,
+        )
+
+    assert memory(11 * 2**30).fits
+    assert not memory(11 * 2**30 + 1).fits
+    assert not memory(None).fits
+
+
+@pytest.mark.parametrize("row", paper_tables.TABLE_2, ids=str)
+def test_table_2_is_consistent(row):
+    # The paper rounds alpha and c to two places, and its factor to one.
+    assert wall_time_improvement(row.alpha, row.gamma, row.c) == pytest.approx(
+        row.expected, abs=0.08
+    )
+
+
+def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):
+    tiny = dataclasses.replace(CONFIG, vocab_size=256, num_decoder_layers=1)
+    monkeypatch.setitem(sizes.SIZES, "tiny", tiny)
+    monkeypatch.setattr(paper_tables, "DRAFTS", dict.fromkeys(("small", "base", "large"), "tiny"))
+    path = tmp_path / "report.json"
+    flags = "--target tiny --draft tiny --gamma 3 --batch 2 --source_len 16 --max_decode_len 15"
+    assert main(["compile-tpu", *flags.split(), "--table2", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "| plain | tiny | 1 |" in printed
+    assert "| CNN/DM | large | 1 | 3 | 0.56 | 0.11 |" in printed
+
+    report = json.loads(path.read_text())
+    (result,) = report["results"]
+    assert len(result["table_2"]) == 12
+    plain, speculative = result["loops"]
+    assert plain["fits"] and speculative["fits"]
+    # One model more, each parameter of two bytes.
+    weights = 2 * sum(math.prod(shape) for shape in expected_shapes(tiny).values())
+    assert speculative["arguments"] - plain["arguments"] == pytest.approx(weights, rel=0.02)
+    seconds = {(s["kind"], s["cost"]["new_tokens"]): s["seconds"] for s in result["steps"]}
+    assert seconds.keys() == {
+        ("plain", 1),
+        ("draft", 1),
+        ("verification", 4),
+        ("verification", 6),
+        ("verification", 8),
+    }
+    (pair,) = (p for p in result["pairs"] if p["alpha"] == 0.8)
+    # The draft is the target.
+    assert pair["c"] == 1.0
+    verification_cost = seconds["verification", 4] / seconds["plain", 1]
+    assert pair["verification_cost"] == verification_cost
+    assert pair["speed_up"] == wall_time_improvement(0.8, 3, 1.0, verification_cost)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--topology v4:9x9", "topology 'v4:9x9': libtpu says"),
+        ("--topology v9:2x2x1", "topology 'v9:2x2x1': give a chip and a layout, such as v4:2x2x1"),
+        ("--target t6_huge", "no T5 size is called 't6_huge': the known ones are t5_1_0_small"),
+        ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
+        ("--mesh 1,8", "mesh 1,8 needs 8 chips and v4:2x2x1 has 4"),
+        ("--mesh 2,1", "batch 1 does not divide over 2 replicas: give a multiple of 2"),
+        ("--mesh 4", "'4': give DATA,MODEL such as 1,4"),
+        ("--gamma 0", "gamma is 0: give at least 1"),
+        ("--source_len 0", "source_len is 0: give at least 1"),
+        ("--json /no/such/folder/file.json", "no such folder: make it first"),
+    ],
+)
+def test_mistakes_are_a_line_before_anything_is_compiled(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(tpu_programs, "_compile", None)
+    try:
+        status = main(["compile-tpu", *arguments.split()])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def test_without_libtpu_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(tpu_chips.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'spec_t5x\[tpu-compile\]'"):
+        tpu_chips.topology("v4:2x2x1")
+
+
+def test_table_2_is_predicted_for_the_papers_target():
+    assert Options().wants_table_2
+    assert not Options(target="t5_1_1_xl").wants_table_2
