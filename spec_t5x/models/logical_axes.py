@@ -1,9 +1,9 @@
 """Logical axes: what each axis of a parameter or of an activation means.
 
 The network names its axes (``embed``, ``heads``, ``batch``, …) as T5X's does and knows no
-mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``, or T5X's own,
-which its partitioner puts in force). Without rules or without a mesh nothing here has an
-effect.
+mesh. Rules map the names to the axes of a mesh (``partitioning.RULES``). Without rules or
+without a mesh (``jax.set_mesh``) nothing here has an effect. T5X's partitioner enters its mesh
+in the older way: there the parameters' shardings decide, and XLA carries them on.
 """
 
 from collections.abc import Callable, Sequence

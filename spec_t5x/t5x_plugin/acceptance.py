@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import seqio
 from absl import logging
@@ -87,7 +88,8 @@ class AcceptanceEvaluator(seqio.Evaluator):
         found = totals(aux)
         _log(name, found)
         metrics = {f"speculation/{key}": seqio.metrics.Scalar(v) for key, v in found.items()}
-        for logger in self.loggers:
+        # As seqio does: the loggers write to files that the processes share.
+        for logger in self.loggers if jax.process_index() == 0 else ():
             logger(
                 task_name=name,
                 step=step,

@@ -132,8 +132,10 @@ def _sample_settings(values, defaults, max_decode_len: int) -> SampleSettings:
     limit = values["max_decode_steps_hard_limit"]
     if steps is not None and limit is not None and limit > 0:
         steps = jnp.minimum(steps, limit)
-    if steps is not None and _is_concrete(steps) and np.any(np.asarray(steps) > max_decode_len):
-        raise InputError(f"max_decode_steps is {steps}: the targets have room for {max_decode_len}")
+    if steps is not None and _is_concrete(steps):
+        values_of = np.asarray(steps)
+        if np.any((values_of < 1) | (values_of > max_decode_len)):
+            raise InputError(f"max_decode_steps is {steps}: give 1 to {max_decode_len}")
     rng = values["decode_rng"]
     return SampleSettings(
         sampling=_sampling(values),

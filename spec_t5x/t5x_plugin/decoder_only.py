@@ -89,7 +89,6 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
         )
-        # Prompts to the end of the batch's width leave no room, and T5X no text.
         without = jax.vmap(_without_prefix)(result.tokens, lengths)
         return pick_decodes(result.replace(tokens=without), return_all_decodes)
 

@@ -49,7 +49,9 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
     ) -> tuple[Array, Mapping[str, Array]]:
         """Decodes a batch: the text and the scores of T5X's own method.
 
-        The arguments and their defaults are T5X's. ``decoder_params`` is only read.
+        The arguments and their defaults are T5X's. ``decoder_params`` is only read. One
+        difference is left: a beam search whose prompt fills the row generates a token,
+        where T5X repeats the prompt's last one.
 
         Returns:
           ``[batch, length]`` tokens, or ``[batch, num_decodes, length]`` by increasing
@@ -126,10 +128,14 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         num_decodes: int,
         max_decode_len: int,
     ) -> BeamResult:
+        room = settings.max_decode_len or max_decode_len
+        if prompts.shape[1] > 1 + room:
+            check_prompts(prompts, room)
+            prompts = prompts[:, : 1 + room]
         common = {
             "beams": num_decodes,
             "alpha": settings.alpha,
-            "max_decode_len": settings.max_decode_len or max_decode_len,
+            "max_decode_len": room,
             "eos_id": settings.eos_id,
         }
         if self._gamma == 0:

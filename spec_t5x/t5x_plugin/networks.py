@@ -4,6 +4,7 @@ Parameter trees and logical axes are the same by construction, so that a T5X che
 is run by either network and T5X's partitioner shards both alike.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.t5 import T5Config
 
+# Attention logits are in float32 here, whatever it says: the more precise of the two.
+_WITHOUT_EFFECT = ("float32_attention_logits",)
 _COMMON = (
     "vocab_size",
     "emb_dim",
@@ -31,7 +34,8 @@ def t5_config(module: Any) -> T5Config:
       module: a Flax module with a ``config`` that names them as T5X's examples do.
 
     Raises:
-      InputError: layers that are scanned, or a config that lacks a size.
+      InputError: layers that are scanned, or a config that lacks a size or has settings that
+        are not known.
     """
     _refuse_scanned(module)
     return T5Config(**_sizes(module, (*_COMMON, "num_encoder_layers", "num_decoder_layers")))
@@ -41,7 +45,8 @@ def decoder_only_config(module: Any) -> DecoderOnlyConfig:
     """The sizes of a decoder of T5X, such as ``t5x.examples.decoder_only.network``.
 
     Raises:
-      InputError: layers that are scanned, or a config that lacks a size.
+      InputError: layers that are scanned, or a config that lacks a size or has settings that
+        are not known.
     """
     _refuse_scanned(module)
     return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
@@ -54,6 +59,13 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
         raise InputError(
             f"module {type(module).__name__} has no config.{missing[0]}: speculate with a "
             "network whose config has the names of T5X's examples"
+        )
+    known = {*names, "dtype", "scan_layers", *_WITHOUT_EFFECT}
+    unknown = [field.name for field in dataclasses.fields(config) if field.name not in known]
+    if unknown:
+        raise InputError(
+            f"config.{unknown[0]} of {type(module).__name__} is unknown: speculate with a network "
+            "of T5X's examples, or one that computes what they do"
         )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}
 

@@ -1,5 +1,7 @@
 """Prompts that T5X forces and the package's loops can force too."""
 
+import functools
+
 import jax
 import numpy as np
 
@@ -7,22 +9,27 @@ from spec_t5x.errors import InputError
 from spec_t5x.types import PAD_ID, Array, Int
 
 
-def check_prompts(prompts: Int[Array, "batch width"]) -> None:
-    """Checks that no prompt has a hole: padding with a token after it.
+def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
+    """Checks that prompts are whole: no padding before a token, no more tokens than room.
 
     T5X fills a hole with a token of its own and goes on forcing; the loops force a
     prefix. The check runs where the tokens are known, on the host while decoding.
 
+    Args:
+      prompts: the start token first, padded with 0.
+      room: tokens that may follow the start token; None allows the width.
+
     Raises:
-      InputError: a hole, in tokens that are known already; else the run fails with it.
+      InputError: a fault, in tokens that are known already; else the run fails with it.
     """
+    check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
     if isinstance(prompts, jax.core.Tracer):
-        jax.debug.callback(_check, prompts)
+        jax.debug.callback(check, prompts)
     else:
-        _check(prompts)
+        check(prompts)
 
 
-def _check(prompts: Int[Array, "batch width"]) -> None:
+def _check(prompts: Int[Array, "batch width"], room: int) -> None:
     is_token = np.asarray(prompts)[:, 1:] != PAD_ID
     # A prefix never rises again.
     holes = np.flatnonzero((np.diff(is_token.astype(np.int8), axis=1) > 0).any(axis=1))
@@ -30,4 +37,10 @@ def _check(prompts: Int[Array, "batch width"]) -> None:
         raise InputError(
             f"prompt {holes[0]} of the batch has padding or an end of sequence before its end: "
             "give prompts without holes"
+        )
+    longest = is_token.sum(axis=1).max(initial=0)
+    if longest > room:
+        raise InputError(
+            f"a prompt holds {longest} tokens and max_decode_len is {room}: raise max_decode_len "
+            "or shorten the prompts"
         )

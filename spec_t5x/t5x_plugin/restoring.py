@@ -34,7 +34,8 @@ class SpeculativeCheckpointManager:
 
         Args:
           directory, train_state, partitioner, **kwargs: of T5X's manager.
-          draft_path: checkpoint of the draft, None where it has no parameters.
+          draft_path: checkpoint of the draft, or a folder of checkpoints, of which the
+            latest is taken; None where it has no parameters.
 
         Raises:
           InputError: a draft with parameters and no path, or a path and none.
@@ -68,6 +69,9 @@ class SpeculativeCheckpointManager:
         ``fallback_state`` and ``state_transformation_fns`` are the target's.
         """
         part = functools.partial(_part_of_state, self._train_state)
+        if fallback_state is not None:
+            targets = {k: v for k, v in fallback_state["target"].items() if k != DRAFT}
+            fallback_state = {**fallback_state, "target": targets}
         target = self._restore_part(
             part(draft=False),
             self._directory,
@@ -78,8 +82,7 @@ class SpeculativeCheckpointManager:
         )
         if self._draft_path is None:
             return target
-        draft = self._restore_part(part(draft=True), self._draft_path, self._draft_path)
-        return _with_draft(target, draft)
+        return _with_draft(target, self._restore_draft())
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
         """A target of T5's Mesh TensorFlow format; the draft's format is told by looking."""
@@ -88,11 +91,29 @@ class SpeculativeCheckpointManager:
         ).restore_from_tf_checkpoint(path, **kwargs)
         if self._draft_path is None:
             return target
-        draft = _part_of_state(self._train_state, draft=True)
-        return _with_draft(target, self._restore_part(draft, self._draft_path, self._draft_path))
+        return _with_draft(target, self._restore_draft())
+
+    def _restore_draft(self) -> train_state.TrainState:
+        path = self._draft_path
+        if steps := checkpoints.all_steps(path):
+            path = checkpoints.get_checkpoint_dir(path, max(steps))
+        return self._restore_part(_part_of_state(self._train_state, draft=True), path, path)
 
     def _restore_part(self, state, directory: str, path: str, **kwargs):
         return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
+
+
+def refuse_legacy_manager(*args: Any, **kwargs: Any) -> None:
+    """What ``RestoreCheckpointConfig.checkpointer_cls`` is bound to: it is asked with
+    ``use_orbax`` False alone, where the draft's checkpoint would not be.
+
+    Raises:
+      InputError: always.
+    """
+    raise InputError(
+        "use_orbax is False: leave it True, the manager reads legacy checkpoints too, and the "
+        "draft's"
+    )
 
 
 def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:

@@ -35,7 +35,8 @@ def speculate(
     are the given model's.
 
     Args:
-      model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``.
+      model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``, or of a subclass
+        that decodes as they do.
       draft: what proposes (``t5x_plugin.drafts``).
       gamma: tokens proposed in each iteration; 0 is plain decoding.
       verifier, lenience, widths: which proposals to keep (``verifiers.verifier``).
@@ -46,7 +47,10 @@ def speculate(
     for stock, speculative in _SPECULATIVE.items():
         if isinstance(model, stock):
             _check_decodes_as(model, stock)
-            made = speculative.__new__(speculative)
+            # What a subclass has of its own (losses, features, …) stays: it is a base, too.
+            bases = (speculative, type(model))
+            made_of = speculative if type(model) is stock else type(speculative.__name__, bases, {})
+            made = made_of.__new__(made_of)
             # Every attribute of the stock model, whatever built it.
             vars(made).update(vars(model))
             made.set_up(draft, gamma, make_verifier(verifier, lenience=lenience, widths=widths))

@@ -103,10 +103,19 @@ def random_stream(
     rng = settings.rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)
-    if not verifier.coupled:
+    is_threefry = str(jax.random.key_impl(rng)) == "threefry2x32"
+    if verifier.coupled:
+        if not is_threefry:
+            raise InputError(
+                f"the key is of JAX's {jax.random.key_impl(rng)}: the coupled verifier follows "
+                "T5X's threefry keys; leave set_hardware_rng_ops out, or take another verifier"
+            )
+        own_temperatures = settings.sampling.temperature.ndim == 1
+        return t5x_stream(rng, starts, num_steps, same_for_rows=own_temperatures)
+    if is_threefry:
         return rng
-    own_temperatures = settings.sampling.temperature.ndim == 1
-    return t5x_stream(rng, starts, num_steps, same_for_rows=own_temperatures)
+    # The hardware's generators draw the same for all rows of a vmap, as keys of rows are made.
+    return jax.random.key(jax.random.bits(rng, dtype=jnp.uint32), impl="threefry2x32")
 
 
 def pick_decodes(

@@ -1,5 +1,6 @@
 """``python -m t5x.infer`` and ``t5x.eval`` from gin to output files, with two checkpoints."""
 
+import functools
 import json
 import os
 import subprocess
@@ -14,9 +15,14 @@ import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
-from t5x import adafactor, checkpoints, partitioning, train_state
+import seqio
+from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
 
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.drafts import ModelDraft
+from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
+from spec_t5x.t5x_plugin.speculation import speculate
 from tests.t5x_plugin.toy_models import t5x_network
 
 REPOSITORY = Path(__file__).parents[2]
@@ -231,6 +237,88 @@ def test_eval_writes_metrics_and_acceptance(launches):
         return [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
 
     assert texts(output) == texts(expected)
+
+
+def test_infer_with_a_draft_by_name(launches):
+    target = launches.checkpoint("target_legacy")
+    output = launches.run(
+        "infer",
+        ["model_0.0.gin", "gin_configs/runs/t5x_infer.gin", "gin_configs/t5x/draft_by_name.gin"],
+        CHECKPOINT_PATH=target,
+        DRAFT_NAME="copy",
+    )
+    found = predictions(output)
+    assert len(found) == 5
+    assert all(line["aux"]["target_calls"] > 0 for line in found)
+    assert sum(line["aux"]["proposed"] for line in found) > 0
+
+
+def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
+    vocabulary = seqio.SentencePieceVocabulary(str(launches.vocabulary), 0)
+    target, draft = load(tiny_pair / "target"), load(tiny_pair / "draft")
+    stock = models.EncoderDecoderModel(
+        t5x_network(target.config), vocabulary, vocabulary, optimizer_def=None
+    )
+    model = speculate(stock, ModelDraft(config=draft.config))
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    shapes = {"encoder_input_tokens": (2, 8), "decoder_input_tokens": (2, 8)}
+    initializer = utils.TrainStateInitializer(
+        None, model.get_initial_variables, shapes, partitioner
+    )
+    manager = functools.partial(
+        SpeculativeCheckpointManager,
+        launches.checkpoint("target_orbax"),
+        initializer.global_train_state_shape,
+        partitioner,
+    )
+    scratch = initializer.from_scratch(jax.random.PRNGKey(0)).state_dict()
+    # A folder of checkpoints: the latest is taken.
+    restored = manager(draft_path=str(launches.directory / "draft_orbax")).restore(
+        path=launches.checkpoint("target_orbax"), fallback_state=scratch
+    )
+    params = dict(flax.core.unfreeze(restored.params))
+    for expected, found in ((draft.params, params.pop("draft")), (target.params, params)):
+        jax.tree.map(np.testing.assert_array_equal, found, dict(expected))
+    assert restored.step == 7
+    with pytest.raises(InputError, match="set DRAFT_CHECKPOINT_PATH"):
+        manager(draft_path=None)
+
+
+SHARDED = """
+import re
+from t5x import partitioning, utils
+from tests.t5x_plugin.toy_models import make_batch, make_pair
+
+model, params = make_pair("1.1").speculative(gamma=3)
+partitioner = partitioning.PjitPartitioner(
+    model_parallel_submesh=(1, 1, 1, 2),
+    logical_axis_rules=partitioning.standard_logical_axis_rules(),
+)
+batch = make_batch(8)
+shapes = {name: values.shape for name, values in batch.items()}
+state = utils.TrainStateInitializer(None, model.get_initial_variables, shapes, partitioner)
+predict = partitioner.partition(
+    lambda params, batch: model.predict_batch_with_aux(
+        params, batch, decoder_params={"temperature": 0.0, "topk": 0}
+    ),
+    in_axis_resources=(state.train_state_axes.params, partitioner.data_partition_spec),
+    out_axis_resources=None,
+)
+import flax
+text = partitioner.compile(predict, flax.core.freeze(params), batch).as_text()
+# Room for 16 tokens and a block of 4; 8 rows over 4, 2 heads over 2.
+assert "f32[2,1,20,8]" in text
+assert "f32[8,2,20,8]" not in text
+"""
+
+
+def test_caches_lie_on_the_partitioners_mesh():
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=REPOSITORY, check=True)
 
 
 def test_a_launch_without_the_drafts_checkpoint_says_so(launches):

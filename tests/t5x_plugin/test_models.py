@@ -1,5 +1,6 @@
 """The plug-in writes what T5X writes: texts, scores and their order."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -12,8 +13,11 @@ import numpy as np
 from t5x import decoding, models
 
 from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.decode_settings import read_settings
 from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
 from spec_t5x.t5x_plugin.speculation import speculate
+from spec_t5x.t5x_plugin.speculative_model import random_stream
+from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 from tests.t5x_plugin.toy_models import (
     EOS,
     SIZES,
@@ -158,8 +162,11 @@ def test_without_a_key_t5xs_default_is_drawn_with():
 
 
 @pytest.mark.parametrize("num_decodes", [1, 4])
-@pytest.mark.parametrize("params", [{}, {"alpha": 0.0, "max_decode_len": 11}])
-def test_beam_search_finds_what_t5xs_does(num_decodes, params):
+@pytest.mark.parametrize(
+    ("params", "prompted"),
+    [({}, False), ({}, True), ({"alpha": 0.0, "max_decode_len": 14}, True)],
+)
+def test_beam_search_finds_what_t5xs_does(num_decodes, params, prompted):
     searching = make_pair("1.1", decode_fn=decoding.beam_search)
     for gamma in (0, 2):
         assert_same(
@@ -169,6 +176,7 @@ def test_beam_search_finds_what_t5xs_does(num_decodes, params):
             decoder_params=params,
             num_decodes=num_decodes,
             return_all_decodes=True,
+            prompt_with_targets=prompted,
         )
 
 
@@ -223,7 +231,7 @@ def test_sampling_that_is_not_coupled_follows_the_key():
 def test_decoder_only_twin(temperature, bidirectional, tied):
     decoder = make_decoder_only_pair(bidirectional, tied)
     rng = np.random.default_rng(3)
-    lengths = np.array([1, 4, 9, 6, TARGET - 2])
+    lengths = np.array([1, 4, 9, 6, TARGET - 1])
     tokens = rng.integers(2, 40, (5, TARGET))
     # Prompts may hold the end of sequence: it separates inputs from targets.
     tokens[np.arange(5), lengths - 1] = EOS
@@ -266,6 +274,7 @@ def test_losses_and_scores_are_the_stock_models():
         ({"topk": 3, "topp": 0.5}, "top_k is 3 and top_p is 0.5"),
         ({"topk": np.array([1, 2])}, "topk is an array"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
+        ({"max_decode_steps": 0}, "max_decode_steps is 0"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
         ({"decode_rng": KEY}, "leave one of them out"),
     ],
@@ -288,6 +297,37 @@ def test_a_hole_in_a_prompt_is_an_error():
         jax.block_until_ready(predict(model, params, batch, prompt_with_targets=True))
 
 
+def test_a_prompt_longer_than_the_search_is_an_error():
+    model, params = make_pair("1.1", decode_fn=decoding.beam_search).speculative()
+    with pytest.raises(InputError, match="prompt holds .* max_decode_len is 3"):
+        model.predict_batch_with_aux(
+            params, make_batch(4), decoder_params={"max_decode_len": 3}, prompt_with_targets=True
+        )
+
+
+def test_keys_of_the_hardwares_generators():
+    """A vmap over such keys draws the same in all rows: rows' keys are made of another kind."""
+    sampled = {"temperature": 1.0, "topk": 0}
+    starts = jnp.zeros(3, jnp.int32)
+    with jax.default_prng_impl("unsafe_rbg"):
+        made = []
+        for seed in (1, 2):
+            key = jax.random.PRNGKey(seed)
+            settings = read_settings(decoding.temperature_sample, sampled, key, EOS, TARGET)
+            made.append(random_stream(settings, BlockVerifier(), starts, TARGET))
+            with pytest.raises(InputError, match="threefry"):
+                random_stream(settings, CoupledVerifier(), starts, TARGET)
+        model, params = pair("1.1").speculative(verifier="block")
+        predict(model, params, make_batch(2), rng=key, decoder_params=sampled)
+    assert {str(jax.random.key_impl(key)) for key in made} == {"threefry2x32"}
+    first, second = map(jax.random.key_data, made)
+    assert (first != second).any()
+    # T5X's usual keys stay what they are.
+    settings = read_settings(decoding.temperature_sample, sampled, KEY, EOS, TARGET)
+    usual = random_stream(settings, BlockVerifier(), starts, TARGET)
+    np.testing.assert_array_equal(jax.random.key_data(usual), KEY)
+
+
 def test_settings_of_a_beam_search_that_cannot_be_honoured():
     searching = make_pair("1.1", decode_fn=decoding.beam_search)
     model, params = searching.speculative()
@@ -304,6 +344,48 @@ class OwnDecoding(models.EncoderDecoderModel):
 
     def predict_batch_with_aux(self, *args, **kwargs):
         raise NotImplementedError
+
+
+class OwnFeatures(models.EncoderDecoderModel):
+    """A model with a loss and a score of its own."""
+
+    FEATURE_CONVERTER_CLS = "own"
+
+    def _compute_logits(self, *args, **kwargs):
+        return 2.0 * super()._compute_logits(*args, **kwargs)
+
+
+def test_what_a_subclass_has_of_its_own_stays():
+    stock = pair("1.1")
+    own = OwnFeatures.__new__(OwnFeatures)
+    vars(own).update(vars(stock.model))
+    model = speculate(own, stock.draft)
+    params = {**stock.params, "draft": stock.draft_params}
+    batch = make_batch(2)
+    batch["decoder_target_tokens"] = batch["decoder_input_tokens"]
+    assert isinstance(model, OwnFeatures)
+    assert model.FEATURE_CONVERTER_CLS == "own"
+    np.testing.assert_allclose(
+        model._compute_logits(params, batch), own._compute_logits(stock.params, batch)
+    )
+    expected, _ = predict(stock.model, stock.params, batch, decoder_params=dict(GREEDY))
+    found, _ = predict(model, params, batch, decoder_params=dict(GREEDY))
+    np.testing.assert_array_equal(found, expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class LongConfig(type(make_pair("1.1").model.module.config)):
+    """Sizes, and a setting that changes what is computed."""
+
+    attention_window: int = 4
+
+
+def test_a_network_with_settings_that_are_not_known_is_refused():
+    stock = pair("1.1")
+    config = LongConfig(**dataclasses.asdict(stock.model.module.config))
+    module = stock.model.module.clone(config=config)
+    with pytest.raises(InputError, match="attention_window"):
+        ModelDraft(module=module)
 
 
 def test_models_that_cannot_be_sped_up():
