@@ -61,7 +61,7 @@ fetch_vocabulary() {
     mt5_*) file=mc4.250000.100extra ;;
     *) file=cc_all.32000.100extra ;;
   esac
-  if [ ! -e "$to/vocabularies/$file" ]; then
+  if [ ! -e "$to/vocabularies/$file/sentencepiece.model" ]; then
     copy "$BUCKET/vocabs/$file" "$to/vocabularies/"
   fi
 }
@@ -80,7 +80,8 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     *)
-      if ! all_names | grep -qx -- "$1"; then
+      # Not grep -q: it leaves at the first match, and the writer of the pipe fails.
+      if ! all_names | grep -x -- "$1" > /dev/null; then
         die "no checkpoint '$1': --list shows the names"
       fi
       names+=("$1")

@@ -30,6 +30,20 @@ run() {
   fi
 }
 
+# set_up_flags ARGUMENTS: those of a set-up, in any order; NO_T5X is 1 for --no-t5x.
+set_up_flags() {
+  local flag
+  NO_T5X=
+  for flag in "$@"; do
+    case $flag in
+      --dry-run) DRY_RUN=1 ;;
+      # shellcheck disable=SC2034  # the set-ups read it
+      --no-t5x) NO_T5X=1 ;;
+      *) die "unknown argument '$flag': give --dry-run or --no-t5x" ;;
+    esac
+  done
+}
+
 # dry_run_flag ARGUMENTS: the first may be --dry-run; REST has the others.
 dry_run_flag() {
   if [ "${1:-}" = --dry-run ]; then

@@ -578,6 +578,8 @@ def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
 def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
     assert "none of 2 sources" in message_of(evaluate, generator, SKIPPED, options())
     pairs = [("Die Katze", "the cat")]
+    message = message_of(evaluate, generator, pairs, options(beams=2))
+    assert "beams is 2" in message
     message = message_of(evaluate, generator, pairs, options(num_decodes=2))
     assert "num_decodes is 2" in message
 

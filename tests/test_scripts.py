@@ -108,9 +108,13 @@ def test_set_up_installs_pinned_versions(dry_run, machine, extra):
     assert len(from_git) == 3
     assert all(re.search(r"@[0-9a-f]{40}$", word) for word in from_git)
 
-    status, commands, _ = dry_run(f"{machine}/setup.sh", "--dry-run", "--no-t5x")
-    (package,) = [command for command in commands if "install" in command]
-    assert (status, package[-1]) == (0, f".[{extra}]")
+    for flags in (("--dry-run", "--no-t5x"), ("--no-t5x", "--dry-run")):
+        status, commands, _ = dry_run(f"{machine}/setup.sh", *flags)
+        (package,) = [command for command in commands if "install" in command]
+        assert (status, package[-1]) == (0, f".[{extra}]")
+    status, commands, said = dry_run(f"{machine}/setup.sh", "--dry-run", "--no-tx5")
+    assert (status, commands) == (2, [])
+    assert "--no-tx5" in said
 
 
 @pytest.mark.parametrize("machine", ["tpu", "gpu"])

@@ -8,12 +8,12 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
-dry_run_flag "$@"
+set_up_flags "$@"
 go_to_repository
 # shellcheck disable=SC2034  # setup_env reads it
 CONSTRAINTS=scripts/constraints.txt
 
-if [ "${REST[0]:-}" = --no-t5x ]; then
+if [ -n "$NO_T5X" ]; then
   setup_env gpu
 else
   setup_env gpu,t5x

@@ -6,7 +6,9 @@
 #
 # "setup" copies the committed files of this checkout to ~/spec_t5x of every host and runs
 # scripts/tpu/setup.sh there. On TPUs jax.distributed needs no addresses: spec-t5x infer
-# takes --multiprocess, T5X's programs nothing. Paths must be ones that all hosts see (gs://).
+# takes --multiprocess, T5X's programs nothing. Paths must be ones that all hosts see:
+# gs:// for checkpoints and vocabularies, and for T5X; a shared file system with locks (Filestore,
+# NFS) for what spec-t5x infer reads and writes.
 #
 # Tried: the dry run. Not tried: a pod slice.
 set -euo pipefail

@@ -8,7 +8,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/../setup_env.sh"
-dry_run_flag "$@"
+set_up_flags "$@"
 go_to_repository
 CONSTRAINTS=scripts/constraints.txt
 
@@ -21,7 +21,7 @@ if ! find_python > /dev/null 2>&1 && [ ! -x .venv/bin/python ]; then
     export PYTHON
   fi
 fi
-if [ "${REST[0]:-}" = --no-t5x ]; then
+if [ -n "$NO_T5X" ]; then
   setup_env tpu
 else
   setup_env tpu,t5x

@@ -4,8 +4,6 @@ A destination is written as the source is read: of a model of any size a few ten
 memory at a time.
 """
 
-import collections
-import math
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +75,9 @@ def convert(
 
 
 def common_dtype(stored: StoredModel) -> str:
-    """What most weights of a model are stored as; float32 for types but bfloat16."""
-    sizes = collections.Counter()
-    for info in stored.weights.tensors.values():
-        kind = "bfloat16" if info.dtype == "bfloat16" else "float32"
-        sizes[kind] += math.prod(info.shape)
-    return sizes.most_common(1)[0][0]
+    """What holds all weights of a model as they are: bfloat16 only where all of them are."""
+    types = {info.dtype for info in stored.weights.tensors.values()}
+    return "bfloat16" if types == {"bfloat16"} else "float32"
 
 
 def _extra_entries(stored: StoredModel) -> dict[str, Any]:

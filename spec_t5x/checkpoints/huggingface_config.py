@@ -54,7 +54,7 @@ def special_ids() -> dict[str, int]:
 
 
 def read_config(values: dict[str, Any], path: Path) -> T5Config:
-    """Our configuration; ``_settle_output_layer`` has the last word on the logits."""
+    """Our configuration; ``settle_output_layer`` has the last word on the logits."""
     # Values that transformers leaves out, or writes as null, at their defaults.
     present = {name: value for name, value in values.items() if value is not None}
     projection = present.get("feed_forward_proj", "relu")

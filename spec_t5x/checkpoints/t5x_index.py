@@ -25,7 +25,8 @@ from spec_t5x.errors import InputError
 
 LEGACY, ORBAX = "t5x_legacy", "t5x_orbax"
 
-# Versions of the legacy format that are read. 2 differs in bfloat16 alone, stored as uint16.
+# Versions of the legacy format that are read. 2 differs in bfloat16 alone, stored as uint16,
+# which is refused.
 VERSIONS = (2, 3)
 
 CHECKPOINT_NAME = "checkpoint"

@@ -89,8 +89,7 @@ def open_arrays(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Any
     )
     futures = {
         path: ts.open(
-            # A chunk that is not there would else be read as zeros.
-            {**entry.spec, "fill_missing_data_reads": False, "recheck_cached_data": "open"},
+            {**entry.spec, **_reading(entry.spec), "recheck_cached_data": "open"},
             open=True,
             read=True,
             context=context,
@@ -135,3 +134,11 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
 
 def _dtype_name(array: Any) -> str:
     return str(array.dtype) if isinstance(array, np.ndarray) else array.dtype.name
+
+
+def _reading(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chunk that is not there is an error, where it would else be read as zeros.
+
+    Orbax's newer format, zarr3, may leave out chunks of zeros on purpose.
+    """
+    return {"fill_missing_data_reads": False} if spec["driver"] == "zarr" else {}

@@ -118,7 +118,7 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
         )
 
     with hosts.together():
-        source, of_models = _source(options, models), _settings(models, draft)
+        source, of_models = _source(options, models), _settings(models, draft, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except InterruptedRun as stopped:
@@ -160,7 +160,7 @@ def _source(options, models):
     )
 
 
-def _settings(models, draft: str | None) -> dict[str, Any]:
+def _settings(models, draft: str | None, options) -> dict[str, Any]:
     """What of the models decides the answers, for the manifest."""
     from spec_t5x.inference.fingerprints import fingerprint
 
@@ -168,7 +168,7 @@ def _settings(models, draft: str | None) -> dict[str, Any]:
     values |= {"draft": draft, "dtype": models.draft_options().dtype}
     for name in ("target", "draft", "vocabulary"):
         if values.get(name) is not None:
-            values[name] = fingerprint(values[name])
+            values[name] = fingerprint(values[name], options.output_dir)
     try:
         version = importlib.metadata.version("spec_t5x")
     except importlib.metadata.PackageNotFoundError:

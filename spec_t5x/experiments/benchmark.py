@@ -97,10 +97,13 @@ def run(
       report: ``report(done, total, what)`` is told of each row.
 
     Raises:
-      InputError: nothing to decode, or a draft or verifier that does not go with the target.
+      InputError: nothing to decode, a beam search, or a draft or verifier that does not go
+        with the target.
     """
     draft_options = draft_options or DraftOptions()
     decoding = decoding or GenerateOptions()
+    if decoding.beams:
+        raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
     # Not Generator.load: that would read the target again, and an XXL fits a device once.
     generator = Generator(
         target=T5Model.create(target.params, target.config),

@@ -167,10 +167,12 @@ def evaluate(
       metric: of the targets and outputs, in the order of the pairs.
 
     Raises:
-      InputError: no pair can be decoded, or ``num_decodes`` is not 1.
+      InputError: no pair can be decoded, ``num_decodes`` is not 1, or a beam search.
     """
     if options.num_decodes != 1:
         raise InputError(f"num_decodes is {options.num_decodes}: an evaluation is of 1 output")
+    if options.beams:
+        raise InputError(f"beams is {options.beams}: an evaluation does not search, leave it 0")
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")

@@ -2,7 +2,8 @@
 
 A fingerprint is of the content, so that a checkpoint may be copied or moved between a
 kill and the restart. Of a large file it takes in the size and samples from all over it:
-weights that were trained on differ everywhere, and 45 GB need not be read.
+weights that were trained on differ everywhere, and 45 GB need not be read. Of a checkpoint
+in ``gs://`` it takes in the address and the names there alone.
 """
 
 import hashlib
@@ -11,14 +12,19 @@ from pathlib import Path
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.checkpoints.locations import GcsPath, locate
+from spec_t5x.checkpoints.t5x_index import find_t5x
 
 _WHOLE = 1 << 20  # bytes; files up to this size are read whole
 _SAMPLES = 64
 _SAMPLE = 4096  # bytes
 
 
-def fingerprint(name: str | None) -> dict[str, str | None]:
+def fingerprint(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
     """Name and content of a checkpoint, or of a draft such as ``cascade:DIR,bigram``.
+
+    Args:
+      name: as on the command line.
+      output_dir: the run's own, which may lie below the checkpoint and is no part of it.
 
     Returns:
       ``{"name": as given, "content": the name with a hash (hex) for each place in it}``.
@@ -26,14 +32,15 @@ def fingerprint(name: str | None) -> dict[str, str | None]:
     """
     if name is None:
         return {"name": None, "content": None}
-    whole = _content(name)
+    output = None if output_dir is None else Path(output_dir).expanduser().resolve()
+    whole = _content(name, output)
     if whole is not None:
         return {"name": name, "content": whole}
     parts = re.split("(:(?!//)|,)", name)
-    return {"name": name, "content": "".join(_content(part) or part for part in parts)}
+    return {"name": name, "content": "".join(_content(part, output) or part for part in parts)}
 
 
-def _content(name: str) -> str | None:
+def _content(name: str, output: Path | None) -> str | None:
     """The hash of what lies at ``name``, None where nothing does."""
     if not name:
         return None
@@ -43,12 +50,16 @@ def _content(name: str) -> str | None:
     path = Path(name).expanduser()
     path = path if path.exists() or not packaged.is_dir() else packaged
     if path.is_dir():
-        return _of_directory(path)
+        return _of_directory(path, output)
     return _of_files(path.parent, [path]) if path.is_file() else None
 
 
-def _of_directory(directory: Path) -> str:
-    return _of_files(directory, sorted(p for p in directory.rglob("*") if p.is_file()))
+def _of_directory(directory: Path, output: Path | None) -> str:
+    # Of a model's directory the checkpoint that is read, not what stands around it.
+    directory = (find_t5x(directory) or directory).resolve()
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    outside = (path for path in paths if output is None or not path.is_relative_to(output))
+    return _of_files(directory, sorted(outside))
 
 
 def _of_files(directory: Path, paths: list[Path]) -> str:

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -205,7 +206,7 @@ def _open(path: Path):
 def _read_object(line: str, field: str | None) -> tuple[str, dict[str, Any]]:
     """Text and fields of a JSON line, the text's field under T5X's name."""
     try:
-        values = json.loads(line, parse_constant=_refuse_constant)
+        values = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"no JSON ({reason}): mend the line") from error
@@ -222,6 +223,13 @@ def _read_object(line: str, field: str | None) -> tuple[str, dict[str, Any]]:
     if not isinstance(text, str):
         raise InputError(f"field {name!r} is {repr(text)[:40]}, no text: mend the line")
     return text, {PRETOKENIZED: text} | values
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is larger than any number")
+    return value
 
 
 def _refuse_constant(name: str):

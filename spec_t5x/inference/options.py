@@ -54,7 +54,10 @@ class InferOptions:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):
             if "://" in (getattr(self, name) or ""):
-                raise InputError(f"{name} is {getattr(self, name)}: give a path on this machine")
+                raise InputError(
+                    f"{name} is {getattr(self, name)}: give a path of this machine, of a "
+                    "shared file system where several take part"
+                )
         if (self.input is None) == (self.mixture_or_task is None):
             raise InputError(
                 f"input is {self.input!r} and mixture_or_task {self.mixture_or_task!r}: give one "

@@ -41,6 +41,8 @@ from spec_t5x.inference.signals import Stopped, stopping
 
 # Seconds between two looks at what the other processes have written.
 _POLL = 0.5
+# Seconds in which every process sees what another has written.
+_LATE = 2.0
 # Bad inputs that a report names one by one.
 _NAMED = 10
 
@@ -168,6 +170,7 @@ class _Run:
             **dataclasses.asdict(self.decoding),
             # They decide in which order numbers are added up, and so the last digits.
             "platform": jax.default_backend(),
+            "device_kind": jax.devices()[0].device_kind,
             "models_and_devices": self._placement().shape,
             "jax": jax.__version__,
         }
@@ -281,6 +284,10 @@ class _Run:
             # One that has just finished holds no lock either.
             lost = [s for s in lost if s in shards.unfinished()]
             if lost:
+                # A shared file system may show a new file late.
+                time.sleep(_LATE)
+                lost = [s for s in lost if s in shards.unfinished()]
+            if lost:
                 owner = owners[lost[0]]
                 count = sum(owners[shard] == owner for shard in lost)
                 raise InputError(
@@ -311,7 +318,8 @@ def _how_far(options: InferOptions) -> str:
     manifest = read_manifest(directory)
     if manifest is None:
         return "before anything was written"
-    shards = Shards(directory=directory, total=manifest.count, size=options.shard_size)
+    size = manifest.settings["shard_size"]
+    shards = Shards(directory=directory, total=manifest.count, size=size)
     done = shards.count - len(shards.unfinished())
     return (
         f"with {done} of {shards.count} shards finished in {directory}: give the same command "

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -183,8 +184,6 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
 
 
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
-    import shutil
-
     copied = tmp_path / "copied"
     shutil.copytree(tiny_pair / "target", copied)
     name = str(tiny_pair / "target")
@@ -199,6 +198,26 @@ def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp
     assert fingerprint(str(copied))["content"] != before["content"]
     assert fingerprint("copy:3") == {"name": "copy:3", "content": "copy:3"}
     assert fingerprint("ende-draft")["content"] != "ende-draft"
+
+
+def test_what_stands_around_the_weights_is_no_part_of_them(tiny_pair, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_pair / "target", model)
+    output = model / "answers"
+    before = fingerprint(str(model), str(output))
+    output.mkdir()
+    (output / "manifest.json").write_text("{}")
+    assert fingerprint(str(model), str(output)) == before
+    assert fingerprint(str(model), str(tmp_path / "elsewhere")) != before
+    # Of T5X's folders of checkpoints the latest is read.
+    for step in (5, 10):
+        (tmp_path / "t5x" / f"checkpoint_{step}").mkdir(parents=True)
+        (tmp_path / "t5x" / f"checkpoint_{step}" / "checkpoint").write_text(f"{step}")
+    before = fingerprint(str(tmp_path / "t5x"))
+    (tmp_path / "t5x" / "events.out").write_text("x")
+    assert fingerprint(str(tmp_path / "t5x")) == before
+    (tmp_path / "t5x" / "checkpoint_10" / "checkpoint").write_text("11")
+    assert fingerprint(str(tmp_path / "t5x")) != before
 
 
 def test_a_large_file_is_sampled_from_end_to_end(tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def test_a_field_can_be_named_and_makes_the_file_json(tmp_path):
         (b'{"source": "x"}', "no field 'inputs' or 'input' or 'text' (there are ['source'])"),
         (b'{"text": 5}', "field 'text' is 5, no text"),
         (b'{"text": "x", "score": NaN}', "NaN is no number"),
+        (b'{"text": "x", "score": 1e999}', "1e999 is larger"),
         (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "no JSON ("),
         (b"[" * 100_000, "no JSON ("),
         (b'{"text": "\xe4"}', "0xe4 at column 11 is no UTF-8"),
