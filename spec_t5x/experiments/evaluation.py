@@ -9,6 +9,7 @@ import jax
 
 from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
 from spec_t5x.data.metrics import bleu_metric, metric_by_name, signature
+from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -19,7 +20,7 @@ EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
+class EvaluationOptions(TaskOptions):
     """What to evaluate on: a local file or a seqio task."""
 
     # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
@@ -53,27 +54,8 @@ class EvaluationOptions:
             )
         if self.limit is not None and self.limit < 1:
             raise InputError(f"limit is {self.limit}: give at least 1")
-        unknown = set(self.task_feature_lengths or {}) - {"inputs", "targets"}
-        if unknown:
-            raise InputError(
-                f"task_feature_lengths has {sorted(unknown)[0]!r}: give inputs and targets"
-            )
+        self.check_lengths()
         metric_by_name(self.metric)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Modules to import before a task is looked for."""
-        modules = self.task_modules or ()
-        return (modules,) if isinstance(modules, str) else tuple(modules)
-
-    def decoding(self, options: GenerateOptions) -> GenerateOptions:
-        """``options`` with the task's lengths, where these are given."""
-        lengths = self.task_feature_lengths or {}
-        if "inputs" in lengths:
-            options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
-        if "targets" in lengths:
-            options = dataclasses.replace(options, max_decode_len=lengths["targets"])
-        return options
 
 
 gin.external_configurable(EvaluationOptions, module="spec_t5x")

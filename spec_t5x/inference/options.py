@@ -4,14 +4,14 @@ import dataclasses
 
 import gin
 
+from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions
 
 FORMATS = ("auto", "jsonl", "text")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InferOptions:
+class InferOptions(TaskOptions):
     """Where the inputs are and where the answers go.
 
     Inputs are those of a file (``input``) or of a seqio task (``mixture_or_task``).
@@ -76,34 +76,7 @@ class InferOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} is {value!r}: give a whole number from 1")
-        self._check_lengths()
-
-    def _check_lengths(self) -> None:
-        lengths = self.task_feature_lengths
-        if lengths is None:
-            return
-        if not isinstance(lengths, dict) or set(lengths) - {"inputs", "targets"}:
-            raise InputError(
-                f"task_feature_lengths is {lengths!r}: give {{'inputs': N, 'targets': N}}"
-            )
-        for name, value in lengths.items():
-            if not isinstance(value, int) or value < 2:
-                raise InputError(f"task_feature_lengths has {name} {value!r}: give at least 2")
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Modules to import before a task is looked for."""
-        modules = self.task_modules or ()
-        return (modules,) if isinstance(modules, str) else tuple(modules)
-
-    def decoding(self, options: GenerateOptions) -> GenerateOptions:
-        """``options`` with the feature lengths, where these are given."""
-        lengths = self.task_feature_lengths or {}
-        if "inputs" in lengths:
-            options = dataclasses.replace(options, max_source_len=lengths["inputs"], truncate=True)
-        if "targets" in lengths:
-            options = dataclasses.replace(options, max_decode_len=lengths["targets"])
-        return options
+        self.check_lengths()
 
 
 gin.external_configurable(InferOptions, module="spec_t5x")

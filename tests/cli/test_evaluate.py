@@ -153,7 +153,10 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
         ({"data": "x", "mixture_or_task": "y"}, "give one of them"),
         ({"data": "x", "limit": 0}, "limit is 0"),
         ({"data": "x", "metric": "wer"}, "no metric 'wer'"),
-        ({"data": "x", "task_feature_lengths": {"input": 3}}, "task_feature_lengths has 'input'"),
+        (
+            {"data": "x", "task_feature_lengths": {"input": 3}},
+            "task_feature_lengths is {'input': 3}",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(changes, message):
