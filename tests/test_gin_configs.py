@@ -37,6 +37,9 @@ FILES = [
 ]
 
 
+OF_T5X = sorted(set(CONFIGS.rglob("*.gin")) - set(FILES))
+
+
 def is_part(path: Path) -> bool:
     """Whether other files include this one, and no command runs it by itself."""
     return path.parent.name in ("models", "data") or path.name == "common.gin"
@@ -350,3 +353,21 @@ def test_a_row_of_table_2_is_bound_to_the_benchmark(row):
     assert (options.temperatures, options.gammas) == ((float(temperature),), (int(gamma),))
     assert (options.pairs, decoding.verifier, decoding.batch_size) == (("draft/own",), "token", 1)
     assert (models.target, models.draft) == ("dummy_CHECKPOINT_PATH", "dummy_DRAFT_CHECKPOINT_PATH")
+
+
+@each(OF_T5X)
+def test_what_t5xs_programs_run_names_what_there_is(path):
+    """As much as can be said of these files without T5X."""
+    text = path.read_text(encoding="utf-8")
+    code = re.sub("#.*", "", text)
+    for module, name in re.findall(r"^from (spec_t5x[\w.]*) import (\w+)", code, re.MULTILINE):
+        folder = REPOSITORY.joinpath(*module.split("."))
+        assert (folder / f"{name}.py").is_file()
+        assert f"{name}." in code.replace(f"import {name}", "")
+    for included in re.findall(r'^include "(gin_configs/.*)"', code, re.MULTILINE):
+        assert (REPOSITORY / included).is_file()
+    header = text[: text.index("from __gin__")]
+    assert "Required macros:" in header
+    assert "python -m t5x." in header
+    required = re.findall(r"^(\w+) = %gin.REQUIRED", code, re.MULTILINE)
+    assert all(f"#   {macro} " in header for macro in required)
