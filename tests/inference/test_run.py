@@ -264,7 +264,7 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
     ("options", "message"),
     [
         ({"output_dir": None}, "give --output_dir DIR"),
-        ({"output_dir": "gs://bucket/out"}, "give a path on this machine"),
+        ({"output_dir": "gs://bucket/out"}, "give a path of this machine"),
         ({"mixture_or_task": "task"}, "give one of them"),
         ({"shard_size": 0}, "shard_size is 0: give a whole number from 1"),
         ({"shard_size": True}, "shard_size is True"),
