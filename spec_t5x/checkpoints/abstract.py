@@ -2,11 +2,9 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5 import T5Config, abstract_variables
 from spec_t5x.types import PyTree
 
 
@@ -16,14 +14,7 @@ def abstract_params(config: T5Config) -> PyTree:
     Returns:
         Nested dicts whose leaves are ``jax.ShapeDtypeStruct``, all float32.
     """
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-
-    def init(tokens):
-        # No weight is drawn here, so the key is without effect.
-        key = jax.random.key(0)
-        return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
-
-    return jax.eval_shape(init, tokens)["params"]
+    return abstract_variables(config)["params"]
 
 
 @functools.lru_cache(maxsize=16)

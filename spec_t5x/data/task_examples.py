@@ -9,10 +9,11 @@ import dataclasses
 import difflib
 import importlib
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import seqio
+import tensorflow as tf
 
 from spec_t5x.data.vocabulary import ByteVocabulary, Vocabulary
 from spec_t5x.errors import InputError
@@ -130,23 +131,44 @@ def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
     )
 
 
-def _read(
-    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None
-) -> list[TaskExample]:
-    if not task.predict_metric_fns:
-        raise InputError(f"task {task.name} has no metric of texts: give another task")
+def read_features(
+    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """All features of each example of a split, as numpy arrays, always in one order.
+
+    Args:
+        task: of seqio.
+        split: "train", "validation", "test", or what the task has.
+        lengths: tokens for each feature, for preprocessors that ask for them.
+        limit: take the first so many.
+
+    Raises:
+        InputError: the data cannot be read.
+    """
     try:
         dataset = task.get_dataset(
             sequence_length=lengths, split=split, shuffle=False, num_epochs=1
         )
-        dataset = dataset if limit is None else dataset.take(limit)
-        found = list(dataset.as_numpy_iterator())
+        in_order = tf.data.Options()
+        in_order.deterministic = True
+        dataset = dataset.with_options(in_order)
+        yield from (dataset if limit is None else dataset.take(limit)).as_numpy_iterator()
+    except (GeneratorExit, InputError):
+        raise
     except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"cannot read split {split!r} of task {task.name} ({reason}): check the split and, "
             "for a TFDS task, that its data can be downloaded or lie in TFDS_DATA_DIR"
         ) from error
+
+
+def _read(
+    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None
+) -> list[TaskExample]:
+    if not task.predict_metric_fns:
+        raise InputError(f"task {task.name} has no metric of texts: give another task")
+    found = list(read_features(task, split, lengths, limit))
     if not found:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")
     return [_example(task, features) for features in found]

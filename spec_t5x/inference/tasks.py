@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import seqio
-import tensorflow as tf
 
-from spec_t5x.data.task_examples import find_tasks, with_vocabulary
+from spec_t5x.data.task_examples import find_tasks, read_features, with_vocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.inputs import PRETOKENIZED, Item
@@ -53,7 +52,8 @@ class TaskSource:
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")
-            yield from (_to_line(task, example) for example in self._examples(task))
+            examples = read_features(task, self.split, self.lengths)
+            yield from (_to_line(task, example) for example in examples)
 
     def item(self, index: int, raw: bytes) -> Item:
         """The example at ``index``."""
@@ -67,24 +67,6 @@ class TaskSource:
             fields=fields,
             task=values["task"],
         )
-
-    def _examples(self, task: seqio.Task) -> Iterator[dict[str, Any]]:
-        try:
-            dataset = task.get_dataset(
-                sequence_length=self.lengths, split=self.split, shuffle=False, num_epochs=1
-            )
-            in_order = tf.data.Options()
-            in_order.deterministic = True
-            yield from dataset.with_options(in_order).as_numpy_iterator()
-        except (GeneratorExit, InputError):
-            raise
-        except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"cannot read split {self.split!r} of task {task.name} ({reason}): check the "
-                "split and, for a TFDS task, that its data can be downloaded or lie in "
-                "TFDS_DATA_DIR"
-            ) from error
 
 
 def task_source(

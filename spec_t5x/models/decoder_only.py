@@ -13,11 +13,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
 from spec_t5x.models.logical_axes import constrain
+from spec_t5x.models.t5 import check_sizes
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, PyTree
 
 # T5X's example has these two as constants.
@@ -43,14 +43,7 @@ class DecoderOnlyConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise InputError(f"DecoderOnlyConfig.{field.name} is {value}: give at least 1")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(
-                f"DecoderOnlyConfig.dtype is {self.dtype!r}: choose float32 or bfloat16"
-            )
+        check_sizes(self)
 
 
 @flax.struct.dataclass

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.logical_axes import partition_spec
-from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5 import T5Config, abstract_variables
 from spec_t5x.types import PyTree
 
 # Logical axis to axis of the mesh, in order of precedence; None is not sharded.
@@ -83,14 +83,7 @@ def param_shardings(config: T5Config, mesh: Mesh) -> PyTree:
 
     From shapes and declared axes alone: nothing is allocated.
     """
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-
-    def init(tokens):
-        # No weight is drawn here, so the key is without effect.
-        key = jax.random.key(0)
-        return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
-
-    variables = jax.eval_shape(init, tokens)
+    variables = abstract_variables(config)
     return declared_shardings(variables["params"], variables["params_axes"], mesh)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
@@ -24,7 +25,7 @@ from spec_t5x.models.attention import Attention, RelativeBias, mask_bias
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.models.logical_axes import constrain
-from spec_t5x.types import Array, Bool, Float, Float32, Int
+from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +53,7 @@ class T5Config:
     def __post_init__(self):
         # gin and JSON hand lists over; the config must stay hashable.
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise InputError(f"T5Config.{field.name} is {value}: it must be at least 1")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"T5Config.dtype is {self.dtype!r}: choose float32 or bfloat16")
+        check_sizes(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON can hold it."""
@@ -372,6 +368,37 @@ class Transformer(nn.Module):
         a collective of its own, and sums in parts would round otherwise.
         """
         return constrain(self.logits(states), ("batch", "length", None))
+
+
+def abstract_variables(config: T5Config) -> PyTree:
+    """Shapes of what ``Transformer(config)`` initializes: ``params`` and ``params_axes``.
+
+    From the network's code alone: no weight is drawn and no memory taken. Parameters are
+    float32.
+    """
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+
+    def init(tokens):
+        # No weight is drawn here, so the key is without effect.
+        key = jax.random.key(0)
+        return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
+
+    return jax.eval_shape(init, tokens)
+
+
+def check_sizes(config: Any) -> None:
+    """Raises ``InputError`` for a number below 1 or a type that networks do not compute in.
+
+    Args:
+      config: a dataclass with the sizes of a network and its ``dtype``.
+    """
+    name = type(config).__name__
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type is int and value < 1:
+            raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
+    if config.dtype not in ("float32", "bfloat16"):
+        raise InputError(f"{name}.dtype is {config.dtype!r}: choose float32 or bfloat16")
 
 
 def _norm(cfg: T5Config) -> RMSNorm:

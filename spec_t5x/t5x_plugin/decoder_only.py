@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from t5x import models
 
-from spec_t5x.decoding import speculative_decode
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
@@ -16,7 +15,6 @@ from spec_t5x.t5x_plugin.prompts import check_prompts
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeModel,
     pick_decodes,
-    random_stream,
     split_params,
 )
 from spec_t5x.types import PAD_ID, Array, PyTree
@@ -72,22 +70,15 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
             prefix_lm=self._inputs_bidirectional_attention,
         )
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
-        result = speculative_decode(
+        result = self._sample(
             target,
             self._draft.make(target, draft_params, self.output_vocabulary),
             prompts,
             prompts,
-            random_stream(
-                settings, self._verifier, jnp.repeat(lengths, num_decodes), max_decode_len
-            ),
-            settings.sampling,
-            gamma=self._gamma,
-            max_decode_len=max_decode_len,
-            max_decode_steps=settings.max_decode_steps,
+            settings,
+            starts=lengths,
             num_decodes=num_decodes,
-            verifier=self._verifier,
-            eos_id=settings.eos_id,
-            rescale_log_probs=settings.rescale_log_probs,
+            max_decode_len=max_decode_len,
         )
         without = jax.vmap(_without_prefix)(result.tokens, lengths)
         return pick_decodes(result.replace(tokens=without), return_all_decodes)

@@ -8,21 +8,18 @@ from t5x import models
 
 from spec_t5x.beam_search import beam_search
 from spec_t5x.beams import BeamResult
-from spec_t5x.decoding import speculative_decode
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.outputs import Decoded
 from spec_t5x.speculative_beam_search import speculative_beam_search
-from spec_t5x.t5x_plugin.decode_settings import BeamSettings, SampleSettings, read_settings
+from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
 from spec_t5x.t5x_plugin.networks import t5_config
 from spec_t5x.t5x_plugin.prompts import check_prompts
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeModel,
     pick_decodes,
-    random_stream,
     split_params,
 )
 from spec_t5x.types import Array, Int, PyTree
@@ -84,38 +81,10 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         if isinstance(settings, BeamSettings):
             result = self._search(*arguments, **common)
         else:
-            result = self._sample(*arguments, **common)
+            # T5X's encoder-decoders force prompts token by token: every row starts at 0.
+            starts = jnp.zeros(targets.shape[0], jnp.int32)
+            result = self._sample(*arguments, starts=starts, **common)
         return pick_decodes(result, return_all_decodes)
-
-    def _sample(
-        self,
-        target: T5Model,
-        draft: Draft,
-        inputs: Int[Array, "batch source"],
-        prompts: Int[Array, "batch width"],
-        settings: SampleSettings,
-        *,
-        num_decodes: int,
-        max_decode_len: int,
-    ) -> Decoded:
-        rows = prompts.shape[0] * num_decodes
-        # T5X's encoder-decoders force prompts token by token: every row starts at 0.
-        starts = jnp.zeros(rows, jnp.int32)
-        return speculative_decode(
-            target,
-            draft,
-            inputs,
-            prompts,
-            random_stream(settings, self._verifier, starts, max_decode_len),
-            settings.sampling,
-            gamma=self._gamma,
-            max_decode_len=max_decode_len,
-            max_decode_steps=settings.max_decode_steps,
-            num_decodes=num_decodes,
-            verifier=self._verifier,
-            eos_id=settings.eos_id,
-            rescale_log_probs=settings.rescale_log_probs,
-        )
 
     def _search(
         self,
