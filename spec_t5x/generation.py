@@ -161,6 +161,8 @@ class Batch:
     # The real inputs; rows beyond them are padding.
     texts: list[str]
     tokens: np.ndarray  # [batch, source] int32
+    # Start token, then what the output begins with; padded with 0.
+    prompts: np.ndarray  # [batch, 1 + prompt length] int32
     keys: jax.Array  # [batch] keys
     # 0 for padding rows, which end at once.
     max_decode_steps: np.ndarray  # [batch] int32
@@ -276,18 +278,23 @@ class Generator:
         missing = options.batch_size - len(ids)
         if missing:
             keys = jnp.concatenate([keys, jnp.repeat(keys[:1], missing)])
-        return Batch(texts=list(texts), tokens=tokens, keys=keys, max_decode_steps=steps)
+        return Batch(
+            texts=list(texts),
+            tokens=tokens,
+            prompts=np.zeros((options.batch_size, 1), np.int32),
+            keys=keys,
+            max_decode_steps=steps,
+        )
 
     def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done."""
-        prompts = np.zeros((len(batch.tokens), 1), np.int32)
         common = _loop_options(batch, options)
         chosen = options.make_verifier()
         if self.draft is None:
             return autoregressive_decode(
                 self.target,
                 batch.tokens,
-                prompts,
+                batch.prompts,
                 batch.keys,
                 options.sampling(),
                 coupled=chosen.coupled,
@@ -297,7 +304,7 @@ class Generator:
             self.target,
             self.draft,
             batch.tokens,
-            prompts,
+            batch.prompts,
             batch.keys,
             options.sampling(),
             gamma=options.gamma,
@@ -311,7 +318,7 @@ class Generator:
         Raises:
           InputError: a draft that is not a model.
         """
-        arguments = (batch.tokens, jnp.zeros((len(batch.tokens), 1), jnp.int32))
+        arguments = (batch.tokens, batch.prompts)
         common = {
             "beams": options.beams,
             "alpha": options.beam_alpha,
@@ -362,7 +369,7 @@ class Generator:
             self.target,
             self.draft,
             batch.tokens,
-            jnp.zeros((1, 1), jnp.int32),
+            batch.prompts,
             batch.keys,
             options.sampling(),
             gamma=options.gamma,

@@ -93,6 +93,7 @@ def tokenise_file(
     max_target_length: int,
     cache_dir: str | Path | None,
     source_prefix: str = "",
+    truncate_sources: bool = False,
 ) -> TokenisedPairs:
     """Tokenises the pairs of a file, or loads them from an earlier call.
 
@@ -105,6 +106,7 @@ def tokenise_file(
         cache_dir: where to keep the arrays, named by a hash of the file's content,
             the vocabulary and the other arguments; None keeps nothing.
         source_prefix: put before every source that is not empty.
+        truncate_sources: cut longer sources, as T5 does, instead of dropping their pairs.
 
     Raises:
         InputError: the file cannot be read, or no pair is left.
@@ -113,6 +115,7 @@ def tokenise_file(
     limits = (max_source_length, max_target_length)
     if cache_dir is not None and Path(path).is_file():
         prefixed = (*options, source_prefix) if source_prefix else options
+        prefixed = (*prefixed, "truncated") if truncate_sources else prefixed
         key = _cache_key(path, vocabulary, prefixed, limits)
         cache = Path(cache_dir) / f"pairs-{key}.npz"
         if cache.is_file():
@@ -120,7 +123,7 @@ def tokenise_file(
     texts = read_pairs(path, *options)
     if source_prefix:
         texts = ((source and source_prefix + source, target) for source, target in texts)
-    pairs = _tokenise(texts, vocabulary, *limits)
+    pairs = _tokenise(texts, vocabulary, *limits, truncate_sources)
     if not len(pairs):
         raise InputError(
             f"{path}: all {pairs.num_dropped} pairs are empty or longer than "
@@ -136,6 +139,7 @@ def _tokenise(
     vocabulary: Vocabulary,
     max_source_length: int,
     max_target_length: int,
+    truncate_sources: bool,
 ) -> TokenisedPairs:
     sources, targets, num_dropped = [], [], 0
     threads = os.cpu_count() or 1
@@ -143,6 +147,8 @@ def _tokenise(
         source_chunk = vocabulary.encode_batch([pair[0] for pair in chunk], threads)
         target_chunk = vocabulary.encode_batch([pair[1] for pair in chunk], threads)
         for source, target in zip(source_chunk, target_chunk, strict=True):
+            if truncate_sources:
+                source = source[: max_source_length - 1]
             fits = len(source) < max_source_length and len(target) < max_target_length
             if fits and source and target:
                 sources.append(np.array([*source, EOS_ID], np.int32))
@@ -205,10 +211,11 @@ class Batches:
 
         Args:
             pairs: what to batch.
-            tokens_per_batch: padded target tokens of a batch; a bucket of length L
-                has ``max(1, tokens_per_batch // L)`` rows.
+            tokens_per_batch: padded tokens of a batch, of the longer side; a bucket of
+                length L has ``max(1, tokens_per_batch // L)`` rows.
             seed: with the epoch, decides the order.
-            buckets: padded lengths, of source and target alike, increasing.
+            buckets: padded lengths, increasing. The longer side of a pair decides which
+                it is in; the other side is padded no further than its longest needs.
 
         Raises:
             InputError: a pair fits no bucket, or tokens_per_batch < 1.
@@ -260,16 +267,25 @@ def _assign_buckets(
             "add a bucket or lower the maximum lengths"
         )
     which = np.searchsorted(lengths, longest)
-    return [
-        Bucket(
-            source=length,
-            target=length,
+
+    def bucket(length: int, members: np.ndarray) -> Bucket:
+        return Bucket(
+            source=_smallest(lengths, pairs.source_lengths[members].max()),
+            target=_smallest(lengths, pairs.target_lengths[members].max()),
             batch_size=max(1, tokens_per_batch // length),
-            pairs=np.flatnonzero(which == i),
+            pairs=members,
         )
+
+    return [
+        bucket(length, np.flatnonzero(which == i))
         for i, length in enumerate(lengths)
         if np.any(which == i)
     ]
+
+
+def _smallest(lengths: Sequence[int], longest: int) -> int:
+    """The smallest of the padded lengths that holds ``longest`` tokens."""
+    return int(lengths[np.searchsorted(lengths, longest)])
 
 
 def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> Batch:

@@ -58,8 +58,10 @@ class DataOptions:
     vocabulary_pairs: int = 100_000  # sampled for training the vocabulary
     max_source_length: int = 96  # tokens, EOS included
     max_target_length: int = 96
+    # Cut longer sources, as T5 does, instead of dropping their pairs.
+    truncate_sources: bool = False
     buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 4096  # padded target tokens
+    tokens_per_batch: int = 4096  # padded, of the longer side
 
     @property
     def columns(self) -> dict[str, int]:
@@ -200,6 +202,7 @@ def load_batches(
             max_target_length=data.max_target_length,
             cache_dir=directory / "cache",
             source_prefix=data.source_prefix,
+            truncate_sources=data.truncate_sources,
         )
         say(
             f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
