@@ -15,7 +15,7 @@ from jax import lax
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream, sample_next
-from spec_t5x.interfaces import Cache, PromptTarget, Target
+from spec_t5x.interfaces import Cache, PromptTarget, Target, check_positions
 from spec_t5x.outputs import Decoded, Outputs
 from spec_t5x.scoring import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
@@ -132,6 +132,7 @@ def autoregressive_decode(
         ``coupled``.
     """
     outputs_lib.check_prompts(prompts, max_decode_len)
+    check_positions(target, max_decode_len)
     stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, coupled, max_decode_len)
     settings = settings.repeat(num_decodes)
     state = init(

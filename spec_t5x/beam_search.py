@@ -16,7 +16,7 @@ from spec_t5x import beam_slots
 from spec_t5x import beams as beams_lib
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.beams import BeamResult, Beams, BeamStats
-from spec_t5x.interfaces import Cache, Target
+from spec_t5x.interfaces import Cache, Target, check_positions
 from spec_t5x.types import EOS_ID, Array, Float, Int, PyTree
 
 
@@ -142,3 +142,4 @@ def check_arguments(target: Target, prompts, beams: int, max_decode_len: int) ->
     beam_slots.check_scores_nodes(target)
     beams_lib.check_beams("beams", beams, target.vocab_size)
     outputs_lib.check_prompts(prompts, max_decode_len)
+    check_positions(target, max_decode_len)

@@ -33,7 +33,14 @@ from spec_t5x.decode_state import (
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, Outcome, StatefulTarget, Target
+from spec_t5x.interfaces import (
+    Cache,
+    Draft,
+    Outcome,
+    StatefulTarget,
+    Target,
+    check_positions,
+)
 from spec_t5x.outputs import Decoded
 from spec_t5x.scoring import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
@@ -337,3 +344,4 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
             "has no score_states: use another draft"
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
+    check_positions(target, max_decode_len)

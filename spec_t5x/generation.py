@@ -1,8 +1,11 @@
 """Text in, text out: tokenising, batching and decoding with a target and a draft.
 
 What the command line, the notebooks and the benchmarks call. Shapes are taken from
-a short list, so that few programs are compiled: sources are padded to a bucket,
-batches to ``batch_size``.
+a short list, so that few programs are compiled: sources and prompts are padded to a
+bucket, batches to ``batch_size``.
+
+To an encoder-decoder a text is the source. To a decoder alone (``models.gpt``) it is the
+prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
 """
 
 import dataclasses
@@ -28,7 +31,8 @@ from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
-from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.gpt import GPTModel
 from spec_t5x.outputs import Decoded
 from spec_t5x.speculative_beam_search import speculative_beam_search
 from spec_t5x.types import EOS_ID, PAD_ID
@@ -58,9 +62,11 @@ class GenerateOptions:
     max_decode_len: int = 128
     # Inputs decoded together.
     batch_size: int = 1
-    # Longest source in tokens, end of sequence included; None takes the checkpoint's.
+    # Longest source in tokens, end of sequence included; None takes the checkpoint's. Of a
+    # decoder alone, the longest prompt; None is what its positions leave room for.
     max_source_len: int | None = None
-    # Cut longer sources instead of refusing them.
+    # Cut longer sources at their end, longer prompts at their beginning, instead of refusing
+    # them.
     truncate: bool = False
     # Scores under the sampled distribution instead of the model's own.
     rescale_log_probs: bool = False
@@ -139,7 +145,7 @@ class Generation:
 
     input: str
     output: str
-    # Generated token ids, end of sequence included.
+    # Generated token ids, end of sequence included, without a prompt's.
     output_ids: list[int]
     # Log-probability (natural logarithm); in a beam search over its brevity penalty.
     score: float
@@ -172,7 +178,7 @@ class Batch:
 class Generator:
     """A target, an optional draft and their vocabulary."""
 
-    target: T5Model
+    target: Model
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
@@ -201,7 +207,7 @@ class Generator:
         """
         options = options or DraftOptions()
         loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
-        model = T5Model.create(loaded.params, loaded.config)
+        model = bind(loaded.params, loaded.config)
         return cls(
             target=model,
             vocabulary=loaded.vocabulary,
@@ -218,19 +224,22 @@ class Generator:
         return dataclasses.replace(self, draft=None)
 
     def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
-        """Ids of one input, end of sequence included.
+        """Ids of one input: a source's end with end of sequence, a prompt's do not.
 
         Raises:
-          InputError: empty text, text that is no Unicode, or text longer than
-            ``max_source_len`` tokens unless ``options.truncate``.
+          InputError: text that is no Unicode, an empty source, or text longer than
+            ``max_source_len`` tokens or than the target has positions for, unless
+            ``options.truncate``.
         """
-        if not text.strip():
-            raise InputError("the text is empty: give at least one word")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             # Bytes that Python could not decode, from a pipe or the command line.
             raise InputError(f"the text {text[:40]!r} is not UTF-8: give UTF-8 text") from error
+        if self.is_decoder_only:
+            return self._tokenize_prompt(text, options)
+        if not text.strip():
+            raise InputError("the text is empty: give at least one word")
         limit = options.max_source_len or self.max_source_len
         ids = self.vocabulary.encode(text)
         if len(ids) + 1 > limit and not options.truncate:
@@ -239,6 +248,30 @@ class Generator:
                 f"({text[:40]!r}…): shorten it, raise max_source_len, or pass truncate"
             )
         return [*ids[: limit - 1], EOS_ID]
+
+    @property
+    def is_decoder_only(self) -> bool:
+        """Whether the target goes on with a text instead of answering it."""
+        return isinstance(self.target, GPTModel)
+
+    def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
+        limit = self._longest_prompt(options)
+        ids = self.vocabulary.encode(text)
+        if len(ids) > limit and not options.truncate:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens and there is room for {limit} ({text[:40]!r}…): "
+                "shorten it, lower max_decode_len, or pass truncate"
+            )
+        return ids[max(len(ids) - limit, 0) :]
+
+    def _longest_prompt(self, options: GenerateOptions) -> int:
+        room = self.target.max_positions - options.max_decode_len
+        if room < 0:
+            raise InputError(
+                f"max_decode_len is {options.max_decode_len} and the target has "
+                f"{self.target.max_positions} positions: lower max_decode_len"
+            )
+        return room if options.max_source_len is None else min(room, options.max_source_len)
 
     def batches(
         self, texts: Sequence[str], options: GenerateOptions, first: int = 0
@@ -267,12 +300,10 @@ class Generator:
         options: GenerateOptions,
     ) -> Batch:
         """A batch of at most ``options.batch_size`` inputs, with a random key for each."""
-        limit = options.max_source_len or self.max_source_len
-        tokens = np.full((options.batch_size, bucket(max(map(len, ids)), limit)), PAD_ID, np.int32)
-        # A padding row needs something to attend to.
-        tokens[:, 0] = EOS_ID
-        for row, row_ids in enumerate(ids):
-            tokens[row, : len(row_ids)] = row_ids
+        if self.is_decoder_only:
+            tokens, prompts = self._prompts(ids, options)
+        else:
+            tokens, prompts = self._sources(ids, options)
         steps = np.zeros(options.batch_size, np.int32)
         steps[: len(ids)] = options.max_decode_len
         missing = options.batch_size - len(ids)
@@ -281,10 +312,27 @@ class Generator:
         return Batch(
             texts=list(texts),
             tokens=tokens,
-            prompts=np.zeros((options.batch_size, 1), np.int32),
+            prompts=prompts,
             keys=keys,
             max_decode_steps=steps,
         )
+
+    def _sources(self, ids: Sequence[list[int]], options: GenerateOptions):
+        """Sources, and prompts of nothing but the start token."""
+        limit = options.max_source_len or self.max_source_len
+        width = bucket(max(map(len, ids)), limit)
+        tokens = _padded(ids, options.batch_size, width)
+        # A padding row needs something to attend to.
+        tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
+        return tokens, np.full((options.batch_size, 1), PAD_ID, np.int32)
+
+    def _prompts(self, ids: Sequence[list[int]], options: GenerateOptions):
+        """A source of one token for each row, and prompts."""
+        longest = max(map(len, ids))
+        width = bucket(longest, self._longest_prompt(options)) if longest else 0
+        start = np.full((options.batch_size, 1), PAD_ID, np.int32)
+        prompts = np.hstack([start, _padded(ids, options.batch_size, width)])
+        return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
 
     def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done."""
@@ -322,7 +370,7 @@ class Generator:
         common = {
             "beams": options.beams,
             "alpha": options.beam_alpha,
-            "max_decode_len": options.max_decode_len,
+            "max_decode_len": _room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
         if self.draft is None or options.gamma == 0:
@@ -381,9 +429,10 @@ class Generator:
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[list[Generation]]:
         """Fetches a batch's results and turns them into text."""
         decoded = jax.device_get(decoded)
+        skipped = _prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             yield [
-                self._generation(text, decoded, row, decode)
+                self._generation(text, decoded, row, decode, skipped[row])
                 for decode in range(decoded.tokens.shape[1])
             ]
 
@@ -393,12 +442,13 @@ class Generator:
         """As ``collect``, of a search."""
         result = jax.device_get(result)
         speculative = self.draft is not None and options.gamma > 0
+        skipped = _prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             calls = int(result.stats.target_calls[row])
             advance = float(result.stats.mean_advance[row]) if speculative else None
             outputs = []
             for beam in range(options.beams - options.num_decodes, options.beams):
-                ids = result.tokens[row, beam, : result.lengths[row, beam]].tolist()
+                ids = result.tokens[row, beam, skipped[row] : result.lengths[row, beam]].tolist()
                 outputs.append(
                     Generation(
                         input=text,
@@ -411,9 +461,12 @@ class Generator:
                 )
             yield outputs
 
-    def _generation(self, text: str, decoded: Decoded, row: int, decode: int) -> Generation:
+    def _generation(
+        self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
+    ) -> Generation:
+        """The output without the ``skipped`` tokens of its prompt."""
         at = (row, decode)
-        ids = decoded.tokens[at][: decoded.lengths[at]].tolist()
+        ids = decoded.tokens[at][skipped : decoded.lengths[at]].tolist()
         common = {
             "input": text,
             "output": self.vocabulary.decode(ids),
@@ -435,7 +488,7 @@ class Generator:
 
 
 def bucket(length: int, limit: int) -> int:
-    """The padded length of a source: the next power of two, at least 16.
+    """The padded length of a source or prompt: the next power of two, at least 16.
 
     >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
     [16, 32, 64, 96]
@@ -446,9 +499,27 @@ def bucket(length: int, limit: int) -> int:
     return max(length, min(size, limit))
 
 
+def _padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
+    """The ids of each row, then padding, ``[rows, width]``."""
+    padded = np.full((rows, width), PAD_ID, np.int32)
+    for row, row_ids in enumerate(ids):
+        padded[row, : len(row_ids)] = row_ids
+    return padded
+
+
+def _prompt_lengths(batch: Batch) -> list[int]:
+    """Tokens of each row's prompt after the start token."""
+    return np.count_nonzero(np.asarray(batch.prompts)[:, 1:] != PAD_ID, axis=1).tolist()
+
+
+def _room(batch: Batch, options: GenerateOptions) -> int:
+    """The loops' ``max_decode_len``, which counts the prompt."""
+    return batch.prompts.shape[1] - 1 + options.max_decode_len
+
+
 def _loop_options(batch: Batch, options: GenerateOptions) -> dict:
     return {
-        "max_decode_len": options.max_decode_len,
+        "max_decode_len": _room(batch, options),
         "max_decode_steps": batch.max_decode_steps,
         "num_decodes": options.num_decodes,
         "rescale_log_probs": options.rescale_log_probs,

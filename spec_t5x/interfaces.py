@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from spec_t5x.distributions import Sampling
 from spec_t5x.draws import Draws
+from spec_t5x.errors import InputError
 from spec_t5x.trees import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
@@ -136,6 +137,28 @@ class PromptTarget(Target, Protocol):
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> Cache:
         """The cache after ``prompts``, which the caller rolls back to each row's length."""
+
+
+@runtime_checkable
+class BoundedTarget(Target, Protocol):
+    """A target that has learnt positions, and no text goes beyond them."""
+
+    @property
+    def max_positions(self) -> int:
+        """How many tokens of a text can be fed, the start token included."""
+
+
+def check_positions(target: Target, max_decode_len: int) -> None:
+    """Raises ``InputError`` for texts that the target has no positions for.
+
+    The last of ``max_decode_len`` tokens is never fed. What drafts there are beyond it is
+    thrown away, whatever it was given as its position.
+    """
+    if isinstance(target, BoundedTarget) and max_decode_len > target.max_positions:
+        raise InputError(
+            f"the target has {target.max_positions} positions and max_decode_len is "
+            f"{max_decode_len}, the prompt included: lower it or shorten the prompt"
+        )
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from spec_t5x.checkpoints.t5x_writing import step_of, write_t5x
 from spec_t5x.checkpoints.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.weights import Report
 from spec_t5x.errors import InputError
+from spec_t5x.models.gpt import GPTConfig
 
 FORMATS = ("t5x", "huggingface", "native")
 
@@ -62,6 +63,8 @@ def convert(
     mark = CHECKPOINT_NAME if to == "t5x" else CONFIG_NAME
     check_destination(directory, overwrite, (mark,))
     stored = open_model(source, vocabulary=vocabulary)
+    if to != "native" and isinstance(stored.config, GPTConfig):
+        raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
     stored.weights.check(stored.config)
     stored_dtype = dtype or common_dtype(stored)
     common = {"dtype": stored_dtype, "overwrite": overwrite, "report": report}

@@ -11,7 +11,7 @@
     mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
     cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
 
-DIR may be left out where the target is the packaged one. A T5X checkpoint, which has no
+DIR may be left out where the target is a packaged one. A T5X checkpoint, which has no
 vocabulary, is taken to have the target's.
 """
 
@@ -40,12 +40,16 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
-from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.platform_dtype import resolve_dtype
 
-# The target that the packaged drafts are for, and the drafts.
-PACKAGED_TARGET = "ende-target"
-PACKAGED_DRAFTS = {"transformer": "ende-draft", "ngram": "ende-ngram", "medusa": "ende-heads"}
+# The packaged targets and their packaged drafts, by kind.
+PACKAGED_DRAFTS = {
+    "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "medusa": "ende-heads"},
+    "summaries-target": {"transformer": "summaries-draft", "ngram": "summaries-ngram"},
+    "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class DraftOptions:
 
 
 def make_draft(
-    text: str | Path, target: LoadedModel, model: T5Model, options: DraftOptions | None = None
+    text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
 ) -> Draft:
     """The draft that ``text`` describes (see above).
 
@@ -85,7 +89,7 @@ def make_draft(
 @dataclasses.dataclass(frozen=True)
 class _Maker:
     target: LoadedModel
-    model: T5Model
+    model: Model
     options: DraftOptions
 
     def make(self, text: str) -> Draft:
@@ -134,8 +138,14 @@ class _Maker:
         inherited = None if has_vocabulary(name) else self.target.vocabulary
         loaded = load(name, dtype=self.options.dtype, vocabulary=inherited)
         check_same_vocabulary(self.target, loaded)
+        if type(loaded.config) is not type(self.target.config):
+            raise InputError(
+                f"target {self.target.directory} has a {type(self.target.config).__name__} and "
+                f"draft {loaded.directory} a {type(loaded.config).__name__}: give a draft of the "
+                "target's kind"
+            )
         return TransformerDraft(
-            T5Model.create(loaded.params, loaded.config),
+            bind(loaded.params, loaded.config),
             settings=self.options.settings,
             stopping=self.options.stopping,
             may_trail=may_trail,
@@ -165,11 +175,13 @@ class _Maker:
 
     def _medusa(self, argument: str) -> Draft:
         self._refuse_stopping("medusa")
+        self._refuse_decoder_only("medusa")
         loaded = heads.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft.create(loaded.params, self.model, self.options.settings)
 
     def _early_exit(self, argument: str) -> Draft:
         self._refuse_stopping("early_exit")
+        self._refuse_decoder_only("early_exit")
         half = (self.model.config.num_decoder_layers + 1) // 2
         layers = _number("early_exit", argument) if argument else half
         return EarlyExitDraft.create(self.model, layers, self.options.settings)
@@ -192,18 +204,26 @@ class _Maker:
         return draft.replace(may_trail=True) if isinstance(draft, TransformerDraft) else draft
 
     def _packaged(self, kind: str) -> str:
-        if self.target.directory != PACKAGED_MODELS / PACKAGED_TARGET:
+        directory = self.target.directory
+        drafts = PACKAGED_DRAFTS.get(directory.name, {})
+        if directory != PACKAGED_MODELS / directory.name or kind not in drafts:
             raise InputError(
-                f"draft {kind!r} of target {self.target.directory}: give its directory, as in "
-                f"{kind}:DIR"
+                f"draft {kind!r} of target {directory}: give its directory, as in {kind}:DIR"
             )
-        return PACKAGED_DRAFTS[kind]
+        return drafts[kind]
 
     def _refuse_stopping(self, name: str) -> None:
         if self.options.stopping is not None:
             raise InputError(
                 f"gamma cannot adapt with draft {name!r}: use transformer or mixed, or leave "
                 "adaptive out"
+            )
+
+    def _refuse_decoder_only(self, name: str) -> None:
+        if isinstance(self.target.config, GPTConfig):
+            raise InputError(
+                f"draft {name!r} is for encoder-decoder targets and {self.target.directory} is a "
+                "decoder alone: use transformer, an n-gram draft or copy"
             )
 
     def _refuse_settings(self, name: str) -> None:

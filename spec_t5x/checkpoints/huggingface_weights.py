@@ -137,7 +137,7 @@ def settle_output_layer(
     rescales = rescales_logits(values)
     if rescales:
         head = tensors.pop(LM_HEAD, embedding)
-        if embedding is not None and not _same(head, embedding):
+        if embedding is not None and not same_tensor(head, embedding):
             raise InputError(
                 f"{directory}: {LM_HEAD} differs from {SHARED} although config.json "
                 "ties them: if this is a T5 1.1, set tie_word_embeddings (and "
@@ -153,13 +153,14 @@ def _merge_aliases(tensors: dict[str, FileTensor], directory: Path) -> None:
     """Leaves the embedding under one name; old checkpoints hold it three times."""
     copies = {name: tensors.pop(name) for name in _ALIASES if name in tensors}
     for name, tensor in copies.items():
-        if not _same(tensors.setdefault(SHARED, tensor), tensor):
+        if not same_tensor(tensors.setdefault(SHARED, tensor), tensor):
             raise InputError(
                 f"{directory}: {name} differs from {SHARED}: give a T5 with one embedding"
             )
 
 
-def _same(first: FileTensor, second: FileTensor) -> bool:
+def same_tensor(first: FileTensor, second: FileTensor) -> bool:
+    """Whether two tensors hold the same."""
     if first is second:
         return True
     if first.shape != second.shape:

@@ -7,7 +7,7 @@ import jax
 
 from spec_t5x.checkpoints.locations import Location
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.types import PyTree
 
 
@@ -18,7 +18,7 @@ class LoadedModel:
     # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``.
     params: PyTree
     # ``config.dtype`` is the type that was asked for, not the stored one.
-    config: T5Config
+    config: ModelConfig
     vocabulary: Vocabulary
     # Where the model was read from.
     directory: Location

@@ -4,15 +4,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints import huggingface, native
+from spec_t5x.checkpoints import gpt2, huggingface, native
 from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.locations import LOG_IN, GcsPath, Location, locate
 from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
 from spec_t5x.checkpoints.t5x_index import find_t5x
 from spec_t5x.checkpoints.t5x_reading import open_t5x
-from spec_t5x.checkpoints.vocabularies import VocabularyLike, choose_vocabulary
-from spec_t5x.data.vocabulary import SentencePieceVocabulary, Vocabulary
+from spec_t5x.checkpoints.vocabularies import (
+    VocabularyLike,
+    choose_vocabulary,
+    make_vocabulary,
+)
+from spec_t5x.data.mapped_vocabulary import has_tokenizer
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
@@ -79,6 +84,8 @@ def open_model(
         num_rows = stored.config.vocab_size
         choose_vocabulary(vocabulary, stored.known_vocabulary(), directory, num_rows)
         return stored
+    if values["model_type"] == gpt2.MODEL_TYPE:
+        return _open_gpt2(values, directory, vocabulary)
     return huggingface.open_huggingface(directory, vocabulary=vocabulary)
 
 
@@ -94,6 +101,8 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
         return open_t5x(directory).known_vocabulary()
     if _is_native(values, directory):
         return native.read_vocabulary(values, directory)
+    if values["model_type"] == gpt2.MODEL_TYPE:
+        return gpt2.read_vocabulary(values, directory)
     return huggingface.read_vocabulary(values, directory)
 
 
@@ -107,7 +116,11 @@ def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
     values = _read_config(directory)
     if values is None:
         return open_t5x(directory).vocabulary is not None
-    return _is_native(values, directory) or huggingface.has_vocabulary(directory)
+    if _is_native(values, directory):
+        return True
+    if values["model_type"] == gpt2.MODEL_TYPE:
+        return has_tokenizer(directory)
+    return huggingface.has_vocabulary(directory)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
@@ -153,6 +166,17 @@ def _find(directory_or_name: str | Path | GcsPath) -> Location:
     """As ``find_directory``; a place in a bucket, too."""
     location = locate(directory_or_name)
     return location if isinstance(location, GcsPath) else find_directory(location)
+
+
+def _open_gpt2(
+    values: dict[str, Any], directory: Path, given: VocabularyLike | None
+) -> StoredModel:
+    """A GPT-2 with its own tokenizer, or without one, with the given vocabulary."""
+    if given is not None and not has_tokenizer(directory):
+        return gpt2.open_gpt2(directory, vocabulary=make_vocabulary(given, values["vocab_size"]))
+    stored = gpt2.open_gpt2(directory)
+    choose_vocabulary(given, stored.known_vocabulary(), directory, stored.config.vocab_size)
+    return stored
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
@@ -206,7 +230,7 @@ def packaged_names() -> list[str]:
 def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
     if type(target) is not type(draft):
         return f"{type(target).__name__} and {type(draft).__name__}"
-    if isinstance(target, SentencePieceVocabulary):
+    if not isinstance(target, ByteVocabulary):
         pairs = zip(_pieces(target), _pieces(draft), strict=False)
         for index, (ours, theirs) in enumerate(pairs):
             if ours != theirs:
@@ -214,7 +238,9 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
     return f"{target.vocab_size} and {draft.vocab_size} ids"
 
 
-def _pieces(vocabulary: SentencePieceVocabulary) -> list[str]:
+def _pieces(vocabulary: Vocabulary) -> list[str]:
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return [vocabulary.piece(index) for index in range(vocabulary.vocab_size)]
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary.path))

@@ -4,7 +4,8 @@ A directory that can be copied, committed and shipped as package data:
 
     config.json     format, version, model, vocabulary, stored type; readable
     params/         the weights, as Orbax writes and restores them
-    spiece.model    the SentencePiece model (absent when the vocabulary is bytes)
+    spiece.model    the SentencePiece model, or
+    tokenizer.json  another vocabulary, as WordPiece (neither when it is bytes)
 """
 
 from pathlib import Path
@@ -25,26 +26,33 @@ from spec_t5x.checkpoints.tensorstore_arrays import TensorStoreWeights, open_arr
 from spec_t5x.checkpoints.validate import check_vocabulary_fits
 from spec_t5x.checkpoints.vocabularies import local_file
 from spec_t5x.checkpoints.weights import ArrayWeights, Report, read_tensors
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
     Vocabulary,
 )
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x"
 VERSION = 1
 PARAMS_NAME = "params"
-_OWN_ENTRIES = ("format", "version", "model", "vocabulary", "stored_dtype")
+_OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype")
+_MAPPED_IDS = ("num_ids", "start_id", "eos_id")
+# Of config.json's "network"; checkpoints from before there were two say nothing.
+_NETWORKS = {"t5": T5Config, "gpt": GPTConfig}
 
 
 def save_model(
     directory: str | Path,
     params: PyTree,
-    config: T5Config,
+    config: ModelConfig,
     vocabulary_or_path: Vocabulary | str | Path,
     *,
     dtype: str = "bfloat16",
@@ -55,7 +63,7 @@ def save_model(
 
     Args:
         directory: where; its parents are made.
-        params: the tree of ``Transformer(config)``, without an outer "params".
+        params: the tree of the network of ``config``, without an outer "params".
         config: the model.
         vocabulary_or_path: a vocabulary, or a SentencePiece file without extra ids.
         dtype: "bfloat16" or "float32", the type of the stored weights.
@@ -162,7 +170,7 @@ def _as_vocabulary(vocabulary_or_path: Vocabulary | str | Path) -> Vocabulary:
 
 
 def describe(
-    config: T5Config, vocabulary: Vocabulary | None, dtype: str, extra: dict[str, Any]
+    config: ModelConfig, vocabulary: Vocabulary | None, dtype: str, extra: dict[str, Any]
 ) -> dict[str, Any]:
     """What config.json holds of a model, with ``extra`` entries.
 
@@ -174,6 +182,7 @@ def describe(
     metadata = {
         "format": FORMAT,
         "version": VERSION,
+        "network": next(name for name, cls in _NETWORKS.items() if isinstance(config, cls)),
         "model": config.to_dict(),
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,
@@ -185,12 +194,20 @@ def describe(
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
-    is_bytes = isinstance(vocabulary, ByteVocabulary)
-    kind = {"kind": "bytes"} if is_bytes else {"kind": "sentencepiece", "file": SPIECE_NAME}
+    if isinstance(vocabulary, ByteVocabulary):
+        kind = {"kind": "bytes"}
+    elif isinstance(vocabulary, WordPieceVocabulary):
+        kind = {"kind": "wordpiece", "file": TOKENIZER_NAME}
+    else:
+        kind = {"kind": "sentencepiece", "file": SPIECE_NAME}
+    if isinstance(vocabulary, MappedVocabulary):
+        # Renumbered, see there.
+        ids = {name: getattr(vocabulary, name) for name in _MAPPED_IDS}
+        kind = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
     return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 
-def read_config(metadata: dict[str, Any], path: Location) -> T5Config:
+def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     """The model that ``metadata``, read from ``path``, describes.
 
     Raises:
@@ -206,11 +223,18 @@ def read_config(metadata: dict[str, Any], path: Location) -> T5Config:
             f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
             f"{VERSION}: install the release that wrote it"
         )
+    network = metadata.get("network", "t5")
+    if network not in _NETWORKS:
+        raise InputError(
+            f"{path} has network {network!r}, this spec_t5x reads {' and '.join(_NETWORKS)}: "
+            "install the release that wrote it"
+        )
     try:
-        return T5Config.from_dict(metadata["model"])
+        return _NETWORKS[network].from_dict(metadata["model"])
     except (InputError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} describes no T5 under 'model' ({one_line(error)}): copy it again"
+            f"{path} describes no {network.upper()} under 'model' ({one_line(error)}): copy it "
+            "again"
         ) from error
 
 
@@ -232,15 +256,21 @@ def read_vocabulary(metadata: dict[str, Any], directory: Location) -> Vocabulary
         vocabulary = ByteVocabulary(extra_ids)
     elif entry.get("kind") == "sentencepiece":
         vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
+    elif entry.get("kind") == "wordpiece":
+        vocabulary = WordPieceVocabulary(local_file(directory / TOKENIZER_NAME))
+    elif entry.get("kind") == "mapped":
+        ids = {name: entry[name] for name in _MAPPED_IDS}
+        vocabulary = MappedVocabulary(read_tokenizer(directory), **ids)
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
-            "it must be sentencepiece or bytes"
+            "it must be sentencepiece, wordpiece, mapped or bytes"
         )
     if vocabulary.fingerprint() != entry.get("fingerprint"):
         raise InputError(
-            f"{directory / SPIECE_NAME} is not the vocabulary that {CONFIG_NAME} "
-            f"fingerprints ({str(entry.get('fingerprint'))[:12]}...): restore the file"
+            f"{directory / entry.get('file', CONFIG_NAME)} is not the vocabulary that "
+            f"{CONFIG_NAME} fingerprints ({str(entry.get('fingerprint'))[:12]}...): restore the "
+            "file"
         )
     return vocabulary
 

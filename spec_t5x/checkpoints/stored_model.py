@@ -9,11 +9,11 @@ from spec_t5x.checkpoints.locations import Location
 from spec_t5x.checkpoints.weights import Weights, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.types import PyTree
 
 # Where each parameter of a model is to lie.
-Shardings = Callable[[T5Config], PyTree]
+Shardings = Callable[[ModelConfig], PyTree]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class StoredModel:
     """A model opened but not yet read."""
 
     weights: Weights
-    config: T5Config
+    config: ModelConfig
     # None where a T5X checkpoint came without one.
     vocabulary: Vocabulary | None
     directory: Location

@@ -15,7 +15,7 @@ from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.files import one_line
 from spec_t5x.checkpoints.weights import Index, TensorInfo, check_found
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import ModelConfig
 
 # Chunks that several slices share are decoded once: so much of them is kept.
 _CACHE_BYTES = 1 << 27
@@ -51,7 +51,7 @@ class TensorStoreWeights:
         """All there are."""
         return self._tensors
 
-    def check(self, config: T5Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """As ``weights.Weights``."""
         check_found(self._tensors, expected_shapes(config), self.source, **self._remedy)
 

@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.types import PyTree
 
 # What weights may be stored as.
@@ -25,7 +25,7 @@ _LAYER_NUMBER = re.compile(r"(?<=\blayers_)\d+|(?<=\bblock\.)\d+")
 _FINITE_BLOCK = 1 << 24
 
 
-def check_params(params: PyTree, config: T5Config, source: str) -> None:
+def check_params(params: PyTree, config: ModelConfig, source: str) -> None:
     """Compares a tree of parameters with the one that ``config`` asks for.
 
     Args:
@@ -170,7 +170,7 @@ def refuse_not_finite(broken: list[str], num_tensors: int, source: str) -> None:
         )
 
 
-def check_vocabulary_fits(vocabulary: Vocabulary, config: T5Config, source: str) -> None:
+def check_vocabulary_fits(vocabulary: Vocabulary, config: ModelConfig, source: str) -> None:
     """Every id of the vocabulary needs a row in the embedding; more rows are padding.
 
     Raises:

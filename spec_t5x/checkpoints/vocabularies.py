@@ -3,6 +3,7 @@
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
     spiece.model:100    the same with so many extra ids appended
     bytes, bytes:125    ByT5's
+    tokenizer.json      a WordPiece vocabulary, on this machine
 
 Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
 Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from spec_t5x.checkpoints.locations import GcsPath, Location, locate
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 
 BYTES = "bytes"
@@ -39,6 +41,8 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
     """
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
+    if str(vocabulary).endswith(".json"):
+        return WordPieceVocabulary(vocabulary)
     name, extra_ids = split_extra_ids(str(vocabulary))
     if name == BYTES:
         # They decode to nothing, so that their number says no more than how many ids there are.

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.validate import check_tensors, is_finite, refuse_not_finite
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.types import PyTree
 
 # What is read at once, and what of it may wait to be handed on: two bounds on memory.
@@ -56,7 +56,7 @@ class Weights(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All there are, with the shapes that our network has them in."""
 
-    def check(self, config: T5Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """Compares every name, shape and type with what ``config`` asks for; reads nothing.
 
         Raises:
@@ -97,7 +97,7 @@ class ArrayWeights:
             for path, array in self._arrays.items()
         }
 
-    def check(self, config: T5Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         check_found(self.tensors, expected_shapes(config), self.source)
 
     def read(self, path: str, index: Index) -> np.ndarray:
@@ -106,7 +106,7 @@ class ArrayWeights:
 
 def read_params(
     weights: Weights,
-    config: T5Config,
+    config: ModelConfig,
     *,
     dtype: str,
     on_host: bool = False,

@@ -10,7 +10,6 @@ import dataclasses
 from spec_t5x.errors import InputError
 
 DEFAULT_TARGET = "ende-target"
-DEFAULT_DRAFT = "ende-draft"
 NO_DRAFT = "none"
 
 
@@ -66,12 +65,17 @@ class Models:
         """The draft's name or directory, None for plain decoding."""
         if self.draft == NO_DRAFT:
             return None
-        if self.draft is None and self.target != DEFAULT_TARGET:
+        name = self.draft or self._packaged_draft()
+        return name if self.draft_argument is None else f"{name}:{self.draft_argument}"
+
+    def _packaged_draft(self) -> str:
+        from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
+
+        if self.target not in PACKAGED_DRAFTS:
             raise InputError(
                 f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
             )
-        name = self.draft or DEFAULT_DRAFT
-        return name if self.draft_argument is None else f"{name}:{self.draft_argument}"
+        return PACKAGED_DRAFTS[self.target]["transformer"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_DIR",
         help="what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, "
         "copy, uniform, medusa, early_exit, mixed or cascade, with :ARGUMENT; "
-        f"{NO_DRAFT} is plain decoding (default: {DEFAULT_DRAFT} for {DEFAULT_TARGET})",
+        f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     )
     numbers = {
         "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocabulary",
         required=True,
         metavar="MODEL",
-        help="the target: a directory, a packaged name, or a SentencePiece file, FILE:100 with "
-        "100 extra ids",
+        help="the target: a directory, a packaged name, a SentencePiece file (FILE:100 with 100 "
+        "extra ids) or a tokenizer.json",
     )
     parser.add_argument(
         "--order", type=int, default=3, metavar="N", help="tokens of the longest n-grams (3)"
@@ -84,9 +84,12 @@ def _vocabulary(name: str):
     from spec_t5x.checkpoints.loading import load_vocabulary
     from spec_t5x.checkpoints.vocabularies import split_extra_ids
     from spec_t5x.data.vocabulary import SentencePieceVocabulary
+    from spec_t5x.data.wordpiece import WordPieceVocabulary
 
     file, extra_ids = split_extra_ids(name)
     if Path(file).is_file():
+        if file.endswith(".json"):
+            return WordPieceVocabulary(file)
         return SentencePieceVocabulary(file, extra_ids or 0)
     return load_vocabulary(name)
 

@@ -76,7 +76,7 @@ class Batch:
 class Bucket:
     """A batch shape and the pairs that use it."""
 
-    source: int  # padded source length
+    source: int  # padded source length; 0 where no pair has a source
     target: int  # padded target length
     batch_size: int  # rows
     pairs: np.ndarray  # [pairs of this bucket] indices, increasing
@@ -119,7 +119,7 @@ def tokenise_file(
         key = _cache_key(path, vocabulary, prefixed, limits)
         cache = Path(cache_dir) / f"pairs-{key}.npz"
         if cache.is_file():
-            return _load(cache)
+            return load_tokenised(cache)
     texts = read_pairs(path, *options)
     if source_prefix:
         texts = ((source and source_prefix + source, target) for source, target in texts)
@@ -130,7 +130,7 @@ def tokenise_file(
             f"{max_source_length}/{max_target_length} tokens: raise the limits"
         )
     if cache_dir is not None:
-        _store(cache, pairs)
+        store_tokenised(cache, pairs)
     return pairs
 
 
@@ -167,15 +167,21 @@ def _tokenise(
 
 def _cache_key(path, vocabulary, options, limits) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    add_file(digest, path)
     segmentation = vocabulary.segmentation_fingerprint()
     digest.update(repr((_CACHE_FORMAT, segmentation, options, limits)).encode())
     return digest.hexdigest()[:24]
 
 
-def _store(cache: Path, pairs: TokenisedPairs) -> None:
+def add_file(digest, path: str | Path) -> None:
+    """Adds a file's content to a ``hashlib`` digest."""
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+
+
+def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
+    """Keeps the arrays in a file, which appears whole or not at all."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed, so that a kill leaves no half file behind.
     descriptor, temporary = tempfile.mkstemp(dir=cache.parent, suffix=".npz")
@@ -184,7 +190,8 @@ def _store(cache: Path, pairs: TokenisedPairs) -> None:
     os.replace(temporary, cache)
 
 
-def _load(cache: Path) -> TokenisedPairs:
+def load_tokenised(cache: Path) -> TokenisedPairs:
+    """What ``store_tokenised`` kept."""
     with np.load(cache) as arrays:
         fields = {name: arrays[name] for name in arrays.files}
     return TokenisedPairs(**fields | {"num_dropped": int(fields["num_dropped"])})
@@ -270,8 +277,8 @@ def _assign_buckets(
 
     def bucket(length: int, members: np.ndarray) -> Bucket:
         return Bucket(
-            source=_smallest(lengths, pairs.source_lengths[members].max()),
-            target=_smallest(lengths, pairs.target_lengths[members].max()),
+            source=_smallest(lengths, int(pairs.source_lengths[members].max())),
+            target=_smallest(lengths, int(pairs.target_lengths[members].max())),
             batch_size=max(1, tokens_per_batch // length),
             pairs=members,
         )
@@ -284,7 +291,9 @@ def _assign_buckets(
 
 
 def _smallest(lengths: Sequence[int], longest: int) -> int:
-    """The smallest of the padded lengths that holds ``longest`` tokens."""
+    """The smallest of the padded lengths that holds ``longest`` tokens; 0 for none."""
+    if longest == 0:
+        return 0
     return int(lengths[np.searchsorted(lengths, longest)])
 
 

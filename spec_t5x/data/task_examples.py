@@ -15,7 +15,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from spec_t5x.data.vocabulary import ByteVocabulary, Vocabulary
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
 
 # Imported after the modules that a user names, so that their tasks come first.
@@ -94,6 +94,11 @@ def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
     """The same ids in seqio's terms."""
     if isinstance(vocabulary, ByteVocabulary):
         return seqio.ByteVocabulary(vocabulary.extra_ids)
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        raise InputError(
+            f"seqio has no {type(vocabulary).__name__}: give a model with a SentencePiece "
+            "vocabulary, or ByT5"
+        )
     return seqio.SentencePieceVocabulary(str(vocabulary.path), vocabulary.extra_ids)
 
 

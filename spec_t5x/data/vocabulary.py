@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import sentencepiece
 
@@ -85,7 +86,7 @@ class SentencePieceVocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
-        return self._processor.decode(_ids_before_eos(ids, self.vocab_size))
+        return self._processor.decode(ids_before_eos(ids, self.vocab_size))
 
     def piece(self, token: int) -> str:
         """The piece of an id as it stands in the vocabulary ("▁Haus")."""
@@ -148,7 +149,7 @@ class ByteVocabulary:
         form UTF-8.
         """
         end_of_bytes = _BYTE_OFFSET + _NUM_BYTES
-        kept = _ids_before_eos(ids, end_of_bytes)
+        kept = ids_before_eos(ids, end_of_bytes)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
         return data.decode("utf-8", errors="ignore")
 
@@ -173,7 +174,34 @@ class ByteVocabulary:
         del directory
 
 
-Vocabulary = SentencePieceVocabulary | ByteVocabulary
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What maps between texts and ids; ids 0, 1 and 2 are pad (and start), eos and unk."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts, on ``num_threads`` threads."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+
+    def piece(self, token: int) -> str:
+        """The piece of an id, to be shown."""
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex): equal iff the ids mean the same."""
+
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 (hex) that also covers how texts are cut."""
+
+    def save(self, directory: str | Path) -> None:
+        """Writes what the vocabulary is read from."""
 
 
 def train_sentencepiece(
@@ -235,7 +263,8 @@ def train_sentencepiece(
     return path
 
 
-def _ids_before_eos(ids: Iterable[int], limit: int) -> list[int]:
+def ids_before_eos(ids: Iterable[int], limit: int) -> list[int]:
+    """The ids up to the first EOS, without padding and what is not below ``limit``."""
     kept = []
     for token in map(int, ids):
         if token == EOS_ID:

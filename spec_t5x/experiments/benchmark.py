@@ -6,7 +6,6 @@ alpha and c of the same run, with the cost of verification counted.
 """
 
 import dataclasses
-import itertools
 import json
 import platform
 from collections.abc import Callable, Iterator
@@ -19,29 +18,16 @@ from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare
-from spec_t5x.experiments.evaluation import EvaluationOptions, fits, read_sets
-from spec_t5x.generation import DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
+from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
+from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Draft
-from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.binding import Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
+class BenchmarkOptions(InputOptions):
     """What to measure. Every combination of draft, verifier, temperature and gamma."""
 
-    # A file of pairs, of which the sources are decoded; .tsv or .jsonl, gzipped or not.
-    data: str | None = None
-    source_column: int = 1
-    num_columns: int = 3
-    # The same of JSON lines.
-    source_field: str = "article"
-    # Put before every source of a file; a task has its own.
-    prefix: str = ""
-    # A task or mixture of seqio's, instead of a file.
-    mixture_or_task: str | None = None
-    split: str = "validation"
-    # Modules that register tasks when imported; the paper's tasks are known without.
-    task_modules: tuple | str | None = ()
     # The first that the encoder takes; of a task, the first, without what it refuses.
     num_inputs: int = 60
     repeats: int = 5
@@ -54,8 +40,7 @@ class BenchmarkOptions:
     adaptive_c: float = 0.1
 
     def __post_init__(self):
-        if not isinstance(self.data, str | None) or (self.data or self.mixture_or_task) is None:
-            raise InputError(f"data is {self.data!r}: give a file of pairs, or mixture_or_task")
+        self.check_given()
         for name in ("num_inputs", "repeats"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)!r}: give at least 1")
@@ -104,13 +89,8 @@ def run(
     decoding = decoding or GenerateOptions()
     if decoding.beams:
         raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
-    # Not Generator.load: that would read the target again, and an XXL fits a device once.
-    generator = Generator(
-        target=T5Model.create(target.params, target.config),
-        vocabulary=target.vocabulary,
-        max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-    )
-    texts = _texts(generator, options, decoding)
+    generator = generator_of(target)
+    texts = read_texts(options, generator, decoding, options.num_inputs)
     combinations = [
         (pair, temperature, gamma)
         for pair in options.pairs
@@ -198,7 +178,7 @@ def _make_draft(
     name: str,
     options: BenchmarkOptions,
     target: LoadedModel,
-    model: T5Model,
+    model: Model,
     own: str | None,
     draft_options: DraftOptions,
 ) -> Draft:
@@ -216,29 +196,3 @@ def _with_verifier(decoding: GenerateOptions, name: str) -> GenerateOptions:
         return decoding
     # What is bound of the run's own verifier is not for another.
     return dataclasses.replace(decoding, verifier=name, widths=(), lenience=1.0)
-
-
-def _texts(generator: Generator, options: BenchmarkOptions, decoding: GenerateOptions) -> list[str]:
-    """The first inputs that the encoder takes."""
-    read = EvaluationOptions(
-        data=options.data,
-        source_column=options.source_column,
-        # The references are not looked at.
-        target_column=options.source_column,
-        num_columns=options.num_columns,
-        source_field=options.source_field,
-        target_field=options.source_field,
-        prefix=options.prefix,
-        mixture_or_task=options.mixture_or_task,
-        split=options.split,
-        task_modules=options.task_modules,
-        # A file is short, a task may be of any length.
-        limit=options.num_inputs if options.mixture_or_task else None,
-    )
-    pairs = [pair for part in read_sets(read, generator.vocabulary) for pair in part.pairs]
-    usable = (source for source, _ in pairs if fits(generator, source, decoding))
-    texts = list(itertools.islice(usable, options.num_inputs))
-    if not texts:
-        name = options.data or options.mixture_or_task
-        raise InputError(f"{name} has no input that the encoder takes: give another, or truncate")
-    return texts

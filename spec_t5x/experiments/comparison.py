@@ -239,9 +239,11 @@ def _divergence(
     padded = np.full((2, width), PAD_ID, np.int32)
     padded[0, : len(ours)], padded[1, : len(theirs)] = ours, theirs
     position = int(np.argmax(padded[0] != padded[1]))
-    source = jnp.asarray([generator.tokenize(plain.input, options)])
-    cache = generator.target.prefill(source, position + 1)
-    prefix = jnp.asarray([[PAD_ID, *padded[0, :position]]], jnp.int32)
+    (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
+    prompt = batch.prompts[0, 1:]
+    prompt = prompt[prompt != PAD_ID]
+    prefix = jnp.asarray([[PAD_ID, *prompt, *padded[0, :position]]], jnp.int32)
+    cache = generator.target.prefill(batch.tokens, prefix.shape[1])
     logits, _ = generator.target.score(cache, prefix)
     first, second = int(padded[0, position]), int(padded[1, position])
     return Divergence(

@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import statistics
 import time
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from spec_t5x import decode_state
+from spec_t5x import autoregressive, decode_state
 from spec_t5x.decoding import DEFAULT_VERIFIER
 from spec_t5x.distributions import Sampling
 from spec_t5x.draws import RowStream
+from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Outcome, Target
 from spec_t5x.outputs import row_keys
 from spec_t5x.trees import Tree
@@ -91,6 +93,53 @@ def measure_step_times(
     times = [[_milliseconds(program) / calls for program in programs] for _ in range(repeats)]
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
     return StepTimes(target=medians[0], draft=medians[1] / gamma, verification=medians[2])
+
+
+def measure_verification_costs(
+    target: Target,
+    inputs: PyTree,
+    *,
+    widths: Sequence[int],
+    max_decode_len: int,
+    repeats: int = 5,
+    calls: int = 20,
+) -> list[float]:
+    """T(m): the time of one target call over m new tokens, in calls over one.
+
+    The paper takes it to be 1 for all m (section 3.4). Timed in turn, as above.
+
+    Args:
+      target: as in decoding.
+      inputs: what ``prefill`` takes.
+      widths: numbers m of new tokens, the first of them 1.
+      max_decode_len: room for tokens, as in decoding.
+      repeats: timings of each call, of which the median is taken.
+      calls: calls in one timing.
+
+    Returns:
+      A number for each width; the first is 1.
+
+    Raises:
+      InputError: the widths do not begin with 1.
+    """
+    if not widths or widths[0] != 1:
+        raise InputError(f"widths are {tuple(widths)}: begin with 1, whose time is the unit")
+    batch = jax.tree.leaves(inputs)[0].shape[0]
+    cache = jax.jit(autoregressive.prefill, static_argnames="max_length")(
+        target,
+        inputs,
+        jnp.zeros((batch, 1), jnp.int32),
+        jnp.zeros(batch, jnp.int32),
+        max_length=max_decode_len + max(widths),
+    )
+    programs = [
+        functools.partial(_call_target, target, cache, new=width, calls=calls) for width in widths
+    ]
+    for program in programs:
+        jax.block_until_ready(program())
+    times = [[_milliseconds(program) for program in programs] for _ in range(repeats)]
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    return [median / medians[0] for median in medians]
 
 
 @functools.partial(jax.jit, static_argnames=("new", "calls"))

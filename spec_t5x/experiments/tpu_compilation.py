@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +155,40 @@ def run(options: Options, report: Callable[[str], None] = lambda _: None) -> Ite
       InputError: no such topology, no libtpu, or more chips asked for than it has.
     """
     chip, devices = topology(options.topology)
-    for data, model in options.meshes:
-        if data * model > len(devices):
-            raise InputError(
-                f"mesh {data},{model} needs {data * model} chips and {options.topology} has "
-                f"{len(devices)}: choose a larger topology or a smaller mesh"
-            )
-    for data, model in options.meshes:
-        mesh = make_mesh(data, model, devices[: data * model])
+    # All of them, before anything is compiled.
+    meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
+    for mesh in meshes:
         yield _run(options, chip, mesh, report)
+
+
+def predict_rows(
+    options: Options, rows: Sequence[SpeedUp], report: Callable[[str], None] = lambda _: None
+) -> list[Prediction]:
+    """Rows of Table 2 alone, without the whole loops and their memory.
+
+    Args:
+      options: the topology, the target, the lengths and the first mesh.
+      rows: what to predict.
+      report: told what is being compiled.
+
+    Raises:
+      InputError: no such topology, no libtpu, or more chips asked for than it has.
+    """
+    chip, devices = topology(options.topology)
+    mesh = _mesh(options, devices, *options.meshes[0])
+    compiler = _Compiler(options, chip, mesh, report)
+    return [
+        compiler.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
+    ]
+
+
+def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int) -> Mesh:
+    if data * model > len(devices):
+        raise InputError(
+            f"mesh {data},{model} needs {data * model} chips and {options.topology} has "
+            f"{len(devices)}: choose a larger topology or a smaller mesh"
+        )
+    return make_mesh(data, model, devices[: data * model])
 
 
 def _run(options: Options, chip: Chip, mesh: Mesh, report: Callable[[str], None]) -> Result:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, Generator
+from spec_t5x.models.binding import Model, ModelConfig
 from spec_t5x.models.partitioning import (
     make_mesh,
     param_shardings,
@@ -15,8 +16,6 @@ from spec_t5x.models.partitioning import (
     replicated,
     shard_batch,
 )
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import PyTree
 
 
@@ -58,7 +57,7 @@ class Placement:
         """What is decoded within it is decoded on these devices."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
-    def target(self, config: T5Config) -> PyTree:
+    def target(self, config: ModelConfig) -> PyTree:
         """Where the parameters of a target are to lie: it is never whole on one device."""
         return param_shardings(config, self.mesh)
 
@@ -98,7 +97,7 @@ class _Placer:
             is_leaf=_is_model,
         )
 
-    def _model(self, model: T5Model) -> T5Model:
+    def _model(self, model: Model) -> Model:
         shardings = param_shardings(model.config, self._mesh)
         return model.replace(params=jax.tree.map(self._leaf, model.params, shardings))
 
@@ -110,4 +109,4 @@ class _Placer:
 
 
 def _is_model(node) -> bool:
-    return isinstance(node, T5Model)
+    return isinstance(node, Model)

@@ -27,6 +27,9 @@ class Attention(nn.Module):
     head_dim: int
     dropout_rate: float = 0.0
     dtype: str = "float32"
+    # GPT-2's: biases, and scores divided by ``sqrt(head_dim)``.
+    use_bias: bool = False
+    scales_scores: bool = False
 
     def setup(self):
         features, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
@@ -34,10 +37,11 @@ class Attention(nn.Module):
         def query_init(*args):
             return fan_in_normal(*args) * self.head_dim**-0.5
 
-        self.query = Dense(features, axes, self.dtype, query_init)
-        self.key = Dense(features, axes, self.dtype, fan_in_normal)
-        self.value = Dense(features, axes, self.dtype, fan_in_normal)
-        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal)
+        first_query = fan_in_normal if self.scales_scores else query_init
+        self.query = Dense(features, axes, self.dtype, first_query, self.use_bias)
+        self.key = Dense(features, axes, self.dtype, fan_in_normal, self.use_bias)
+        self.value = Dense(features, axes, self.dtype, fan_in_normal, self.use_bias)
+        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal, self.use_bias)
         self.weights_dropout = dropout(self.dropout_rate)
 
     def attend(
@@ -50,6 +54,8 @@ class Attention(nn.Module):
     ) -> Float[Array, "batch new embed"]:
         """Attends from ``inputs`` to ready keys and values; softmax in float32."""
         queries = self._split_heads(self.query(inputs))
+        if self.scales_scores:
+            queries = queries * self.head_dim**-0.5
         # Plain matmuls, row by column: an einsum straight to the layout wanted below
         # swaps the operands, for which XLA's CPU backend has no fast kernel.
         scores = jnp.matmul(queries, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)

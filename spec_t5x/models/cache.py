@@ -63,6 +63,50 @@ class DecoderCache:
         return self.replace(layers=layers)
 
 
+@flax.struct.dataclass
+class KeysValues:
+    """What one layer of a decoder without a source has cached."""
+
+    keys: Float[Array, "batch heads length head_dim"]
+    values: Float[Array, "batch heads length head_dim"]
+
+
+@flax.struct.dataclass
+class DecoderOnlyCache:
+    """All that a decoder without a source remembers. Every leaf leads with the batch axis."""
+
+    layers: tuple[KeysValues, ...]
+    # How many tokens, the start token included, are cached for each row.
+    lengths: Int[Array, "batch"]
+
+    @classmethod
+    def empty(
+        cls, batch: int, max_length: int, *, layers: int, heads: int, head_dim: int, dtype: str
+    ) -> "DecoderOnlyCache":
+        """Room for ``max_length`` tokens in each of ``batch`` rows."""
+        room = constrain(jnp.zeros((batch, heads, max_length, head_dim), dtype), AXES)
+        return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
+
+    @property
+    def max_length(self) -> int:
+        """Number of positions there is room for."""
+        return self.layers[0].keys.shape[2]
+
+    def at(self, lengths: Int[Array, "batch"]) -> "DecoderOnlyCache":
+        """The same cache with each row cut back (rolled back) to ``lengths``."""
+        return self.replace(lengths=lengths)
+
+    def move(
+        self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> "DecoderOnlyCache":
+        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
+        layers = tuple(
+            KeysValues(move(layer.keys, slots, starts), move(layer.values, slots, starts))
+            for layer in self.layers
+        )
+        return self.replace(layers=layers)
+
+
 def write(
     cached: Float[Array, "batch heads length head_dim"],
     new: Float[Array, "batch heads new head_dim"],

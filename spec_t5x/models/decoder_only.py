@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias
+from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
-from spec_t5x.models.logical_axes import constrain
 from spec_t5x.models.t5 import check_sizes
-from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, PyTree
 
 # T5X's example has these two as constants.
 _NUM_BUCKETS = 32
@@ -44,28 +44,6 @@ class DecoderOnlyConfig:
     def __post_init__(self):
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         check_sizes(self)
-
-
-@flax.struct.dataclass
-class KeysValues:
-    """What one layer has cached."""
-
-    keys: Float[Array, "batch heads length head_dim"]
-    values: Float[Array, "batch heads length head_dim"]
-
-
-@flax.struct.dataclass
-class DecoderOnlyCache:
-    """All that the decoder remembers of a batch. Every leaf leads with the batch axis."""
-
-    layers: tuple[KeysValues, ...]
-    # How many tokens, the start token included, are cached for each row.
-    lengths: Int[Array, "batch"]
-
-    @property
-    def max_length(self) -> int:
-        """Number of positions there is room for."""
-        return self.layers[0].keys.shape[2]
 
 
 class DecoderOnlyLayer(nn.Module):
@@ -200,7 +178,7 @@ class DecoderOnlyModel:
 
     def rollback(self, cache: DecoderOnlyCache, lengths: Int[Array, "batch"]) -> DecoderOnlyCache:
         """The cache with each row's length set to ``lengths``."""
-        return cache.replace(lengths=lengths)
+        return cache.at(lengths)
 
     def _apply(self, *args):
         return self.module.apply({"params": self.params}, *args)
@@ -213,7 +191,11 @@ def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
 
 def empty_cache(config: DecoderOnlyConfig, batch: int, max_length: int) -> DecoderOnlyCache:
     """Room for ``max_length`` tokens in each of ``batch`` rows."""
-    room = jnp.zeros((batch, config.num_heads, max_length, config.head_dim), config.dtype)
-    room = constrain(room, cache_lib.AXES)
-    layers = (KeysValues(room, room),) * config.num_layers
-    return DecoderOnlyCache(layers, jnp.zeros(batch, jnp.int32))
+    return DecoderOnlyCache.empty(
+        batch,
+        max_length,
+        layers=config.num_layers,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        dtype=config.dtype,
+    )

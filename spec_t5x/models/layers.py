@@ -1,4 +1,4 @@
-"""The layers of T5: dense, embedding, RMS norm, feed-forward.
+"""The layers of T5: dense, embedding, RMS norm, feed-forward; and GPT-2's variants.
 
 Parameter names and logical axes are those of T5X's ``examples/t5``, so that its
 checkpoints restore without a map and its partitioning rules apply.
@@ -22,12 +22,13 @@ fan_in_truncated = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_no
 
 
 class Dense(nn.Module):
-    """A linear map without bias on the last axis; ``kernel [inputs, features]``."""
+    """A linear map on the last axis; ``kernel [inputs, features]``, T5's without a bias."""
 
     features: int
     kernel_axes: tuple[str, str]
     dtype: str = "float32"
     kernel_init: Initializer = fan_in_truncated
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
@@ -38,7 +39,13 @@ class Dense(nn.Module):
             jnp.float32,
             axes=self.kernel_axes,
         )
-        return jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
+        outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
+        if not self.use_bias:
+            return outputs
+        bias = param_with_axes(
+            "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.kernel_axes[1:]
+        )
+        return outputs + _along_last_axis(bias.astype(self.dtype), outputs.ndim)
 
 
 class Embed(nn.Module):
@@ -90,9 +97,32 @@ class RMSNorm(nn.Module):
         weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
         mean_square = jnp.matmul(lax.square(inputs), weights, precision=lax.Precision.HIGHEST)
         normed = inputs * lax.rsqrt(mean_square + self.epsilon)
-        # The rank is spelt out: strict rank promotion is an error in the tests.
-        scale = scale.astype(self.dtype).reshape((1,) * (inputs.ndim - 1) + (-1,))
+        scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
         return normed.astype(self.dtype) * scale
+
+
+class LayerNorm(nn.Module):
+    """GPT-2's layer norm, with mean and bias; statistics in float32."""
+
+    epsilon: float = 1e-5
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
+        shape = (inputs.shape[-1],)
+        scale = param_with_axes("scale", nn.initializers.ones, shape, jnp.float32, axes=("embed",))
+        bias = param_with_axes("bias", nn.initializers.zeros, shape, jnp.float32, axes=("embed",))
+        inputs = inputs.astype(jnp.float32)
+        # Means as products with a vector, as in ``RMSNorm``.
+        weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
+        mean = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+        centred = inputs - mean(inputs, weights)
+        variance = mean(lax.square(centred), weights)
+        normed = (centred * lax.rsqrt(variance + self.epsilon)).astype(self.dtype)
+        scale, bias = (
+            _along_last_axis(array.astype(self.dtype), inputs.ndim) for array in (scale, bias)
+        )
+        return normed * scale + bias
 
 
 class Mlp(nn.Module):
@@ -102,6 +132,7 @@ class Mlp(nn.Module):
     activations: tuple[str, ...] = ("relu",)
     dropout_rate: float = 0.0
     dtype: str = "float32"
+    use_bias: bool = False
 
     @nn.compact
     def __call__(
@@ -110,12 +141,15 @@ class Mlp(nn.Module):
         branches = []
         for index, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{index}"
-            branch = Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, name=name)(inputs)
+            branch = self._dense(self.mlp_dim, ("embed", "mlp"), name)(inputs)
             branches.append(_activation(activation)(branch))
         hidden = functools.reduce(operator.mul, branches)
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
-        return Dense(inputs.shape[-1], ("mlp", "embed"), self.dtype, name="wo")(hidden)
+        return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
+
+    def _dense(self, features: int, axes: tuple[str, str], name: str) -> Dense:
+        return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)
 
 
 def dropout(rate: float) -> nn.Dropout:
@@ -125,3 +159,8 @@ def dropout(rate: float) -> nn.Dropout:
 
 def _activation(name: str) -> Callable[[Array], Array]:
     return (lambda x: x) if name == "linear" else getattr(nn, name)
+
+
+def _along_last_axis(vector: Float[Array, "features"], rank: int) -> Array:
+    """The vector with axes before it: strict rank promotion is an error in the tests."""
+    return vector.reshape((1,) * (rank - 1) + (-1,))

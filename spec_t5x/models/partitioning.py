@@ -22,8 +22,8 @@ from flax.core import unfreeze
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import ModelConfig, abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
-from spec_t5x.models.t5 import T5Config, abstract_variables
 from spec_t5x.types import PyTree
 
 # Logical axis to axis of the mesh, in order of precedence; None is not sharded.
@@ -78,7 +78,7 @@ def partitioned(mesh: Mesh) -> Iterator[Mesh]:
         yield mesh
 
 
-def param_shardings(config: T5Config, mesh: Mesh) -> PyTree:
+def param_shardings(config: ModelConfig, mesh: Mesh) -> PyTree:
     """A ``NamedSharding`` for every parameter of ``Transformer(config)``.
 
     From shapes and declared axes alone: nothing is allocated.
@@ -103,7 +103,7 @@ def declared_shardings(params: PyTree, params_axes: PyTree, mesh: Mesh) -> PyTre
     return jax.tree.map(sharding, unfreeze(params), axes)
 
 
-def shard_params(params: PyTree, config: T5Config, mesh: Mesh) -> PyTree:
+def shard_params(params: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
     """The parameters, each device holding its shard."""
     return jax.device_put(params, param_shardings(config, mesh))
 

@@ -62,12 +62,7 @@ class T5Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "T5Config":
         """The inverse of ``to_dict``; unknown names are an ``InputError``."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise InputError(
-                f"unknown T5 setting {unknown[0]!r}: the known ones are {', '.join(sorted(known))}"
-            )
+        check_names(cls, values, "T5")
         return cls(**values)
 
 
@@ -399,6 +394,16 @@ def check_sizes(config: Any) -> None:
             raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
     if config.dtype not in ("float32", "bfloat16"):
         raise InputError(f"{name}.dtype is {config.dtype!r}: choose float32 or bfloat16")
+
+
+def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
+    """Raises ``InputError`` for a name that is no field of the dataclass ``cls``."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InputError(
+            f"unknown {kind} setting {unknown[0]!r}: the known ones are {', '.join(sorted(known))}"
+        )
 
 
 def _norm(cfg: T5Config) -> RMSNorm:

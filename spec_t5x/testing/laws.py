@@ -17,9 +17,9 @@ from scipy import stats
 
 from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode
 from spec_t5x.distributions import Sampling, sampling
-from spec_t5x.interfaces import Draft
+from spec_t5x.interfaces import Draft, Target
 from spec_t5x.outputs import Decoded
-from spec_t5x.testing.toy_models import TableTarget, sequence_law
+from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
 from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
@@ -49,8 +49,12 @@ def decode_many(
     gamma: int,
     settings: Sampling | None = None,
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    model: Target | None = None,
 ) -> Decoded:
-    """Speculative decoding of all rows, at temperature 1 unless told otherwise."""
+    """Speculative decoding of all rows, at temperature 1 unless told otherwise.
+
+    ``model`` stands for the target; it has four tokens.
+    """
     sources, prompts, steps = [], np.zeros((len(KINDS), 3), np.int32), []
     for row, (source, prompt, limit) in enumerate(KINDS):
         sources.append(source)
@@ -58,7 +62,7 @@ def decode_many(
         steps.append(limit)
     many = functools.partial(np.tile, reps=(ROWS // len(KINDS), 1))
     decoded = speculative_decode(
-        target(),
+        model or target(),
         draft,
         jnp.asarray(many(sources)),
         jnp.asarray(many(prompts)),
@@ -72,16 +76,18 @@ def decode_many(
     return jax.device_get(decoded)
 
 
-def chi_square(decoded: Decoded, settings: Sampling) -> tuple[float, float]:
+def chi_square(
+    decoded: Decoded, settings: Sampling, model: PrefixTarget | None = None
+) -> tuple[float, float]:
     """The statistic of the texts against the target's law, and its threshold.
 
     The threshold is passed by chance once in a million times. A text of probability
-    zero makes the statistic infinite.
+    zero makes the statistic infinite. ``model`` stands for the target.
     """
     statistic, freedom, found = 0.0, 0, _texts(decoded)
     for kind, (source, prompt, steps) in enumerate(KINDS):
         law = sequence_law(
-            target(),
+            model or target(),
             source,
             settings,
             max_decode_len=min(LENGTH, len(prompt) + steps),

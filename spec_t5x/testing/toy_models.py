@@ -27,6 +27,8 @@ from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, DraftBase, Nodes, Outcome, Proposal
+from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int
@@ -372,7 +374,43 @@ def tiny_t5(seed: int, **changes) -> T5Model:
     return T5Model.create(unflatten_dict(flat, sep="/"), config)
 
 
-def disturbed(model: T5Model, amount: float, seed: int = 0) -> T5Model:
+def tiny_gpt(seed: int, **changes) -> GPTModel:
+    """A GPT of about 5,000 random parameters that writes varied texts.
+
+    Args:
+      seed: of the parameters.
+      **changes: fields of ``GPTConfig`` to set otherwise.
+    """
+    sizes = {
+        "vocab_size": 30,
+        "emb_dim": 16,
+        "num_heads": 2,
+        "num_layers": 2,
+        "mlp_dim": 24,
+        "max_length": 40,
+        "logits_via_embedding": False,
+    }
+    config = GPTConfig(**{**sizes, **changes})
+    rng = np.random.default_rng(seed)
+
+    def draw(path, shape):
+        noise = rng.normal(size=shape)
+        if path.endswith("scale"):
+            return 1 + 0.2 * noise
+        if path.endswith("bias"):
+            return 0.2 * noise
+        if "embedding" in path:
+            return noise
+        return (0.8 if "logits" in path else 1.5) * noise / np.sqrt(shape[0])
+
+    flat = {
+        path: draw(path, shape).astype(np.float32)
+        for path, shape in sorted(expected_shapes(config).items())
+    }
+    return GPTModel.create(unflatten_dict(flat, sep="/"), config)
+
+
+def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
     """A model that often agrees with another: the same parameters, with noise.
 
     Args:
@@ -385,7 +423,7 @@ def disturbed(model: T5Model, amount: float, seed: int = 0) -> T5Model:
     def disturb(leaf):
         return leaf * (1 + amount * rng.normal(size=leaf.shape)).astype(np.float32)
 
-    return T5Model.create(jax.tree.map(disturb, model.params), model.config)
+    return bind(jax.tree.map(disturb, model.params), model.config)
 
 
 def _random_table(seed, vocab_size, contexts, scale, zeros) -> Array:

@@ -19,7 +19,7 @@ import gin
 import optax
 
 from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.checkpoints.vocabularies import make_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, tokenise_file
@@ -112,6 +112,7 @@ def train(
     optimizer: OptimizerOptions,
     options: TrainOptions,
     teacher: str | None = None,
+    initial_checkpoint: str | None = None,
     export_dtype: str = "bfloat16",
     bleu_pairs: int = 0,
 ) -> TrainResult:
@@ -124,6 +125,8 @@ def train(
         teacher: a checkpoint of any format, whose distributions the new model learns
             (word-level distillation) and whose vocabulary it takes over; one that holds
             no vocabulary, as T5X's, has that of ``data``.
+        initial_checkpoint: a model of these very sizes to go on from, of any format; its
+            vocabulary is taken over unless there is a teacher, as a teacher's is.
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
         bleu_pairs: of the first so many dev pairs, BLEU is reported at the end.
 
@@ -132,11 +135,13 @@ def train(
     """
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
+    initial = _load_initial(initial_checkpoint, data.vocabulary, model)
     loaded_teacher = _load_teacher(teacher, data.vocabulary, model) if teacher else None
+    if initial and loaded_teacher:
+        check_same_vocabulary(loaded_teacher, initial)
+    inherited = loaded_teacher or initial
     vocabulary = (
-        loaded_teacher.vocabulary
-        if loaded_teacher
-        else _vocabulary(data, directory, model.vocab_size)
+        inherited.vocabulary if inherited else _vocabulary(data, directory, model.vocab_size)
     )
     train_batches, dev_batches = load_batches(data, vocabulary, directory, options.seed)
     transformation, schedule = optimizer.build(options.steps)
@@ -149,6 +154,7 @@ def train(
         options,
         directory,
         loaded_teacher and Teacher(config=loaded_teacher.config, params=loaded_teacher.params),
+        initial and initial.params,
     )
     _export(result, directory / "model", model, vocabulary, export_dtype)
     if bleu_pairs and data.dev_file:
@@ -229,6 +235,22 @@ def _load_teacher(name: str, vocabulary: str | None, model: T5Config) -> LoadedM
             f"the teacher's vocab_size is {loaded.config.vocab_size}, the model's "
             f"{model.vocab_size}: make them equal"
         )
+    return loaded
+
+
+def _load_initial(name: str | None, vocabulary: str | None, model: T5Config) -> LoadedModel | None:
+    """The model to go on from, in float32."""
+    if name is None:
+        return None
+    loaded = load(name, vocabulary=vocabulary, dtype="float32")
+    for field in dataclasses.fields(T5Config):
+        ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
+        # Dropout is the training's own choice.
+        if ours != theirs and field.name not in ("dropout_rate", "dtype"):
+            raise InputError(
+                f"{name} has {field.name} {theirs}, the model to train {ours}: make "
+                f"T5Config.{field.name} {theirs}"
+            )
     return loaded
 
 

@@ -187,6 +187,7 @@ def fit(
     options: TrainOptions,
     directory: str | Path,
     teacher: Teacher | None = None,
+    initial_params: PyTree | None = None,
 ) -> TrainResult:
     """Trains to ``options.steps``, from the newest checkpoint if there is one.
 
@@ -198,12 +199,17 @@ def fit(
         options: the loop's settings.
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
         teacher: mixes its distributions into the loss.
+        initial_params: what to go on from instead of random ones.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model.
     """
+    state = init_state(config, optimizer, options.seed)
+    if initial_params is not None:
+        # Copied: the first step donates them.
+        state = state.replace(params=jax.tree.map(jnp.array, initial_params))
     return run_steps(
-        init_state(config, optimizer, options.seed),
+        state,
         make_train_step(config, optimizer, options, teacher and teacher.config),
         make_eval_step(config),
         schedule,

@@ -198,3 +198,26 @@ def test_a_prefix_comes_before_every_source_but_empty_ones(tsv, tmp_path):
     assert (len(pairs), pairs.num_dropped) == (2, 2)
     assert pairs.source_ids[:6].tolist() == [123, 35, *plain.source_ids[:4]]
     np.testing.assert_array_equal(pairs.target_ids, plain.target_ids)
+
+
+def test_the_shorter_side_is_padded_no_further_than_it_needs():
+    pairs = make_pairs([(30, 5), (25, 3), (6, 7)])
+    batches = Batches(pairs, tokens_per_batch=64, seed=0, buckets=(8, 16, 32))
+    shapes = {
+        (b.encoder_input_tokens.shape, b.decoder_target_tokens.shape) for b in batches.one_pass()
+    }
+    # The longer side still decides how many rows there are.
+    assert shapes == {((2, 32), (2, 8)), ((8, 8), (8, 8))}
+
+
+def test_long_sources_can_be_cut_instead_of_dropped(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("abcdefgh\txy\nab\tabcdefgh\nab\tc\n")
+    limits = {"max_source_length": 5, "max_target_length": 5, "cache_dir": tmp_path / "cache"}
+    dropped = tokenise_file(path, ByteVocabulary(), **COLUMNS, **limits)
+    cut = tokenise_file(path, ByteVocabulary(), **COLUMNS, **limits, truncate_sources=True)
+    assert (len(dropped), dropped.num_dropped) == (1, 2)
+    # A target is never cut: what the text says would change.
+    assert (len(cut), cut.num_dropped) == (2, 1)
+    assert cut.source_lengths.tolist() == [5, 3]
+    assert cut.source_ids[:5].tolist() == [*(3 + ord(c) for c in "abcd"), 1]

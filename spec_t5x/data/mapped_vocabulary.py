@@ -1,0 +1,161 @@
+"""A tokenizer of the ``tokenizers`` library whose ids are other than ours, as GPT-2's.
+
+Here id 0 starts (and pads) and id 1 ends a text. There both may be one token, and anything
+may have id 0. So the ids are renumbered: 0 is a second copy of the token that starts, 1 is
+the one that ends, and from 2 on come all others in their order.
+
+    theirs      0    1    2   …   50255   50256 <|endoftext|>
+    ours        2    3    4   …   50257   1 (and 0, as the start)
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.data.wordpiece import TOKENIZER_NAME
+from spec_t5x.errors import InputError
+from spec_t5x.types import Array, Int
+
+# The two files of GPT-2's tokenizer from before ``tokenizer.json``.
+VOCAB_NAME, MERGES_NAME = "vocab.json", "merges.txt"
+
+
+def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
+    """The id there of each of our ``num_ids + 1``.
+
+    Raises:
+        InputError: an id that is not below ``num_ids``.
+    """
+    for name, token in (("start", start_id), ("eos", eos_id)):
+        if not 0 <= token < num_ids:
+            raise InputError(f"the {name} token's id is {token} of {num_ids}: give a lower one")
+    others = np.delete(np.arange(num_ids), eos_id)
+    return np.concatenate([[start_id, eos_id], others])
+
+
+class MappedVocabulary:
+    """A tokenizer with its ids renumbered as above."""
+
+    extra_ids = 0
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
+    ):
+        """Takes the tokenizer and what its model has rows for.
+
+        Args:
+            tokenizer: encodes and decodes.
+            num_ids: the model's number of ids, those that only pad included.
+            start_id, eos_id: the tokenizer's ids that start and end a text.
+
+        Raises:
+            InputError: one of the ids is out of range.
+        """
+        self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
+        self._theirs = their_ids(num_ids, start_id, eos_id)
+        # The copy at 0 is not what a token of a text becomes.
+        self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
+        self._tokenizer = tokenizer
+        # The name of a special token in a text is text.
+        self._tokenizer.encode_special_tokens = True
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return len(self._theirs)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS.
+
+        Raises:
+            InputError: the tokenizer knows tokens that the model does not.
+        """
+        return self.encode_batch([text], 1)[0]
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts; the library takes the threads that it finds."""
+        del num_threads
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self.from_theirs(encoding.ids) for encoding in encodings]
+
+    def from_theirs(self, ids: Sequence[int]) -> list[int]:
+        """Our ids of the tokenizer's.
+
+        Raises:
+            InputError: an id that the model has no row for.
+        """
+        if ids and max(ids) >= self.num_ids:
+            raise InputError(
+                f"the tokenizer gives id {max(ids)} and the model has {self.num_ids}: give the "
+                "tokenizer that the model was trained with"
+            )
+        return self._ours[np.asarray(ids, np.int64)].tolist()
+
+    def to_theirs(self, ids: Iterable[int]) -> list[int]:
+        """The tokenizer's ids of ours."""
+        return self._theirs[np.asarray(list(ids), np.int64)].tolist()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
+        return self._tokenizer.decode(theirs, skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        """The piece of an id as it stands in the tokenizer ("Ġthe")."""
+        theirs = int(self._theirs[token])
+        return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
+        pieces = [self.piece(token) for token in range(self.vocab_size)]
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 (hex) of the whole tokenizer and of the renumbering."""
+        content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
+        return hashlib.sha256(repr(content).encode()).hexdigest()
+
+    def save(self, directory: str | Path) -> None:
+        """Writes ``directory/tokenizer.json``; the three numbers are for the caller to keep."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / TOKENIZER_NAME))
+
+
+def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    whole, vocab, merges = (directory / n for n in (TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME))
+    try:
+        if whole.is_file():
+            return tokenizers.Tokenizer.from_file(str(whole))
+        if vocab.is_file() and merges.is_file():
+            tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+            return tokenizer
+    except Exception as error:  # the library raises nothing more definite
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"cannot read the tokenizer in {directory} ({reason}): copy its files again"
+        ) from error
+    raise InputError(
+        f"{directory} holds no {TOKENIZER_NAME}, nor {VOCAB_NAME} and {MERGES_NAME}: copy "
+        "them there"
+    )
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether ``read_tokenizer`` finds one."""
+    return (directory / TOKENIZER_NAME).is_file() or all(
+        (directory / name).is_file() for name in (VOCAB_NAME, MERGES_NAME)
+    )

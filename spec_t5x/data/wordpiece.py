@@ -1,0 +1,142 @@
+"""WordPiece vocabularies, as BERT's (Devlin et al. 2019) and the paper's language models'.
+
+Text is lower-cased and split at spaces and punctuation; a piece that goes on with a word
+begins with ``##``. The reserved ids are those of every vocabulary here: [START] 0, which
+pads, [END] 1, [UNK] 2.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.errors import InputError
+from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
+
+TOKENIZER_NAME = "tokenizer.json"
+SPECIAL_PIECES = ("[START]", "[END]", "[UNK]")
+# Letters of other scripts would take a piece each.
+_ALPHABET = 500
+
+
+class WordPieceVocabulary:
+    """A WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote."""
+
+    extra_ids = 0
+
+    def __init__(self, path: str | Path):
+        """Loads the file.
+
+        Raises:
+            InputError: it is absent, not such a file, or its first ids are not the
+                special pieces.
+        """
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise InputError(f"no vocabulary at {self.path}: give a {TOKENIZER_NAME}")
+        self._content = self.path.read_bytes()
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(self._content)
+        except Exception as error:  # the library raises nothing more definite
+            raise InputError(
+                f"{self.path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
+            ) from error
+        found = tuple(self._tokenizer.id_to_token(i) for i in (PAD_ID, EOS_ID, UNK_ID))
+        if found != SPECIAL_PIECES:
+            raise InputError(
+                f"{self.path} begins with {', '.join(map(str, found))}, not with "
+                f"{', '.join(SPECIAL_PIECES)}: train it with train_wordpiece"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts; the library takes the threads that it finds."""
+        del num_threads
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS; padding and foreign ids are skipped.
+
+        Upper case is lost, and spaces beside punctuation are as the library guesses them.
+        """
+        return self._tokenizer.decode(ids_before_eos(ids, self.vocab_size))
+
+    def piece(self, token: int) -> str:
+        """The piece of an id as it stands in the vocabulary ("##ing")."""
+        return self._tokenizer.id_to_token(token)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
+        pieces = [self.piece(i) for i in range(self.vocab_size)]
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 (hex) of the whole file, normalisation included."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, directory: str | Path) -> None:
+        """Copies the file to ``directory/tokenizer.json``."""
+        destination = Path(directory) / TOKENIZER_NAME
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_bytes(self._content)
+
+
+def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> Path:
+    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included.
+
+    Args:
+        texts: lines of text.
+        path: the ``tokenizer.json`` to write.
+        vocab_size: number of pieces.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: the texts do not yield that many pieces.
+    """
+    learner = _tokenizer(models.WordPiece(unk_token=SPECIAL_PIECES[UNK_ID]))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_PIECES),
+        limit_alphabet=_ALPHABET,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    found = learner.get_vocab_size()
+    if found != vocab_size:
+        raise InputError(
+            f"the texts yield {found} pieces, not {vocab_size}: change vocab_size or give more text"
+        )
+    # Made anew: as special pieces of the tokenizer's own, "[END]" in a text would end it.
+    pieces = models.WordPiece(
+        learner.get_vocab(), unk_token=SPECIAL_PIECES[UNK_ID], max_input_chars_per_word=100
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed, so that a kill leaves no half file behind.
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    _tokenizer(pieces).save(str(unfinished))
+    unfinished.replace(path)
+    return path
+
+
+def _tokenizer(model: models.WordPiece) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    return tokenizer

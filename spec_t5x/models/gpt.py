@@ -1,0 +1,353 @@
+"""A GPT: a decoder alone, with GPT-2's layout (Radford et al. 2019).
+
+Learned absolute positions, layer norms with biases before each block, GELU, and an output
+layer that is the embedding again. The paper's language models are of this kind (section
+4.2: 97M and 6M parameters). Two ways to call it:
+
+* ``__call__`` over whole sequences, teacher-forced (training);
+* ``extend`` a static cache by any number of tokens, each row at its own position
+  (``extend_nodes`` by tokens that need not follow one another).
+
+The start token (id 0) is input only: its logit is ``MASKED``, so that it is never generated.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Nodes
+from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.attention import MASKED, Attention, mask_bias
+from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
+from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout
+from spec_t5x.models.logical_axes import constrain, param_with_axes
+from spec_t5x.models.t5 import check_names, check_sizes
+from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
+
+# GPT-2's, of every weight.
+_INIT_STDDEV = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT. The defaults are the paper's target of 97M parameters."""
+
+    vocab_size: int = 8000
+    emb_dim: int = 768
+    num_heads: int = 12
+    num_layers: int = 12
+    mlp_dim: int = 3072
+    # Positions there are embeddings for, the start token's included.
+    max_length: int = 512
+    # The output layer is the embedding again.
+    logits_via_embedding: bool = True
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    # What the layers compute in; parameters and logits are float32 regardless.
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        check_sizes(self)
+        if self.emb_dim % self.num_heads:
+            raise InputError(
+                f"GPTConfig.emb_dim is {self.emb_dim} and num_heads {self.num_heads}: the heads "
+                "must divide it"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.emb_dim // self.num_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
+        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
+        check_names(cls, values, "GPT")
+        return cls(**values)
+
+
+class GPTLayer(nn.Module):
+    """Causal self-attention, then feed-forward."""
+
+    config: GPTConfig
+
+    def setup(self):
+        cfg = self.config
+        self.pre_attention_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
+        self.attention = Attention(
+            cfg.emb_dim,
+            cfg.num_heads,
+            cfg.head_dim,
+            cfg.dropout_rate,
+            cfg.dtype,
+            use_bias=True,
+            scales_scores=True,
+        )
+        self.pre_mlp_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
+        self.mlp = Mlp(cfg.mlp_dim, ("gelu",), cfg.dropout_rate, cfg.dtype, use_bias=True)
+        self.residual_dropout = dropout(cfg.dropout_rate)
+
+    def __call__(self, inputs, bias, deterministic):
+        """The layer over whole sequences."""
+        normed = self.pre_attention_layer_norm(inputs)
+        attended = self.attention(normed, normed, bias, deterministic)
+        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
+        update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
+        return states + self.residual_dropout(update, deterministic=deterministic)
+
+    def extend(self, inputs, cache: KeysValues, write, bias):
+        """The layer over new tokens: their states and the cache, written by ``write``."""
+        attended, keys, values = self.attention.extend(
+            self.pre_attention_layer_norm(inputs), cache.keys, cache.values, write, bias
+        )
+        states = inputs + attended
+        return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
+
+
+class GPT(nn.Module):
+    """The network."""
+
+    config: GPTConfig
+
+    def setup(self):
+        cfg = self.config
+        init = nn.initializers.normal(stddev=_INIT_STDDEV)
+        self.token_embedding = param_with_axes(
+            "token_embedding",
+            init,
+            (cfg.vocab_size, cfg.emb_dim),
+            jnp.float32,
+            axes=("vocab", "embed"),
+        )
+        self.position_embedding = param_with_axes(
+            "position_embedding",
+            init,
+            (cfg.max_length, cfg.emb_dim),
+            jnp.float32,
+            axes=("length", "embed"),
+        )
+        self.layers = [GPTLayer(cfg) for _ in range(cfg.num_layers)]
+        self.final_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
+        self.input_dropout = dropout(cfg.dropout_rate)
+        if not cfg.logits_via_embedding:
+            self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
+
+    def __call__(
+        self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = True
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits after each token of whole sequences, which begin with the start token.
+
+        What comes after a token has no influence on it, so that padding at the end needs
+        no mask. Dropout draws from the ``dropout`` rng stream.
+        """
+        length, deterministic = tokens.shape[1], not enable_dropout
+        states = self._embed(tokens, jnp.broadcast_to(jnp.arange(length)[None], tokens.shape))
+        states = self.input_dropout(states, deterministic=deterministic)
+        bias = mask_bias(jnp.tril(jnp.ones((1, 1, length, length), bool)))
+        for layer in self.layers:
+            states = layer(states, bias, deterministic)
+        return self.logits(self.final_layer_norm(states))
+
+    def extend_states(
+        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[
+        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderOnlyCache
+    ]:
+        """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
+
+        Returns the logits after each, the normed states they were made from, and the cache,
+        longer by ``new``. The caller sees to it that all stays within the cache.
+        """
+        starts, new = cache.lengths, tokens.shape[1]
+        positions = starts[:, None] + jnp.arange(new)[None, :]
+        slots = jnp.arange(cache.max_length)[None, None, :]
+        states, cache = self._extend(
+            cache,
+            tokens,
+            positions,
+            lambda cached, fresh: cache_lib.write(cached, fresh, starts),
+            positions[:, :, None] >= slots,
+        )
+        return self._whole_logits(states), states, cache.at(starts + new)
+
+    def extend_nodes(
+        self, cache: DecoderOnlyCache, nodes: Nodes
+    ) -> tuple[
+        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderOnlyCache
+    ]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache.
+
+        Returns the logits after each, the states they were made from, and the cache.
+        """
+        states, cache = self._extend(
+            cache,
+            nodes.tokens,
+            nodes.positions,
+            lambda cached, fresh: cache_lib.write_slots(cached, fresh, nodes.slots),
+            nodes.visible,
+        )
+        return self._whole_logits(states), states, cache
+
+    def logits(
+        self, states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """The output layer: logits of normed states, in float32."""
+        states = states.astype(jnp.float32)
+        if self.config.logits_via_embedding:
+            contract_last = (((states.ndim - 1,), (1,)), ((), ()))
+            embedding = self.token_embedding.astype(jnp.float32)
+            logits = lax.dot_general(states, embedding, contract_last)
+        else:
+            logits = self.logits_dense(states)
+        is_start = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == PAD_ID
+        return jnp.where(is_start, MASKED, logits)
+
+    def _extend(self, cache: DecoderOnlyCache, tokens, positions, write, visible):
+        states = self._embed(tokens, positions)
+        bias = mask_bias(visible)[:, None]
+        layers = []
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            states, layer_cache = layer.extend(states, layer_cache, write, bias)
+            layers.append(layer_cache)
+        return self.final_layer_norm(states), cache.replace(layers=tuple(layers))
+
+    def _embed(self, tokens, positions):
+        # Only drafts that are to be thrown away lie beyond (``interfaces.check_positions``).
+        placed = jnp.take(self.position_embedding, positions, axis=0, mode="clip")
+        embedded = (jnp.take(self.token_embedding, tokens, axis=0) + placed).astype(
+            self.config.dtype
+        )
+        return constrain(embedded, ("batch", "length", "embed"))
+
+    def _whole_logits(self, states):
+        """Logits for sampling: on a mesh, the vocabulary is gathered once, here."""
+        return constrain(self.logits(states), ("batch", "length", None))
+
+
+@flax.struct.dataclass
+class GPTModel:
+    """A GPT and its parameters, bound together as the loops' ``Target``.
+
+    It has no source: of its inputs only the number of rows counts, and the text to go on
+    with is the prompt.
+    """
+
+    params: PyTree
+    module: GPT = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def create(cls, params: PyTree, config: GPTConfig) -> "GPTModel":
+        """Binds a parameter tree to its configuration."""
+        return cls(params=jax.tree.map(jnp.asarray, params), module=GPT(config))
+
+    @property
+    def config(self) -> GPTConfig:
+        """The sizes of the network."""
+        return self.module.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, padding of the vocabulary included."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """How many tokens of a text can be fed, the start token included."""
+        return self.config.max_length
+
+    @property
+    def state_size(self) -> int:
+        """Width of a state."""
+        return self.config.emb_dim
+
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
+        """An empty cache with room for ``max_length`` tokens."""
+        cfg = self.config
+        return DecoderOnlyCache.empty(
+            inputs.shape[0],
+            max_length,
+            layers=cfg.num_layers,
+            heads=cfg.num_heads,
+            head_dim=cfg.head_dim,
+            dtype=cfg.dtype,
+        )
+
+    def prefill_prompts(
+        self,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        max_length: int,
+    ) -> DecoderOnlyCache:
+        """The cache after ``prompts``, read in one call."""
+        cache = self.prefill(inputs, max_length)
+        if prompts.shape[1] == 1:
+            return cache
+        _, cache = self.score(cache, prompts)
+        return cache
+
+    def score(
+        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        logits, _, cache = self.score_states(cache, tokens)
+        return logits, cache
+
+    def score_states(
+        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[
+        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderOnlyCache
+    ]:
+        """``score``, with the normed states that the logits were made from."""
+        return self._apply(cache, tokens, method=GPT.extend_states)
+
+    def num_slots(self, cache: DecoderOnlyCache) -> int:
+        """How many tokens of a row the cache has room for."""
+        return cache.max_length
+
+    def score_nodes(
+        self, cache: DecoderOnlyCache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderOnlyCache]:
+        """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        logits, _, cache = self.score_node_states(cache, nodes)
+        return logits, cache
+
+    def score_node_states(
+        self, cache: DecoderOnlyCache, nodes: Nodes
+    ) -> tuple[
+        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderOnlyCache
+    ]:
+        """``score_nodes``, with the states that the logits were made from."""
+        return self._apply(cache, nodes, method=GPT.extend_nodes)
+
+    def move(
+        self, cache: DecoderOnlyCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> DecoderOnlyCache:
+        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        return cache.move(slots, starts)
+
+    def rollback(self, cache: DecoderOnlyCache, lengths: Int[Array, "batch"]) -> DecoderOnlyCache:
+        """The cache with each row's length set to ``lengths``."""
+        return cache.at(lengths)
+
+    def _apply(self, *args, method):
+        return self.module.apply({"params": self.params}, *args, method=method)
+
+
+def abstract_variables(config: GPTConfig) -> PyTree:
+    """Shapes of what ``GPT(config)`` initializes: ``params`` and ``params_axes``."""
+
+    def init(tokens):
+        # No weight is drawn here, so the key is without effect.
+        return GPT(config).init(jax.random.key(0), tokens, enable_dropout=False)
+
+    return jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))

@@ -1,0 +1,67 @@
+"""A language model's steps: next tokens of lines, from the text or from a teacher."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from spec_t5x.models.gpt import GPT, GPTConfig
+from spec_t5x.training.losses import mean_loss, token_losses
+from spec_t5x.training.trainer import TrainOptions, TrainState, TrainStep, gradient_step
+
+
+def init_state(config: GPTConfig, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    """Fresh parameters and optimizer state at step 0."""
+
+    def init(key):
+        variables = GPT(config).init(key, jnp.zeros((1, 8), jnp.int32), enable_dropout=False)
+        return TrainState(
+            step=jnp.int32(0),
+            params=variables["params"],
+            opt_state=optimizer.init(variables["params"]),
+        )
+
+    return jax.jit(init)(jax.random.key(seed))
+
+
+def make_train_step(
+    config: GPTConfig,
+    optimizer: optax.GradientTransformation,
+    options: TrainOptions,
+    teacher_config: GPTConfig | None = None,
+) -> TrainStep:
+    """The jitted step; as ``trainer.make_train_step``, of batches without a source."""
+    model = GPT(config)
+    teacher = GPT(teacher_config) if teacher_config else None
+
+    def loss_fn(params, inputs, key, teacher_params):
+        _, shifted, targets = inputs
+        logits = model.apply({"params": params}, shifted, rngs={"dropout": key})
+        teacher_logits = None
+        if teacher:
+            teacher_logits = teacher.apply(
+                {"params": teacher_params}, shifted, enable_dropout=False
+            )
+        sums = token_losses(
+            logits,
+            targets,
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            teacher_logits=teacher_logits,
+            distillation_weight=options.distillation_weight,
+        )
+        return mean_loss(sums), sums
+
+    return gradient_step(loss_fn, optimizer)
+
+
+def make_eval_step(config: GPTConfig):
+    """The jitted loss of a batch without dropout, smoothing or z-loss."""
+    model = GPT(config)
+
+    @jax.jit
+    def eval_step(params, inputs):
+        _, shifted, targets = inputs
+        logits = model.apply({"params": params}, shifted, enable_dropout=False)
+        return token_losses(logits, targets)
+
+    return eval_step

@@ -1,0 +1,214 @@
+"""GPT-2 directories: logits and greedy texts equal those of transformers."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import load_file, save_file
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.checkpoints.loading import has_vocabulary, load, load_vocabulary
+from spec_t5x.checkpoints.native import save_model
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
+from spec_t5x.distributions import sampling
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.binding import bind
+from spec_t5x.models.gpt import GPTConfig
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+NUM_IDS, POSITIONS, EOS = 300, 40, 299
+RNG = np.random.default_rng(0)
+# Theirs: the token that starts, then others; id 0 is a token like any.
+THEIRS = np.concatenate([np.full((3, 1), EOS), RNG.integers(0, EOS, (3, 16))], axis=1)
+
+
+def their_model(**changes):
+    """A GPT-2 of random weights, its biases included."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
+    special = {"bos_token_id": EOS, "eos_token_id": EOS}
+    config = transformers.GPT2Config(vocab_size=NUM_IDS, **sizes, **special, **changes)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return model
+
+
+def save_tokenizer(directory):
+    """Byte-level BPE, with GPT-2's only special token at the end."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["the cat sat on the mat"] * 50, vocab_size=EOS, min_frequency=2)
+    pieces = tokenizer.get_vocab()
+    filler = (f"<filler {i}>" for i in range(NUM_IDS))
+    while len(pieces) < EOS:
+        pieces[next(filler)] = len(pieces)
+    pieces["<|endoftext|>"] = EOS
+    (directory / "vocab.json").write_text(json.dumps(pieces))
+    tokenizer.save_model(str(directory), "bpe")
+    (directory / "bpe-merges.txt").rename(directory / "merges.txt")
+    (directory / "bpe-vocab.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return their_model()
+
+
+@pytest.fixture(scope="module")
+def directory(theirs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gpt2")
+    theirs.save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+def their_logits(model):
+    with torch.no_grad():
+        return model(torch.as_tensor(THEIRS)).logits.numpy()
+
+
+def our_logits(loaded):
+    """Of the same texts, by their ids; a cached call each for the start and for the rest."""
+    ours = np.argsort(their_ids(NUM_IDS, EOS, EOS)[1:]) + 1
+    tokens = jnp.asarray(np.concatenate([np.zeros((3, 1)), ours[THEIRS[:, 1:]]], 1), jnp.int32)
+    model = bind(loaded.params, loaded.config)
+    cache = model.prefill(jnp.ones((3, 1), jnp.int32), POSITIONS)
+    first, cache = model.score(cache, tokens[:, :5])
+    second, _ = model.score(cache, tokens[:, 5:])
+    return np.concatenate([first, second], axis=1)[:, :, ours]
+
+
+def test_logits_equal_those_of_transformers(theirs, directory):
+    loaded = load(directory)
+    assert isinstance(loaded.config, GPTConfig)
+    # The scale of the weights makes logits of several units.
+    assert np.std(their_logits(theirs)) > 1
+    np.testing.assert_allclose(our_logits(loaded), their_logits(theirs), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_every_layout_of_the_weights_is_read(directory, tmp_path, file, prefix):
+    tensors = load_file(directory / "model.safetensors")
+    named = {prefix + name.removeprefix("transformer."): t for name, t in tensors.items()}
+    # What releases before 2023 stored as well.
+    named[f"{prefix}h.0.attn.bias"] = np.ones((1, 1, POSITIONS, POSITIONS), np.uint8)
+    if prefix:
+        named["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
+    if file == "model.safetensors":
+        save_file(named, tmp_path / file)
+    else:
+        torch.save({name: torch.as_tensor(t) for name, t in named.items()}, tmp_path / file)
+    for name in ("config.json", "vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    expected, found = load(directory), load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
+
+
+def test_an_output_layer_of_its_own_is_read(tmp_path):
+    model = their_model(tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    loaded = load(tmp_path)
+    assert not loaded.config.logits_via_embedding
+    np.testing.assert_allclose(our_logits(loaded), their_logits(model), atol=2e-4, rtol=0)
+
+
+def test_greedy_texts_equal_those_of_transformers(theirs, directory):
+    loaded = load(directory)
+    prompts = THEIRS[:, :4]
+    with torch.no_grad():
+        expected = theirs.generate(
+            torch.as_tensor(prompts),
+            attention_mask=torch.ones(prompts.shape, dtype=torch.long),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=EOS,
+        ).numpy()[:, 4:]
+    vocabulary = loaded.vocabulary
+    ours = np.array([[0, *vocabulary.from_theirs(row[1:].tolist())] for row in prompts], np.int32)
+    decoded = autoregressive_decode(
+        bind(loaded.params, loaded.config),
+        jnp.ones((3, 1), jnp.int32),
+        ours,
+        jax.random.key(0),
+        sampling(0.0),
+        max_decode_len=15,
+    )
+    assert len(np.unique(expected)) > 3
+    for row, length, wanted in zip(
+        decoded.tokens[:, 0], decoded.lengths[:, 0], expected, strict=True
+    ):
+        found = vocabulary.to_theirs(row[3:length].tolist())
+        assert found == wanted[: len(found)].tolist()
+        assert len(found) == 12 or found[-1] == EOS
+
+
+def test_the_vocabulary_gives_back_the_text(directory):
+    vocabulary = load_vocabulary(directory)
+    assert has_vocabulary(directory)
+    text = "the cat sat <|endoftext|> ü"
+    ids = vocabulary.encode(text)
+    assert min(ids) >= 2
+    assert vocabulary.decode([*ids, 1, 5]) == text
+    assert [vocabulary.piece(i) for i in (0, 1)] == ["<|endoftext|>"] * 2
+    assert vocabulary.vocab_size == NUM_IDS + 1
+
+
+def test_it_generates_with_a_copying_draft_and_is_kept_in_the_own_format(directory, tmp_path):
+    loaded = load(directory)
+    save_model(tmp_path / "own", loaded.params, loaded.config, loaded.vocabulary, dtype="float32")
+    texts = ["the cat", ""]
+    options = GenerateOptions(max_decode_len=10)
+    plain = list(Generator.load(directory).generate(texts, options))
+    copied = list(Generator.load(tmp_path / "own", "copy").generate(texts, options))
+    for (first,), (second,) in zip(plain, copied, strict=True):
+        assert first.output_ids == second.output_ids
+        assert 0 < len(first.output_ids) <= 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "relu"}, "activation_function 'relu': supported are"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ({"eos_token_id": NUM_IDS}, f"eos_token_id {NUM_IDS} and vocab_size"),
+        ({"n_layer": 3}, "missing"),
+        ({"n_embd": None}, "has no n_embd"),
+        ({"n_head": 5}, "the heads must divide it"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    values = json.loads((directory / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=message) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_without_a_tokenizer_says_so(directory, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    assert not has_vocabulary(tmp_path)
+    with pytest.raises(InputError, match="holds no tokenizer.json, nor vocab.json"):
+        load(tmp_path)
+
+
+def test_an_id_beyond_the_model_is_refused(directory):
+    tokenizer = tokenizers.Tokenizer.from_str(load(directory).vocabulary._tokenizer.to_str())
+    with pytest.raises(InputError, match="the eos token's id is 99 of 50"):
+        MappedVocabulary(tokenizer, num_ids=50, start_id=0, eos_id=99)
+    small = MappedVocabulary(tokenizer, num_ids=50, start_id=0, eos_id=1)
+    with pytest.raises(InputError, match="and the model has 50"):
+        small.encode("the cat sat on the mat")

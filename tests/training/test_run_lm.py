@@ -1,0 +1,232 @@
+"""``spec-t5x train-lm``: from lines to a language model that decodes speculatively."""
+
+import json
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.cli.main import main
+from spec_t5x.data.wordpiece import WordPieceVocabulary
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.gpt import GPTConfig
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LINES = [
+    "The cat sleeps under the old table.",
+    "My sister reads a book in the garden.",
+    "A green bird sings in front of the window.",
+    "Nobody knows where the keys are.",
+    "The children play football after school.",
+    "It is raining and the street is wet.",
+    "She writes long letters to her friends.",
+    "The bridge over the river is closed today.",
+]
+STEPS = 4
+
+
+def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
+    """The command, on ``data/train.tsv`` and with sizes of a toy."""
+    settings = {
+        "OUTPUT_DIR": f"'{output}'",
+        "TRAIN_STEPS": steps,
+        **{"TRAIN_FILES": "'train.tsv'", "DEV_FILES": "'dev.tsv'", "DATA_DIR": f"'{data}'"},
+        **{"OptimizerOptions.warmup_steps": 1, "OptimizerOptions.cooldown_steps": 0},
+        **{"TrainOptions.checkpoint_period": 2, "TrainOptions.eval_period": 0},
+        # One shape, one program.
+        **{"TextOptions.tokens_per_batch": 128, "TextOptions.buckets": (32,)},
+        "TextOptions.max_length": 32,
+        **{"GPTConfig.vocab_size": 90, "GPTConfig.emb_dim": 16, "GPTConfig.num_heads": 2},
+        **{"GPTConfig.num_layers": 1, "GPTConfig.mlp_dim": 16, "GPTConfig.max_length": 48},
+        "train_lm.export_dtype": "'float32'",
+        **bindings,
+    }
+    gin.clear_config()
+    flags = [f"--gin.{name}={value}" for name, value in settings.items()]
+    try:
+        return main(["train-lm", f"--gin_file=gin_configs/runs/{run}.gin", *flags])
+    finally:
+        gin.clear_config()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text")
+    table = "".join(f"tag\t{line}\tDeutsch\n" for line in LINES * 4)
+    (path / "train.tsv").write_text(table)
+    (path / "dev.tsv").write_text(f"tag\t{LINES[0]}\tDeutsch\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def target(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs") / "target"
+    assert train(output, data) == 0
+    return output
+
+
+def test_the_model_and_its_vocabulary_are_exported(target):
+    loaded = load(target / "model")
+    assert isinstance(loaded.config, GPTConfig)
+    assert isinstance(loaded.vocabulary, WordPieceVocabulary)
+    assert loaded.vocabulary.vocab_size == 90
+    assert loaded.metadata["network"] == "gpt"
+    assert loaded.metadata["step"] == STEPS
+    assert loaded.metadata["perplexity"] == pytest.approx(np.exp(loaded.metadata["cross_entropy"]))
+    assert loaded.metadata["num_tokens"] == len(loaded.vocabulary.encode(LINES[0])) + 1
+
+
+def test_a_run_that_is_taken_up_again_ends_where_an_undisturbed_one_does(data, target, tmp_path):
+    vocabulary = {"VOCABULARY": f"'{target / 'vocabulary' / 'tokenizer.json'}'"}
+    for steps in (2, STEPS):
+        assert train(tmp_path, data, steps=steps, **vocabulary) == 0
+    whole, parts = load(target / "model"), load(tmp_path / "model")
+    assert parts.metadata["step"] == STEPS
+    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
+
+
+@pytest.fixture(scope="module")
+def draft(data, target, tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs") / "draft"
+    teacher = {"TEACHER": f"'{target / 'model'}'"}
+    sizes = {"GPTConfig.emb_dim": 8, "GPTConfig.mlp_dim": 8}
+    assert train(output, data, run="train_lm_draft", **teacher, **sizes) == 0
+    return output
+
+
+def test_a_draft_learns_from_its_teacher_and_proposes_for_it(target, draft):
+    check_same_vocabulary(load(target / "model"), load(draft / "model"))
+    assert not (draft / "vocabulary").exists()
+    generator = Generator.load(target / "model", draft / "model")
+    texts = ["", "the cat sleeps", "my"]
+    options = GenerateOptions(max_decode_len=8, batch_size=3, gamma=2)
+    outputs = list(generator.generate(texts, options))
+    plain = list(generator.plain().generate(texts, options))
+    for (found,), (expected,) in zip(outputs, plain, strict=True):
+        assert found.output_ids == expected.output_ids
+        assert 0 < len(found.output_ids) <= 8
+    # The prompt is no part of what is returned, nor of what is counted.
+    assert all(len(group[0].output_ids) == group[0].target_calls for group in plain)
+
+
+def test_samples_of_nothing_differ_and_do_not_depend_on_the_batch(target):
+    generator = Generator.load(target / "model", "copy")
+    options = GenerateOptions(max_decode_len=8, temperature=1.0, num_decodes=4, gamma=2)
+    ((*samples,),) = generator.generate([""], options)
+    assert len({tuple(sample.output_ids) for sample in samples}) > 1
+    assert all(0 not in sample.output_ids for sample in samples)
+
+
+def test_the_command_generates_from_nothing_and_traces(target, capsys):
+    common = ["generate", "--target", str(target / "model"), "--max_decode_len", "6"]
+    assert main([*common, "--draft", "none", "", "the cat"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main([*common, "--draft", "copy", "--trace", "--temperature", "1", ""]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_ngrams_are_counted_with_the_models_vocabulary(data, target, tmp_path, capsys):
+    arguments = ["--data", str(data / "train.tsv"), "--column", "1", "--num_columns", "3"]
+    output = tmp_path / "ngrams"
+    vocabulary = str(target / "vocabulary" / "tokenizer.json")
+    command = ["train-ngram", *arguments, "--vocabulary", vocabulary, "--output", str(output)]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["order"] == 3
+    generator = Generator.load(target / "model", f"bigram:{output}")
+    options = GenerateOptions(max_decode_len=8, gamma=2)
+    ((found,),) = generator.generate(["the"], options)
+    ((plain,),) = generator.plain().generate(["the"], options)
+    assert found.output_ids == plain.output_ids
+    assert found.proposed > 0
+
+
+def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
+    seqio = pytest.importorskip("seqio")
+    import tensorflow as tf
+
+    from spec_t5x.data.paper_tasks import LM1B, register_text_task
+
+    def examples(split, shuffle_files, seed=None):
+        return tf.data.Dataset.from_tensor_slices(
+            {"text": LINES if split == "train" else LINES[:2]}
+        )
+
+    source = seqio.FunctionDataSource(examples, splits=("train", "test"))
+    register_text_task("eight_lines", source)
+    assert LM1B in seqio.TaskRegistry.names()
+    bindings = {
+        "TextOptions.task": "'eight_lines'",
+        "VOCABULARY": f"'{target / 'model'}'",
+        "GPTConfig.max_length": 48,
+        "OptimizerOptions.learning_rate": 0.02,
+    }
+    unused = dict.fromkeys(("TRAIN_FILES", "DEV_FILES", "DATA_DIR"), "None")
+    try:
+        assert train(tmp_path / "run", None, steps=40, run="train_lm1b", **unused, **bindings) == 0
+    finally:
+        seqio.TaskRegistry.remove("eight_lines")
+    loaded = load(tmp_path / "run" / "model")
+    check_same_vocabulary(load(target / "model"), loaded)
+    # It has learnt: uniform guesses cost log 90 = 4.5 nats a token.
+    assert loaded.metadata["cross_entropy"] < 3.5
+    assert loaded.metadata["num_tokens"] == sum(
+        len(loaded.vocabulary.encode(line)) + 1 for line in LINES[:2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ({"TRAIN_FILES": "'absent.tsv'"}, "no file"),
+        ({"TRAIN_FILES": "()"}, "train_files are () and task None: give one of them"),
+        ({"TextOptions.max_length": 64}, "the largest bucket 32"),
+        ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
+        ({"GPTConfig.vocab_size": 4000}, "pieces, not 4000: change vocab_size"),
+        ({"TEACHER": "'ende-target'"}, "is no language model"),
+        ({"TextOptions.columns": "(3,)"}, "column 3 of 3"),
+    ],
+)
+def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
+    assert train(tmp_path / "run", data, **bindings) == 2
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("training")
+    ]
+    assert line.startswith("spec-t5x: error: ") and message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
+        (["the", "--draft", "early_exit"], "draft 'early_exit' is for encoder-decoder targets"),
+        (["the", "--max_decode_len", "49"], "max_decode_len is 49 and the target has 48 positions"),
+        (
+            ["the " * 45, "--max_decode_len", "8"],
+            "the prompt has 45 tokens and there is room for 40",
+        ),
+        (["the", "--draft", "ende-draft"], "have different vocabularies"),
+    ],
+)
+def test_what_a_language_model_cannot_do_is_one_line(target, capsys, arguments, message):
+    command = ["generate", "--target", str(target / "model")]
+    draft = [] if "--draft" in arguments else ["--draft", "none"]
+    assert main([*command, *draft, *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_an_encoder_decoder_still_needs_text(capsys):
+    assert main(["generate", ""]) == 2
+    assert "the text is empty" in capsys.readouterr().err
+
+
+def test_a_language_model_is_converted_to_the_own_format_only(target, tmp_path, capsys):
+    command = ["convert", str(target / "model"), str(tmp_path / "out"), "--to"]
+    assert main([*command, "huggingface"]) == 2
+    assert "is a decoder alone, and huggingface is written of a T5" in capsys.readouterr().err
+    assert main([*command, "native"]) == 0
+    copied = load(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, copied.params, load(target / "model").params)
