@@ -1,0 +1,259 @@
+"""Acceptance rates: three ways to measure them agree, and each draft gets its own."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from spec_t5x.acceptance import Estimate
+from spec_t5x.checkpoints.drafts import make_draft
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.acceptance import AcceptanceOptions, kinds_table, measure, table
+from spec_t5x.experiments.inputs import generator_of
+from spec_t5x.generation import Generator
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEXTS = ["a bc", "de f", "g hij", "klm", "no", "p qr s", "tu", "vw xyz"]
+VOCABULARY = ByteVocabulary(extra_ids=0)
+
+
+def agree(estimates: list[Estimate]) -> None:
+    """Every two of the intervals have a point in common."""
+    for one in estimates:
+        for other in estimates:
+            assert one.overlaps(other), (one, other)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Generator:
+    """A T5 of some thousand parameters that writes bytes."""
+    return Generator(
+        target=tiny_t5(0, vocab_size=VOCABULARY.vocab_size),
+        vocabulary=VOCABULARY,
+        max_source_len=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def toy_drafts(toy):
+    # Of one shape: they share their programs.
+    return {
+        "near": TransformerDraft(disturbed(toy.target, 0.08)),
+        "far": TransformerDraft(disturbed(toy.target, 0.3, seed=1)),
+    }
+
+
+@pytest.fixture(scope="module")
+def rows(toy, toy_drafts):
+    """All that is measured of the toy, at temperature 1."""
+    options = AcceptanceOptions(
+        num_tokens=10_000,
+        temperatures=(1.0,),
+        leniences=(1.0, 0.4),
+        batch_size=64,
+        max_decode_len=24,
+        decoded_texts=512,
+        gamma=5,
+        # One interval in twenty would not overlap by chance, of each pair.
+        confidence=0.999,
+    )
+    told = []
+    # As in the tests themselves, which then find the programs compiled.
+    with jax.numpy_rank_promotion("raise"):
+        rows = measure(toy, toy_drafts, TEXTS, options, lambda *state: told.append(state))
+    return rows, told
+
+
+def by_draft(rows, lenience=1.0):
+    return {row.draft: row for row in rows if row.lenience == lenience}
+
+
+def test_corollary_3_6_the_loops_statistic_and_observed_acceptance_agree(rows):
+    """At large N on a toy: what issue and paper promise of alpha."""
+    found = by_draft(rows[0])
+    for row in found.values():
+        assert row.decoded.num_texts == 512
+        agree([row.alpha, row.decoded.alpha, row.decoded.observed])
+        # Not because the intervals are wide.
+        assert row.alpha.high - row.alpha.low < 0.05
+    # And another draft's do not agree with them.
+    assert not found["near"].decoded.observed.overlaps(found["far"].alpha)
+    assert not found["near"].alpha.overlaps(found["far"].decoded.alpha)
+
+
+def test_as_many_tokens_as_asked_for_are_counted(rows):
+    for row in rows[0]:
+        assert row.num_tokens == 10_000
+        assert row.share_proposed == 1 and row.alpha.count == 10_000
+        assert row.num_texts >= 10_000 / 24
+        assert sum(b.estimate.count for b in row.by_position) == row.alpha.count
+        assert sum(e.count for e in row.by_kind.values()) == row.alpha.count
+
+
+def test_d_lk_is_the_rest_and_lenience_accepts_more(rows):
+    strict, lenient = by_draft(rows[0]), by_draft(rows[0], 0.4)
+    for name, row in strict.items():
+        assert row.d_lk == pytest.approx(1 - row.alpha.value)
+        assert lenient[name].alpha.value > row.alpha.value
+        # It is not a divergence of the two distributions, and was not decoded with.
+        assert lenient[name].d_lk is None and lenient[name].decoded is None
+
+
+def test_means_over_parts_are_the_whole(rows):
+    for row in rows[0]:
+        for parts in ([b.estimate for b in row.by_position], row.by_kind.values()):
+            total = sum(part.value * part.count for part in parts)
+            assert total / row.alpha.count == pytest.approx(row.alpha.value)
+
+
+def test_progress_ends_at_the_total(rows):
+    told = rows[1]
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert told[-1][0] == told[-1][1] == 10_000 + 2 * 512
+    assert {what.partition(":")[0] for _, _, what in told} == {"temperature 1"}
+
+
+def test_rows_are_json_and_tables_hold_them(rows):
+    kept = json.loads(json.dumps([row.to_dict() for row in rows[0]]))
+    assert kept[0]["draft"] == "near" and kept[0]["d_lk"] == rows[0][0].d_lk
+    assert kept[0]["decoded"]["observed"]["low"] < kept[0]["decoded"]["observed"]["high"]
+    lines = table(rows[0]).splitlines()
+    assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0][0].alpha.value:.3f} (")
+    assert sum(line.startswith("| ") for line in lines) == 1 + len(rows[0])
+    kinds = kinds_table(rows[0]).splitlines()
+    assert "continuation" in kinds[0] and len(kinds) == 2 + len(rows[0])
+
+
+def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
+    options = AcceptanceOptions(
+        temperatures=(0.0,),
+        # Which change nothing at argmax: it is measured once.
+        top_ks=(0, 40),
+        leniences=(1.0, 1e-30),
+        batch_size=8,
+        max_decode_len=24,
+        decoded_texts=64,
+        gamma=5,
+        decode_leniently=True,
+    )
+    rows = measure(toy, {"near": toy_drafts["near"]}, TEXTS, options)
+    assert [row.lenience for row in rows] == [1.0, 1e-30]
+    strict, lenient = rows
+    assert strict.num_texts == strict.decoded.num_texts == len(TEXTS)
+    assert strict.num_tokens < options.num_tokens
+    # Betas are 0 or 1, and what was observed is their mean over what was verified.
+    assert strict.decoded.alpha.value == strict.decoded.observed.value
+    agree([strict.alpha, strict.decoded.observed])
+    # Anything is at least that likely.
+    assert lenient.alpha.value == lenient.decoded.observed.value == 1 > strict.alpha.value
+    # The loop's statistic knows nothing of this lenience.
+    assert lenient.decoded.alpha is None
+    assert strict.sampling == "argmax"
+
+
+def test_seeds_decide(toy, toy_drafts):
+    # Shapes and leniences of ``rows``: nothing is compiled.
+    options = AcceptanceOptions(
+        num_tokens=300,
+        temperatures=(1.0,),
+        leniences=(1.0, 0.4),
+        batch_size=64,
+        max_decode_len=24,
+        decoded_texts=0,
+        resamples=100,
+    )
+    first, again, other = (
+        measure(toy, toy_drafts, TEXTS, dataclasses.replace(options, seed=s)) for s in (3, 3, 4)
+    )
+    assert first == again
+    assert first[0].alpha != other[0].alpha
+    assert first[0].num_tokens == 300 and first[0].decoded is None
+
+
+@pytest.fixture(scope="module")
+def packaged():
+    target = load("ende-target")
+    generator = generator_of(target)
+    return generator, {"transformer": make_draft("transformer", target, generator.target)}
+
+
+def test_on_real_text_the_three_agree(packaged):
+    generator, drafts = packaged
+    texts = [
+        "Where is the station?",
+        "This package contains the documentation.",
+        "The file could not be opened.",
+        "I would like to thank the rapporteur for his report.",
+        "Please enter a number between one and ten.",
+        "The committee will vote on this proposal tomorrow.",
+        "No such file or directory.",
+        "We need a common policy for the whole of Europe.",
+    ]
+    options = AcceptanceOptions(
+        num_tokens=250,
+        temperatures=(1.0,),
+        batch_size=8,
+        max_decode_len=24,
+        decoded_texts=16,
+        confidence=0.99,
+    )
+    (row,) = measure(generator, drafts, texts, options)
+    agree([row.alpha, row.decoded.alpha, row.decoded.observed])
+    # Real words, of all kinds.
+    assert {"word", "continuation", "punctuation", "end"} <= set(row.by_kind)
+    assert row.by_kind["end"].value > row.alpha.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_tokens": 0}, "num_tokens is 0"),
+        ({"temperatures": ()}, "temperatures is empty"),
+        ({"temperatures": (-1.0,)}, "temperature is -1.0"),
+        ({"top_ks": (-3,)}, "top_k is -3"),
+        ({"top_ps": (1.5,)}, "top_p is 1.5"),
+        ({"leniences": (0.0,)}, "lenience is 0.0"),
+        ({"leniences": ()}, "leniences is empty"),
+        ({"confidence": 2.0}, "confidence is 2.0"),
+        ({"gamma": 0}, "gamma is 0"),
+        ({"decoded_texts": -1}, "decoded_texts is -1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        AcceptanceOptions(**changes)
+
+
+def test_what_gin_binds_need_not_be_of_the_right_type(unchecked):
+    with pytest.raises(InputError, match=r"temperatures is 1.0: give a list, as in \(1.0,\)"):
+        AcceptanceOptions(temperatures=1.0)
+    assert AcceptanceOptions(temperatures=[1.0]).temperatures == (1.0,)
+
+
+def test_standardizations_are_each_temperature_with_each_filter():
+    options = AcceptanceOptions(temperatures=(0, 0.5, 1), top_ks=(0, 40), top_ps=(0.9,))
+    found = [(d.temperature, d.top_k, d.top_p) for d in options.standardizations()]
+    assert found == [
+        (0.0, 0, 0.0),
+        *((t, k, p) for t in (0.5, 1.0) for k, p in ((0, 0.0), (40, 0.0), (0, 0.9))),
+    ]
+
+
+def test_nothing_to_measure_is_refused(toy):
+    with pytest.raises(InputError, match="no draft to measure"):
+        measure(toy, {}, TEXTS)
+    with pytest.raises(InputError, match="no text to generate from"):
+        measure(toy, {"copy": CopyDraft(toy.target.vocab_size)}, [])
+    with pytest.raises(InputError, match="the text has 41 tokens and the encoder takes 16"):
+        measure(toy, {"copy": CopyDraft(toy.target.vocab_size)}, [*TEXTS, "x" * 40])
+    with pytest.raises(InputError, match="the draft has 7 tokens and the target"):
+        measure(toy, {"uniform": UniformDraft(7)}, TEXTS)

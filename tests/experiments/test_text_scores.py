@@ -1,0 +1,193 @@
+"""Acceptance at every place of given texts: against exact laws, and for every draft."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x import theory
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.distributions import sampling, standardize
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.early_exit import EarlyExitDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.text_scores import CHUNK, score_texts
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.outputs import row_keys
+from spec_t5x.testing.toy_models import (
+    ConstantDraft,
+    TableDraft,
+    TableTarget,
+    disturbed,
+    tiny_gpt,
+    tiny_t5,
+)
+from spec_t5x.types import EOS_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB, LENGTH = 5, 2 * CHUNK + 3
+SOURCES = jnp.asarray([[2, 3], [3, 0], [4, 4]], jnp.int32)
+
+
+def generated(target, settings, sources=SOURCES, prompts=None, length=LENGTH, eos_id=EOS_ID):
+    """Texts of the target's own, and what they were generated from."""
+    batch = sources.shape[0]
+    prompts = jnp.zeros((batch, 1), jnp.int32) if prompts is None else prompts
+    keys = row_keys(jax.random.key(0), batch)
+    decoded = autoregressive_decode(
+        target, sources, prompts, keys, settings, max_decode_len=length, eos_id=eos_id
+    )
+    return sources, prompts, decoded.tokens[:, 0], decoded.lengths[:, 0], keys, settings
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A target and drafts that are known at every prefix."""
+    drafts = {
+        "table": TableDraft.create(1, VOCAB, zeros=0.2),
+        "token 3": ConstantDraft(jnp.int32(3), VOCAB),
+        "uniform": UniformDraft(VOCAB),
+    }
+    return TableTarget.create(0, VOCAB, zeros=0.2), drafts
+
+
+PROMPTS = jnp.asarray([[0, 2, 3], [0, 0, 0], [0, 4, 0]], jnp.int32)
+PROMPT_LENGTHS = (2, 0, 1)
+LENIENCES = (1.0, 0.3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["argmax", "sampling"])
+def test_betas_are_those_of_the_exact_distributions(toy, temperature):
+    """With prompts of different lengths, whose tokens are not scored."""
+    target, drafts = toy
+    settings = sampling(temperature)
+    # Nothing ends a text: all are of several chunks.
+    arguments = generated(target, settings, prompts=PROMPTS, eos_id=-1)
+    tokens, lengths = arguments[2], np.asarray(arguments[3])
+    assert lengths.tolist() == [LENGTH] * 3 and LENGTH > 2 * CHUNK
+    scores = score_texts(target, drafts, *arguments, leniences=LENIENCES)
+    # Exact, from whole prefixes: nothing of the caches takes part.
+    prefixes = jnp.pad(tokens, ((0, 0), (1, 0)))
+    logits = target.next_logits(SOURCES, prefixes)
+    p, own = (standardize(logits, how) for how in (settings, sampling(1.0)))
+    of_table = TableTarget(drafts["table"].table).next_logits(SOURCES, prefixes)
+    exact = {
+        "table": standardize(of_table, settings),
+        "token 3": jnp.broadcast_to(jax.nn.one_hot(3, VOCAB), p.shape),
+        "uniform": jnp.full(p.shape, 1 / VOCAB),
+    }
+    for name, q in exact.items():
+        lenient = theory.beta(p, q, 0.3)
+        if temperature == 0:
+            lenient = theory.beta_of_lenient_argmax(own, q, 0.3)
+        for expected, found in zip((theory.beta(p, q), lenient), scores[name].betas, strict=True):
+            for row, start in enumerate(PROMPT_LENGTHS):
+                ours = np.asarray(found[row, : LENGTH - start])
+                np.testing.assert_allclose(ours, expected[row, start:LENGTH], atol=1e-5)
+        written = np.arange(LENGTH) < LENGTH - np.array(PROMPT_LENGTHS)[:, None]
+        assert (np.asarray(scores[name].proposed) == written).all()
+
+
+def test_texts_that_ended_have_nothing_more(toy):
+    target, drafts = toy
+    sources, prompts, tokens, lengths, *rest = generated(
+        target, sampling(1.0), prompts=PROMPTS, eos_id=-1
+    )
+    ended = np.where(np.arange(LENGTH) < 4, np.asarray(tokens), 0)
+    ended[:, 3] = EOS_ID
+    args = (target, drafts, sources, prompts)
+    options = {"leniences": LENIENCES}
+    four = jnp.full(3, 4, jnp.int32)
+    short = score_texts(*args, jnp.asarray(ended), four, *rest, **options)["table"]
+    whole = score_texts(*args, tokens, lengths, *rest, **options)["table"]
+    assert np.asarray(short.proposed).sum(axis=1).tolist() == [4 - n for n in PROMPT_LENGTHS]
+    np.testing.assert_allclose(short.betas[..., :1], whole.betas[..., :1], atol=1e-6)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(toy):
+    arguments = (SOURCES, jnp.zeros((3, 1), jnp.int32), jnp.zeros((3, 4), jnp.int32))
+    keys, lengths = row_keys(jax.random.key(0), 3), jnp.zeros(3, jnp.int32)
+    with pytest.raises(InputError, match="the draft has 6 tokens and the target 5"):
+        score_texts(toy[0], {"uniform": UniformDraft(6)}, *arguments, lengths, keys, sampling(1.0))
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Scores of a small T5's drafts, and of the same when asked token by token."""
+    target = tiny_t5(0, num_decoder_layers=2)
+    sources = jnp.asarray([[5, 6, 7, 1], [8, 9, 1, 0], [3, 4, 5, 1]], jnp.int32)
+    texts = generated(target, sampling(1.0), sources, length=12)
+    network, copy = TransformerDraft(disturbed(target, 0.1)), CopyDraft(target.vocab_size)
+    early = EarlyExitDraft.create(target, 1)
+    # What leaves the target early, as a network of its own.
+    params = early.model.params | {"encoder": target.params["encoder"]}
+    drafts = {
+        "network": network,
+        "own": network.replace(settings=sampling(0.7)),
+        "same": TransformerDraft(target),
+        "early": early,
+        "first layer": TransformerDraft(T5Model(params, early.model.module)),
+        "copy": copy,
+        "mixed": MixedDraft(copy, network.replace(may_trail=True)),
+    }
+    quick = score_texts(target, drafts, *texts)
+    networks = {name: drafts[name] for name in ("network", "own")}
+    slow = score_texts(target, networks, *texts, step_by_step=True)
+    return quick, slow, np.arange(12) < np.asarray(texts[3])[:, None]
+
+
+def places(scores, where) -> np.ndarray:
+    return np.asarray(scores.betas[0])[where]
+
+
+def test_a_network_is_read_as_it_would_propose(scored):
+    quick, slow, written = scored
+    for name in ("network", "own"):
+        assert (np.asarray(quick[name].proposed) == written).all()
+        assert (np.asarray(slow[name].proposed) == written).all()
+        ours, expected = places(quick[name], written), places(slow[name], written)
+        np.testing.assert_allclose(ours, expected, atol=1e-4)
+    betas = places(quick["network"], written)
+    assert 0.1 < betas.mean() < 0.99
+    assert not np.allclose(betas, places(quick["own"], written), atol=0.01)
+    np.testing.assert_allclose(places(quick["same"], written), 1.0, atol=1e-4)
+
+
+def test_a_draft_that_reads_the_targets_cache_has_it_as_in_decoding(scored):
+    quick, _, written = scored
+    expected = places(quick["first layer"], written)
+    np.testing.assert_allclose(places(quick["early"], written), expected, atol=1e-4)
+    assert expected.mean() < 0.99
+
+
+def test_drafts_that_propose_now_and_then(scored):
+    quick, _, written = scored
+    copied = np.asarray(quick["copy"].proposed)
+    assert 0 < copied.sum() < written.sum() and not copied[~written].any()
+    # Mixed copies where it can, and asks the network elsewhere.
+    assert (np.asarray(quick["mixed"].proposed) == written).all()
+    expected = np.where(copied, quick["copy"].betas[0], quick["network"].betas[0])
+    np.testing.assert_allclose(places(quick["mixed"], written), expected[written], atol=1e-4)
+
+
+def test_a_decoder_alone_goes_on_with_its_prompts():
+    """Against the network's own pass over whole texts, as in training."""
+    target, network = (tiny_gpt(seed, num_layers=1, max_length=LENGTH) for seed in (0, 1))
+    # The last positions there are: what is fed beyond them is never read.
+    inputs = jnp.ones((3, 1), jnp.int32)
+    arguments = generated(target, sampling(1.0), inputs, PROMPTS, eos_id=-1)
+    scores = score_texts(target, {"network": TransformerDraft(network)}, *arguments)["network"]
+    whole = jnp.pad(arguments[2][:, :-1], ((0, 0), (1, 0)))
+    p, q = (
+        jax.nn.softmax(m.module.apply({"params": m.params}, whole, enable_dropout=False))
+        for m in (target, network)
+    )
+    exact = theory.beta(p, q)
+    for row, start in enumerate(PROMPT_LENGTHS):
+        found = np.asarray(scores.betas[0, row, : LENGTH - start])
+        np.testing.assert_allclose(found, exact[row, start:], atol=1e-4)
+    assert np.asarray(scores.proposed).sum(axis=1).tolist() == [LENGTH - n for n in PROMPT_LENGTHS]
