@@ -2,53 +2,26 @@
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from spec_t5x.experiments import traces
 from spec_t5x.experiments.comparison import Comparison
-from spec_t5x.types import EOS_ID
-
-ACCEPTED, REJECTED, TARGET = "green", "red strike", "blue"
 
 
 def print_trace(
     generator, text: str, options, console: Console | None = None, place: int = 0
 ) -> None:
-    """Decodes the input at ``place`` and prints a line for each iteration.
+    """Decodes the input at ``place`` and prints a line for each iteration, as in Figure 1.
 
-    As in Figure 1: green what the draft proposed and the target accepted, red what
-    it rejected, blue the target's own token; the text so far is plain.
+    What the colours of ``traces`` mean is said after it, where there are colours.
     """
     console = console or Console(highlight=False)
-    ids = []
-    for iteration in generator.steps(text, options, place):
-        line = Text(_join(generator, ids))
-        line.append_text(_iteration_text(generator, iteration))
-        console.print(line, soft_wrap=True)
-        ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
-
-
-def _iteration_text(generator, iteration) -> Text:
-    accepted, appended = int(iteration.num_accepted[0]), int(iteration.num_appended[0])
-    proposed = iteration.proposed[0].tolist()
-    line = Text(_join(generator, proposed[:accepted]), style=ACCEPTED)
-    if accepted < appended:
-        # The first rejected draft, then what the target put in its place. After
-        # all were accepted nothing was rejected.
-        if accepted < int(iteration.num_proposed[0]):
-            line.append(_join(generator, proposed[accepted : accepted + 1]), style=REJECTED)
-        line.append(_join(generator, [int(iteration.appended[0, accepted])]), style=TARGET)
-    return line
-
-
-def _join(generator, ids: list[int]) -> str:
-    return "".join(f" {_piece(generator.vocabulary, i)}" for i in ids)
-
-
-def _piece(vocabulary, token: int) -> str:
-    if token == EOS_ID:
-        return "[END]"
-    # Beyond the vocabulary lies the padding of the embedding.
-    return vocabulary.piece(token) if token < vocabulary.vocab_size else f"<{token}>"
+    lines = []
+    for line in traces.iterations(generator, text, options, place):
+        lines.append(line)
+        console.print(traces.styled(line), soft_wrap=True)
+    if console.is_terminal:
+        trace = traces.Trace(lines=tuple(lines))
+        console.print(traces.legend(trace.target_calls, trace.num_tokens), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:

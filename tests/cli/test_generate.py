@@ -293,7 +293,7 @@ def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
         ),
     ]
     made_up = SimpleNamespace(vocabulary=generator.vocabulary, steps=lambda *_: iter(iterations))
-    first, second, third, fourth = trace_lines(made_up, "x", OPTIONS)
+    first, second, third, fourth, legend = trace_lines(made_up, "x", OPTIONS)
     assert coloured(first) == [
         (f" {piece(10)}", GREEN),
         (f" {piece(11)}", STRUCK_RED),
@@ -310,6 +310,8 @@ def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
         f" {piece(10)} {piece(20)} {piece(13)} {piece(14)} <125> {piece(21)} {piece(23)}"
         f" {piece(15)} [END]"
     )
+    assert Text.from_ansi(legend).plain.startswith("9 tokens with 4 target calls: ")
+    assert [style for _, style in coloured(legend)] == [GREEN, STRUCK_RED, BLUE]
 
 
 @pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
