@@ -2,6 +2,7 @@
 # Sourced by the other scripts: creates .venv once and installs the package in it.
 #   setup_env EXTRAS    extras of setup.py, parted by commas, or empty
 #   install_t5x         T5X at the commit that the plug-in was tested with
+#   install_browser     Debian's Chromium, where none is: tests open the report in it
 #   launch ARGUMENTS    a command of spec-t5x, or a program of T5X (t5x.infer …), in the
 #                       repository, which paths are relative to
 #   run COMMAND         runs it; with DRY_RUN=1 prints it instead, as the above do
@@ -30,14 +31,23 @@ run() {
   fi
 }
 
+# Without what the command says of its progress.
+quietly() {
+  if [ -n "${DRY_RUN:-}" ]; then
+    run "$@"
+  else
+    "$@" >/dev/null
+  fi
+}
+
 # set_up_flags ARGUMENTS: those of a set-up, in any order; NO_T5X is 1 for --no-t5x.
 set_up_flags() {
   local flag
   NO_T5X=
   for flag in "$@"; do
+    # shellcheck disable=SC2034  # the set-ups read NO_T5X
     case $flag in
       --dry-run) DRY_RUN=1 ;;
-      # shellcheck disable=SC2034  # the set-ups read it
       --no-t5x) NO_T5X=1 ;;
       *) die "unknown argument '$flag': give --dry-run or --no-t5x" ;;
     esac
@@ -105,6 +115,29 @@ install_t5x() {
     "jestimator @ git+$github/google-research/jestimator@$JESTIMATOR_COMMIT" \
     "t5x @ git+$github/google-research/t5x@$T5X_COMMIT" || return 1
   run .venv/bin/python -c 'import t5x.models, spec_t5x'
+}
+
+# One line where it cannot: the tests that need the browser then fail and say so, too.
+install_browser() {
+  local -a as_root=(env DEBIAN_FRONTEND=noninteractive)
+  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+    return
+  fi
+  if ! command -v apt-get >/dev/null; then
+    echo "no Chromium and no apt-get: install chromium and chromedriver" >&2
+    return 1
+  fi
+  if [ "$(id -u)" -ne 0 ]; then
+    # Without asking for a password.
+    as_root=(sudo -n "${as_root[@]}")
+  fi
+  say "installing Chromium"
+  if ! quietly "${as_root[@]}" apt-get update -qq || ! quietly "${as_root[@]}" \
+    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 \
+    chromium chromium-driver; then
+    echo "Chromium could not be installed: apt-get install chromium chromium-driver" >&2
+    return 1
+  fi
 }
 
 launch() {

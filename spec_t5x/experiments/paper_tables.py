@@ -1,6 +1,28 @@
 """What the paper measured: Leviathan, Kalman and Matias (ICML 2023), as data."""
 
 import dataclasses
+from decimal import Decimal
+
+
+@dataclasses.dataclass(frozen=True)
+class TradeOff:
+    """A row of Table 1, where drafts cost nothing (c = 0)."""
+
+    alpha: float
+    gamma: int
+    # Factor of arithmetic operations, and of speed.
+    operations: float
+    speed: float
+
+
+TABLE_1 = (
+    TradeOff(0.6, 2, 1.53, 1.96),
+    TradeOff(0.7, 3, 1.58, 2.53),
+    TradeOff(0.8, 2, 1.23, 2.44),
+    TradeOff(0.8, 5, 1.63, 3.69),
+    TradeOff(0.9, 2, 1.11, 2.71),
+    TradeOff(0.9, 10, 1.60, 6.86),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,3 +75,95 @@ TABLE_2 = (
 # The paper's models, by the names of ``models.sizes``.
 TARGET = "t5_1_1_xxl"
 DRAFTS = {name: f"t5_1_1_{name}" for name in ("small", "base", "large")}
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptanceRate:
+    """A row of Table 3: alpha on 10,000 tokens that the target generated."""
+
+    # "GPT-like (97M)", "T5-XXL (EnDe)", "T5-XXL (CNN/DM)" or "LaMDA (137B)".
+    target: str
+    draft: str
+    temperature: float
+    alpha: float
+
+
+def _rates(target: str, *rows: tuple[str, float, float]) -> tuple[AcceptanceRate, ...]:
+    """As the paper has them: all drafts at temperature 0, then all at 1."""
+    return tuple(
+        AcceptanceRate(target, draft, float(temperature), alphas[temperature])
+        for temperature in (0, 1)
+        for draft, *alphas in rows
+    )
+
+
+TABLE_3 = (
+    *_rates(
+        "GPT-like (97M)",
+        ("unigram", 0.03, 0.03),
+        ("bigram", 0.05, 0.05),
+        ("GPT-like (6M)", 0.88, 0.89),
+    ),
+    *_rates(
+        "T5-XXL (EnDe)",
+        ("unigram", 0.08, 0.07),
+        ("bigram", 0.20, 0.19),
+        ("T5-small", 0.75, 0.62),
+        ("T5-base", 0.80, 0.68),
+        ("T5-large", 0.82, 0.71),
+    ),
+    *_rates(
+        "T5-XXL (CNN/DM)",
+        ("unigram", 0.13, 0.08),
+        ("bigram", 0.23, 0.16),
+        ("T5-small", 0.65, 0.53),
+        ("T5-base", 0.73, 0.55),
+        ("T5-large", 0.74, 0.56),
+    ),
+    # Behind a top-40 filter, as all of LaMDA's output.
+    *_rates(
+        "LaMDA (137B)",
+        ("LaMDA (100M)", 0.61, 0.57),
+        ("LaMDA (2B)", 0.71, 0.71),
+        ("LaMDA (8B)", 0.75, 0.74),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lenient:
+    """A cell of Table 5, T5-XXL on EnDe at temperature 1; or of section A.5's text."""
+
+    draft: str
+    lenience: float
+    alpha: float
+    # Speed-up that the text derives from it, where it does; with the digits printed.
+    speed_up: Decimal | None = None
+
+
+_LENIENCES = (1.0, 0.5, 0.3, 0.1)
+
+
+def _lenient(draft: str, alphas: tuple[float, ...], speed_ups: str = "") -> tuple[Lenient, ...]:
+    factors = map(Decimal, speed_ups.split()) if speed_ups else (None,) * len(_LENIENCES)
+    return tuple(map(Lenient, (draft,) * len(_LENIENCES), _LENIENCES, alphas, factors))
+
+
+TABLE_5 = (
+    *_lenient("unigram", (0.07, 0.10, 0.11, 0.16)),
+    *_lenient("bigram", (0.19, 0.23, 0.25, 0.32)),
+    *_lenient("T5-small", (0.62, 0.71, 0.76, 0.84), "2.5 3.1 3.6 5"),
+    *_lenient("T5-base", (0.68, 0.80, 0.83, 0.90)),
+)
+
+# The same at temperature 0, where a draft x is kept if p(x) >= l max(p). Section A.5.
+ARGMAX_LENIENCE = _lenient("T5-small", (0.75, 0.75, 0.80, 0.87), "3.3 3.3 3.9 4.9")
+# Of the speed-ups of both; the gamma of Table 5's is not said.
+LENIENCE_C = 0.015
+ARGMAX_LENIENCE_GAMMA = 8
+
+# Sections 3.6 and 4.2, of Table 3's bigram row with T5-XXL on EnDe, which costs nothing.
+BIGRAM_GAMMA = 3
+BIGRAM_SPEED_UP = Decimal("1.25")
+# Section 3.5: an oracle for gamma over a fixed gamma, "up to ~60% higher".
+ORACLE_OVER_FIXED = Decimal("1.6")

@@ -34,8 +34,10 @@ class Table:
 
     caption: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[float | str | None]]
+    rows: Sequence[Sequence[float | int | str | None]]
     notes: Sequence[str] = ()
+    # Names of the parts that the figures measured here come from; () is all of the item's.
+    parts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Plot:
     caption: str
     origins: Sequence[Origin]
     draw: Callable[[], MatplotlibFigure]
+    # Names of the parts that the figures measured here come from; () is all of the item's.
+    parts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ class Drawing:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     # The same as plain text, for Markdown; None leaves it out.
     text: str | None = None
+    # Names of the parts that the figures measured here come from; () is all of the item's.
+    parts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,8 @@ class Section:
     """One item of the report."""
 
     title: str
+    # In one sentence, for the summary: what came out.
+    finding: str = ""
     # What is seen, in sentences; how it was measured.
     paragraphs: Sequence[str] = ()
     content: Sequence[Table | Plot | Drawing] = ()

@@ -1,0 +1,31 @@
+"""How the report's plots look: one style, drawn without matplotlib's global state."""
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Told apart in print and by colour-blind readers (Okabe and Ito), dark enough for lines.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5c00", "#56b4e9", "#444444")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+_INK = "#333333"
+_GRID = "#dddddd"
+
+
+def new_figure(
+    x_label: str, y_label: str, *, width: float = 7.0, height: float = 4.4
+) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_prop_cycle(color=list(COLOURS))
+    axes.set_xlabel(x_label, color=_INK)
+    axes.set_ylabel(y_label, color=_INK)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color("#888888")
+    return figure, axes

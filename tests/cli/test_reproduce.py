@@ -1,0 +1,128 @@
+"""``spec-t5x reproduce``: what it makes, and how it refuses."""
+
+import json
+
+import gin
+import pytest
+
+from spec_t5x.cli.main import main
+from spec_t5x.experiments.reproduction import registry
+from spec_t5x.experiments.reproduction.items import Item, Part
+from spec_t5x.experiments.reproduction.sections import Section
+
+
+@pytest.fixture(autouse=True)
+def nothing_bound():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def reproduce(capsys):
+    """``reproduce(*arguments)``: exit status, standard output, standard error."""
+
+    def run(*arguments):
+        status = main(["reproduce", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """``only(*items)`` are known."""
+
+    def replace(*items):
+        monkeypatch.setattr(registry, "ITEMS", items)
+
+    return replace
+
+
+def item(name, seen=None, **kwargs):
+    def compute(report):
+        return {}
+
+    def parts(setting):
+        if seen is not None:
+            seen.append(setting)
+        return [Part(name=f"{name}/part", inputs={}, seconds=1.0, compute=compute)]
+
+    render = lambda setting, done: Section(title=name)  # noqa: E731
+    return Item(name=name, title=name, parts=parts, render=render, **kwargs)
+
+
+def test_closed_forms_by_name(reproduce, tmp_path):
+    status, out, err = reproduce("factors", "table1", "--output", tmp_path / "new" / "results")
+    assert (status, out) == (0, "")
+    output = tmp_path / "new" / "results"
+    assert f"the report is {output / 'report.html'}" in err
+    assert {path.name for path in output.iterdir()} == {"report.html", "report.md", "results.json"}
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    # In the report's order, not the command's.
+    assert list(results["items"]) == ["table1", "factors"]
+
+
+def test_settings_come_from_flags_and_gin(reproduce, only, tmp_path):
+    seen = []
+    only(item("one", seen))
+    gin_file = tmp_path / "run.gin"
+    gin_file.write_text("Setting.quick = True\nSetting.seed = 5\n")
+    for flags in ((), ("--seed", 7)):
+        assert reproduce("all", "--output", tmp_path, "--gin_file", gin_file, *flags)[0] == 0
+    assert [(setting.quick, setting.seed) for setting in seen] == [(True, 5), (True, 7)]
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert results["run"]["seed"] == 7
+    assert reproduce("all", "--output", tmp_path, "--quick")[0] == 0
+
+
+def test_the_list_computes_nothing(reproduce, only):
+    only(item("one"), item("two", unavailable=lambda setting: "no GPU"))
+    status, out, err = reproduce("--list")
+    assert (status, err) == (0, "")
+    assert out == "one  one (about 1 s)\ntwo  two (not on this machine: no GPU)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table9", "--output", "x"), "no item 'table9': give all, or some of one, two"),
+        ((), "nothing to reproduce: give all, or names that --list shows"),
+        (("one",), "no --output was given: give a directory for the report"),
+        (("two", "--output", "x"), "two cannot be computed here: no GPU"),
+        (
+            ("one", "--output", "x", "--data_dir", "absent"),
+            "data_dir is absent, which is no directory: give one",
+        ),
+        (
+            ("one", "--output", "x", "--data_dir", "."),
+            "data_dir is ., which holds no ende/dev.tsv.gz: give one that does, or leave it out "
+            "for the texts of the package",
+        ),
+        (
+            ("one", "--output", "file"),
+            "cannot write to --output file (File exists): give another, or see to its space and "
+            "permissions",
+        ),
+        (("one", "--output", "x", "--seed", "a"), None),
+    ],
+)
+def test_mistakes_are_told_in_a_line_before_anything_is_computed(
+    reproduce, only, tmp_path, monkeypatch, capsys, arguments, message
+):
+    def compute_nothing(setting):
+        raise AssertionError("nothing is to be planned")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    planned = Item(name="one", title="one", parts=compute_nothing, render=compute_nothing)
+    only(planned, item("two", unavailable=lambda setting: "no GPU"))
+    if message is None:
+        with pytest.raises(SystemExit) as exit_:
+            main(["reproduce", *arguments])
+        assert exit_.value.code == 2
+        assert "invalid int value: 'a'" in capsys.readouterr().err
+    else:
+        assert reproduce(*arguments) == (2, "", f"spec-t5x: error: {message}\n")
+    assert not (tmp_path / "x").exists()
