@@ -1,0 +1,54 @@
+"""The notebooks run from top to bottom, and are stored without their outputs."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+REPOSITORY = Path(__file__).parents[1]
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+# What must be seen in the outputs of each.
+SHOWN = {
+    "beyond_text": ["% accepted", "always_left"],
+    "own_checkpoints": ["tokens a call", "| ngram |", "speed-up"],
+    "t5x_on_tpu": ["t5x.infer", "scripts/tpu", "T(verify)"],
+    "theory": ["0.600", "6.86", "best gamma"],
+    "tour": ["tokens per target call", "drafts accepted", "identical", "[END]"],
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """The kernels' own: this package, on the CPU, in as little of it as they need."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_stored_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs and cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    client.execute(env=dict(os.environ))
+    shown = "\n".join(_texts(notebook))
+    for expected in SHOWN[path.stem]:
+        assert expected in shown
+
+
+def _texts(notebook):
+    """What the cells printed or show, as text; a figure is its labels, if it has any."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error", output
+            yield output.get("text") or output.get("data", {}).get("text/plain", "")
+        yield cell.source if cell.cell_type == "markdown" else ""
