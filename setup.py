@@ -33,6 +33,8 @@ setup(
         "rich>=14,<16",
         "sacrebleu>=2.5,<3",
         "rouge-score>=0.1.2,<0.2",
+        "tokenizers>=0.21,<1",
+        "matplotlib>=3.9,<4",
         # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
         "importlib_resources>=6,<8",
     ],
@@ -55,13 +57,20 @@ setup(
         ],
         # Compiling for a TPU without one (spec-t5x compile-tpu).
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
+        # Running the notebooks where Colab does not.
+        "notebooks": ["ipykernel>=6,<8", "ipywidgets>=8,<9", "nbclient>=0.10,<1"],
         "test": [
             "beartype>=0.22,<1",
             "hypothesis>=6.130,<7",
+            "ipykernel>=6,<8",
+            "ipywidgets>=8,<9",
             "libtpu>=0.0.42,<0.1; platform_system == 'Linux'",
+            "markdown-it-py>=3,<5",
+            "nbclient>=0.10,<1",
             "pytest>=9,<10",
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
+            "selenium>=4.30,<5",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",
             "transformers>=5.0,<6",

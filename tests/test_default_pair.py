@@ -20,19 +20,19 @@ def generator():
 @pytest.fixture(scope="module")
 def card():
     """The figures that the packaged models claim."""
-    return load("ende-target", on_host=True).metadata["evaluation"]["dev"]
+    return load("ende-target", on_host=True).metadata["evaluation"]["dev_first"]
 
 
 @pytest.fixture(scope="module")
 def dev_pairs(shared_data, generator):
-    pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))
+    pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))[:400]
     limit = generator.max_source_len
     return [pair for pair in pairs if len(generator.vocabulary.encode(pair[0])) < limit]
 
 
 @pytest.fixture(scope="module")
 def evaluation(generator, dev_pairs):
-    """All of the dev set, decoded speculatively."""
+    """The first pairs of the dev set, decoded speculatively; the card has figures of all."""
     return evaluate(generator, dev_pairs, BATCH_32)
 
 

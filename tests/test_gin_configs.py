@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gin
+import jax
 import pytest
 
 from spec_t5x.checkpoints.drafts import make_draft
@@ -15,16 +16,22 @@ from spec_t5x.cli import settings
 from spec_t5x.cli.main import _parser
 from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.acceptance import AcceptanceOptions
+from spec_t5x.experiments.acceptance_run import AcceptanceRun
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.evaluation import EvaluationOptions
+from spec_t5x.experiments.reproduction.items import Setting
+from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.gin_files import parse_gin, read_all
 from spec_t5x.inference.options import InferOptions
+from spec_t5x.models.gpt import GPTConfig, abstract_variables
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.run import DataOptions, OptimizerOptions
 from spec_t5x.training.run_heads import train_heads  # noqa: F401, registered by the import
+from spec_t5x.training.run_lm import TextOptions
 from spec_t5x.training.trainer import TrainOptions
 
 REPOSITORY = Path(__file__).parents[1]
@@ -55,13 +62,17 @@ def each(paths: list[Path]):
 
 PARTS = [path for path in FILES if is_part(path)]
 RUNS = [path for path in FILES if not is_part(path)]
-MODELS = [path for path in PARTS if path.parent.name == "models"]
+MODELS = [
+    path for path in PARTS if path.parent.name == "models" and not path.name.startswith("gpt_")
+]
 DRAFTS = [path for path in RUNS if path.parent.name == "drafts"]
 
 # The classes whose parameters a file may bind; those of a command of its own, too.
 CLASSES = (
     T5Config,
+    GPTConfig,
     DataOptions,
+    TextOptions,
     OptimizerOptions,
     TrainOptions,
     Models,
@@ -69,6 +80,10 @@ CLASSES = (
     BenchmarkOptions,
     EvaluationOptions,
     InferOptions,
+    SyntheticOptions,
+    Setting,
+    AcceptanceRun,
+    AcceptanceOptions,
 )
 # What trains, and the arguments that a file binds to one of them.
 OF_EVERY_TRAINING = {
@@ -79,6 +94,7 @@ OF_EVERY_TRAINING = {
 TRAININGS = {
     "train": {"model": T5Config, **OF_EVERY_TRAINING},
     "train_heads": OF_EVERY_TRAINING,
+    "train_lm": {"model": GPTConfig, **OF_EVERY_TRAINING, "data": TextOptions},
 }
 
 
@@ -127,6 +143,10 @@ def no_bindings(monkeypatch):
     args.gin_bindings = []
     settings.read(args)
     gin.external_configurable(BenchmarkOptions, module="spec_t5x")
+    gin.external_configurable(SyntheticOptions, module="spec_t5x")
+    gin.external_configurable(Setting, module="spec_t5x")
+    gin.external_configurable(AcceptanceRun, module="spec_t5x")
+    gin.external_configurable(AcceptanceOptions, module="spec_t5x")
     gin.clear_config()
     yield
     gin.clear_config()
@@ -198,6 +218,10 @@ def check_training(name):
     assert gin.query_parameter(f"{name}.output_dir") is not None
     built["optimizer"].build(built["options"].steps)
     data = built["data"]
+    if isinstance(data, TextOptions):
+        # The network has positions for the longest lines; the options check the rest.
+        assert data.max_length <= built["model"].max_length
+        return
     assert max(data.buckets) >= max(data.max_source_length, data.max_target_length)
     assert max(data.source_column, data.target_column) < data.num_columns
 
@@ -206,7 +230,7 @@ def check_training(name):
 def test_a_part_says_what_it_is_and_can_be_built(path):
     assert path.read_text(encoding="utf-8").startswith("# ")
     users = [other for other in FILES if other != path and path in parts_of(other)]
-    assert users or path.stem.startswith(("t5", "flan_t5", "mt5", "byt5"))
+    assert users or path.stem.startswith(("t5", "flan_t5", "mt5", "byt5", "gpt"))
     code = code_of(path)
     open_ = set(re.findall(r"%(\w+)", code)) - set(re.findall(r"^(\w+) *=", code, re.MULTILINE))
     parse_gin([str(path)], [f"--gin.{macro}='dummy'" for macro in open_])
@@ -263,6 +287,13 @@ def test_one_file_binds_every_setting_and_the_others_hold_what_differs():
             ours, theirs = configured(path), configured(REPOSITORY / parent)
             differing = [name for name in fields if getattr(ours, name) != getattr(theirs, name)]
             assert sorted(bindings(path)) == sorted(differing), path
+
+
+@pytest.mark.parametrize(("name", "millions"), [("gpt_97m", 97), ("gpt_6m", 6)])
+def test_the_papers_language_models_have_the_papers_numbers_of_parameters(name, millions):
+    parse_gin([str(CONFIGS / "models" / f"{name}.gin")], [])
+    shapes = abstract_variables(gin.get_configurable("GPTConfig")())["params"]
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions
 
 
 # --- drafts ------------------------------------------------------------------

@@ -50,14 +50,18 @@ def _check_known(rest: list[str], command: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from spec_t5x.cli import (
+        acceptance,
         benchmark,
         compile_tpu,
         convert,
         evaluate,
         generate,
         infer,
+        reproduce,
+        synthetic,
         train,
         train_heads,
+        train_lm,
         train_ngram,
     )
 
@@ -70,12 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         generate,
         infer,
         evaluate,
+        acceptance,
         benchmark,
         train,
         train_heads,
+        train_lm,
         train_ngram,
         convert,
         compile_tpu,
+        reproduce,
+        synthetic,
     ):
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)

@@ -1,0 +1,77 @@
+"""``spec-t5x acceptance``: tables, figures as JSON, and mistakes in one line."""
+
+import json
+
+import gin
+import pytest
+
+from spec_t5x.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(autouse=True)
+def no_bindings():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
+    data, kept = tmp_path / "pairs.tsv", tmp_path / "out" / "figures.json"
+    data.write_text("x\tMy sister\ty\nx\tWir gehen morgen.\ty\n", encoding="utf-8")
+    file = tmp_path / "acceptance.gin"
+    transformer = f"transformer:{tiny_pair / 'draft'}"
+    file.write_text(
+        f'Models.target = "{tiny_pair / "target"}"\n'
+        f'AcceptanceRun.drafts = ("{transformer}", "copy")\n'
+        "AcceptanceOptions.temperatures = (0.0, 1.0)\n"
+        "AcceptanceOptions.decoded_texts = 0\n",
+        encoding="utf-8",
+    )
+    arguments = ["acceptance", f"--gin_file={file}", "--data", str(data), "--json", str(kept)]
+    # Flags come before gin.
+    numbers = ["--num_tokens=60", "--max_decode_len=16", "--batch_size=4"]
+    lists = ["--temperature=1", "--top_k=40", "--lenience=1", "--lenience=0.5"]
+    assert main([*arguments, *numbers, *lists]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    measured, by_kind = lines[: lines.index("By the kind of token:")], lines
+    starts = [
+        f"| {d} | T = 1, top-k 40 | {n} |" for d in (transformer, "copy") for n in ("1", "0.5")
+    ]
+    assert [line for line in measured if line.startswith("| ")][1:] == [
+        line for start in starts for line in measured if line.startswith(start)
+    ]
+    assert any(line.startswith("| draft |") and "| word |" in line for line in by_kind)
+    report = json.loads(kept.read_text(encoding="utf-8"))
+    assert report["inputs"]["data"] == "pairs.tsv" and report["target"] == "target"
+    network, lenient, copy, _ = report["rows"]
+    assert network["num_tokens"] == copy["num_tokens"] == 60
+    assert 0 <= network["alpha"]["low"] <= network["alpha"]["value"] <= network["alpha"]["high"]
+    assert network["alpha"]["value"] < lenient["alpha"]["value"]
+    # alpha is of the places where there was something to copy.
+    assert network["share_proposed"] == 1 > copy["share_proposed"]
+    counted = copy["alpha"]["count"] if copy["alpha"] else 0
+    assert counted == round(60 * copy["share_proposed"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "data is None: give a file of pairs"),
+        (["--data", "absent.tsv"], "absent.tsv"),
+        (["text", "--data", "pairs.tsv"], "both TEXT and pairs.tsv were given"),
+        (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
+        (["text", "--draft", "nothing"], "no draft 'nothing'"),
+        (["text", "--lenience", "0"], "lenience is 0.0"),
+        (["text", "--top_p", "2"], "top_p is 2.0"),
+        (["text", "--num_tokens", "0"], "num_tokens is 0"),
+        (["--data", "x", "--mixture_or_task", "y"], "data is 'x' and mixture_or_task 'y'"),
+    ],
+)
+def test_mistakes_are_one_line(tiny_pair, capsys, arguments, message):
+    target = ["--target", str(tiny_pair / "target")]
+    draft = [] if "--draft" in arguments else ["--draft", "uniform"]
+    assert main(["acceptance", *target, *draft, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
