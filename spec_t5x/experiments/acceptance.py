@@ -314,7 +314,8 @@ class _Measurement:
                 decoding.sampling(),
                 leniences=self.options.leniences,
             )
-            part = _places(batch, *jax.device_get((decoded, scores)), first_text=used)
+            sources = (used + np.arange(len(batch.texts))) % len(self.texts)
+            part = _places(batch, *jax.device_get((decoded, scores)), sources)
             parts.append(part)
             used += len(batch.texts)
             num += part.tokens.size
@@ -417,8 +418,11 @@ def _widened(batch: Batch, source: int, prompt: int) -> Batch:
     )
 
 
-def _places(batch: Batch, decoded, scores, first_text: int) -> _Scored:
-    """The generated tokens of a batch's real rows, one after the other."""
+def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
+    """The generated tokens of a batch's real rows, one after the other.
+
+    Several draws from one source depend on one another: they count as one text.
+    """
     rows = len(batch.texts)
     starts = (batch.prompts[:rows, 1:] != PAD_ID).sum(axis=1)
     counts = np.maximum(decoded.lengths[:rows, 0] - starts, 0)
@@ -427,7 +431,7 @@ def _places(batch: Batch, decoded, scores, first_text: int) -> _Scored:
     generated = np.arange(width)[None, :] < counts[:, None]
     text, position = np.nonzero(generated)
     return _Scored(
-        texts=first_text + text,
+        texts=sources[text],
         positions=position,
         tokens=decoded.tokens[text, 0, starts[text] + position],
         betas={name: of.betas[:, text, position].astype(np.float64) for name, of in scores.items()},

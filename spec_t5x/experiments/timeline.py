@@ -134,7 +134,12 @@ def record(
     _check(generator, options, gammas)
     options = dataclasses.replace(options, batch_size=1)
     (batch,) = generator.batches([text], options)
-    return [_record(generator, batch, options, gamma, repeats) for gamma in gammas]
+    rows = [_Row(generator, batch, options, gamma) for gamma in gammas]
+    # In turn, so that a machine that slows down slows all of them.
+    for _ in range(repeats):
+        for row in rows:
+            row.repeat()
+    return [row.median() for row in rows]
 
 
 def _check(generator: Generator, options: GenerateOptions, gammas: Sequence[int]) -> None:
@@ -150,33 +155,43 @@ def _check(generator: Generator, options: GenerateOptions, gammas: Sequence[int]
         raise InputError(f"verifier is {options.verifier!r}: a timeline shows no tree of drafts")
 
 
-def _record(
-    generator: Generator, batch: Batch, options: GenerateOptions, gamma: int, repeats: int
-) -> Run:
-    options = dataclasses.replace(options, gamma=gamma)
-    generator = generator if gamma else generator.plain()
-    run = _run_speculative if gamma else _run_plain
-    # Compiles, and is the text to compare with.
-    decoded = jax.block_until_ready(generator.decode(batch, options))
-    expected = decoded.tokens[0, 0, : decoded.lengths[0, 0]].tolist()
-    run(_Clock(), generator, batch, options)
-    clocks, loop_times = [], []
-    for _ in range(repeats):
+class _Row:
+    """One gamma: compiled and run once when made, then as often as asked."""
+
+    def __init__(self, generator: Generator, batch: Batch, options: GenerateOptions, gamma: int):
+        self.gamma, self.batch = gamma, batch
+        self.options = dataclasses.replace(options, gamma=gamma)
+        self.generator = generator if gamma else generator.plain()
+        self.run = _run_speculative if gamma else _run_plain
+        # Compiles, and is the text to compare with.
+        decoded = jax.block_until_ready(self.generator.decode(batch, self.options))
+        self.expected = decoded.tokens[0, 0, : decoded.lengths[0, 0]].tolist()
+        self.run(_Clock(), self.generator, batch, self.options)
+        self.clocks: list[_Clock] = []
+        self.loop_times: list[float] = []
+
+    def repeat(self) -> None:
+        """Decodes once from the host and once by the compiled loop."""
         clock = _Clock()
-        ids = run(clock, generator, batch, options)
-        if ids != expected:
-            raise RuntimeError(f"driven from the host, gamma {gamma} gave {ids}, not {expected}")
-        clocks.append(clock)
-        loop_times.append(_loop_us(generator, batch, options))
-    clocks.sort(key=lambda clock: clock.total_us)
-    events = clocks[len(clocks) // 2].events
-    return Run(
-        gamma=gamma,
-        events=tuple(events),
-        num_tokens=len(expected),
-        target_calls=sum(event.kind == "target" for event in events),
-        loop_us=statistics.median(loop_times),
-    )
+        ids = self.run(clock, self.generator, self.batch, self.options)
+        if ids != self.expected:
+            raise RuntimeError(
+                f"driven from the host, gamma {self.gamma} gave {ids}, not {self.expected}"
+            )
+        self.clocks.append(clock)
+        self.loop_times.append(_loop_us(self.generator, self.batch, self.options))
+
+    def median(self) -> Run:
+        """The run of median length, as it was."""
+        clocks = sorted(self.clocks, key=lambda clock: clock.total_us)
+        events = clocks[len(clocks) // 2].events
+        return Run(
+            gamma=self.gamma,
+            events=tuple(events),
+            num_tokens=len(self.expected),
+            target_calls=sum(event.kind == "target" for event in events),
+            loop_us=statistics.median(self.loop_times),
+        )
 
 
 def _loop_us(generator: Generator, batch: Batch, options: GenerateOptions) -> float:

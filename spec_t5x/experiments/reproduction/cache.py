@@ -28,8 +28,8 @@ class Cache:
 
         Args:
           directory: of the files.
-          machine: part of what every result depends on: "measured here" is to stay true
-            of a directory that was copied.
+          machine: part of what every result depends on, with its software: "measured
+            here" is to stay true of a directory that was copied, and after an upgrade.
         """
         self.directory = directory
         self._machine = dict(machine)

@@ -6,6 +6,7 @@ beside it keep their device.
 """
 
 import concurrent.futures
+import contextlib
 import importlib.metadata
 import importlib.util
 import multiprocessing
@@ -84,11 +85,21 @@ def _key(row: SpeedUp) -> tuple[str, str, float]:
 
 
 def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
+    # libtpu goes by two names.
+    names = {"jax": ("jax",), "jaxlib": ("jaxlib",), "libtpu": ("libtpu", "libtpu-nightly")}
+    return {name: _first_version(candidates) for name, candidates in names.items()}
+
+
+def _first_version(names: Sequence[str]) -> str:
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
 
 
 def _compute(keys: Sequence[tuple]) -> Json:
     context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
         try:
             return {"rows": executor.submit(compile_rows, keys).result()}
@@ -97,6 +108,11 @@ def _compute(keys: Sequence[tuple]) -> Json:
                 "compiling for a TPU-v4 ended its process, mostly for want of memory: leave "
                 "table2 out, or give it 16 GiB"
             ) from error
+        except BaseException:
+            # A stop is obeyed at once: the executor would wait for its child.
+            for child in set(multiprocessing.active_children()) - before:
+                child.kill()
+            raise
 
 
 def compile_rows(keys: Sequence[tuple]) -> list[Json]:

@@ -176,13 +176,12 @@ def _render_5(setting: Setting, done: Mapping[str, Done]) -> Section:
 def finding_5(runs: Sequence) -> str:
     """Calls and times of the compiled loops of some ``timeline.Run``, in one sentence."""
     shown = [
-        f"{run.label}: {run.target_calls} target calls, {run.loop_us / 1e3:.1f} ms" for run in runs
+        f"{run.label}: {run.num_tokens} tokens in {run.target_calls} target calls, "
+        f"{run.loop_us / 1e3:.1f} ms"
+        for run in runs
     ]
     fastest = min(runs, key=lambda run: run.loop_us)
-    return (
-        f"{runs[0].num_tokens} tokens by the compiled loops ({'; '.join(shown)}); the fastest is "
-        f"{fastest.label}."
-    )
+    return f"The compiled loops, {'; '.join(shown)}: the fastest is {fastest.label}."
 
 
 def _times_table(runs: Sequence) -> Table:

@@ -5,7 +5,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 # Told apart in print and by colour-blind readers (Okabe and Ito), dark enough for lines.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5c00", "#56b4e9", "#444444")
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#7a5c00",
+    "#56b4e9",
+    "#444444",
+    "#a0522d",
+    "#8b9dc3",
+)
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 _INK = "#333333"

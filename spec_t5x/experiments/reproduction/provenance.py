@@ -20,7 +20,7 @@ def describe_machine() -> dict:
         "device": found["device"],
         "platform": found["platform"],
         "processor": found["processor"],
-        "cores": os.cpu_count(),
+        "cores": _cores(),
     }
 
 
@@ -30,13 +30,14 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with ``+changes`` if files differ; None outside of a checkout."""
+    """The checkout's commit, with ``+changes`` if files differ or are new; None outside."""
     try:
         top = _git("rev-parse", "--show-toplevel")
         # An installation may lie in a folder of somebody else's repository.
         if Path(top).resolve() != _CHECKOUT.resolve():
             return None
-        return _git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes")
+        changes = "+changes" if _git("status", "--porcelain") else ""
+        return _git("rev-parse", "--short=12", "HEAD") + changes
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -44,6 +45,13 @@ def commit() -> str | None:
 def now() -> str:
     """The date and time, UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _cores() -> int | None:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _version(name: str) -> str:

@@ -54,7 +54,9 @@ def reproduce(request: Request, stream: io.TextIOBase) -> int:
         "versions": provenance.versions(),
         "commit": provenance.commit(),
     }
-    cache = Cache(request.output / CACHE, machine)
+    # Our own version is not among them: what a part depends on of our code, it says itself.
+    software = {name: v for name, v in origin["versions"].items() if name != "spec_t5x"}
+    cache = Cache(request.output / CACHE, {**machine, "versions": software})
     cache.tidy()
     plan = make_plan(request.items, request.setting, cache, fresh=request.fresh)
     with Progress(plan.seconds, stream) as progress:

@@ -90,17 +90,23 @@ def make_plan(
             if reason := item.unavailable(setting):
                 unavailable[item.name] = reason
                 continue
-            own, others = item.parts(setting), item.borrowed(setting)
+            own = item.parts(setting)
         except Exception as error:  # what is wrong with one item does not stop the others
             broken[item.name] = one_line(error)
             continue
+        try:
+            others = item.borrowed(setting)
+        except Exception:  # those whose parts they are say what is wrong
+            others = ()
         for part in own:
             if parts.setdefault(part.name, part).inputs != part.inputs:
                 raise ValueError(f"two parts named {part.name} have different inputs")
         lent |= {part.name: part for part in others}
         owned[item.name] = tuple(part.name for part in own)
         borrowed[item.name] = tuple(part.name for part in others)
-    kept, remarks = _look_up({} if fresh else {**lent, **parts}, cache)
+    # What is borrowed alone is nothing to compute again.
+    wanted = {n: p for n, p in lent.items() if n not in parts} if fresh else {**lent, **parts}
+    kept, remarks = _look_up(wanted, cache)
     return Plan(
         setting=setting,
         items=tuple(items),

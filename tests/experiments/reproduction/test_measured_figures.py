@@ -3,12 +3,15 @@
 import dataclasses
 import json
 
+import pytest
+
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, synthetic_acceptance
-from spec_t5x.experiments.reproduction import measured_figures, pairs, synthetic_speed
+from spec_t5x.experiments.reproduction import examples, measured_figures, pairs, synthetic_speed
 from spec_t5x.experiments.reproduction.items import Done, Setting
 from spec_t5x.experiments.timeline import Event, Run
 from spec_t5x.experiments.traces import Trace, TraceLine
+from spec_t5x.inference import fingerprints
 
 QUICK = Setting(quick=True)
 
@@ -145,6 +148,23 @@ def test_parts_depend_on_models_texts_and_settings():
         assert ours != inputs(item, Setting(quick=True, seed=1))
 
 
+@pytest.mark.parametrize("changed", ["target", "transformer", "texts"])
+def test_another_model_or_text_is_noticed(monkeypatch, changed):
+    names = {"target": pairs.ENDE.target, "transformer": "ende-draft"}
+    real = fingerprints.fingerprint
+    texts = examples.sentences(QUICK, 3)
+    before = pairs.inputs(pairs.ENDE, ("transformer",), texts)
+    if changed == "texts":
+        texts = examples.sentences(QUICK, 2)
+    else:
+        monkeypatch.setattr(
+            fingerprints,
+            "fingerprint",
+            lambda name: {"content": "other"} if name == names[changed] else real(name),
+        )
+    assert pairs.inputs(pairs.ENDE, ("transformer",), texts) != before
+
+
 def test_the_synthetic_part_takes_what_the_device_holds(monkeypatch):
     monkeypatch.setattr(synthetic_acceptance, "check_memory", lambda options: None)
     (quick,), (full,) = (synthetic_speed.SYNTHETIC.parts(Setting(quick=q)) for q in (True, False))
@@ -158,4 +178,4 @@ def test_the_synthetic_part_takes_what_the_device_holds(monkeypatch):
 
     monkeypatch.setattr(synthetic_acceptance, "check_memory", too_large)
     assert synthetic_speed.SYNTHETIC.parts(QUICK) == []
-    assert synthetic_speed.SYNTHETIC.unavailable(QUICK).startswith("this device holds not even")
+    assert synthetic_speed.SYNTHETIC.unavailable(QUICK).startswith("this device has no room for")
