@@ -142,7 +142,8 @@ class AcceptanceRow:
     lenience: float
     # The mean of beta over the places where the draft proposed; None where it never did.
     alpha: Estimate | None
-    # Tokens that the target generated and that were looked at, and their texts.
+    # Tokens that the target generated and that were looked at, and the sources that they
+    # came of (of one source alone, the texts).
     num_tokens: int
     num_texts: int
     # Share of the tokens for which the draft proposed anything.
@@ -314,7 +315,7 @@ class _Measurement:
                 decoding.sampling(),
                 leniences=self.options.leniences,
             )
-            sources = (used + np.arange(len(batch.texts))) % len(self.texts)
+            sources = self._clusters(used, len(batch.texts))
             part = _places(batch, *jax.device_get((decoded, scores)), sources)
             parts.append(part)
             used += len(batch.texts)
@@ -339,7 +340,13 @@ class _Measurement:
         self._tell(goal - self.done, f"{self._what(decoding)}: decoded with {name}", goal)
         stats = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
         bootstrap, calls = self.options.bootstrap(), int(stats.target_calls.sum())
-        of_loop = acceptance.ratio(stats.beta_sum, stats.verified, bootstrap)
+        clusters = self._clusters(first, len(stats.target_calls))
+        betas, accepted, verified = (
+            np.bincount(clusters, weights=values)
+            for values in (stats.beta_sum, stats.accepted, stats.verified)
+        )
+        verified = verified.astype(np.int64)
+        of_loop = acceptance.ratio(betas, verified, bootstrap)
         is_strict = decoding.lenience == 1 or not decoding.sampling().greedy
         return Achieved(
             gamma=decoding.gamma,
@@ -347,9 +354,19 @@ class _Measurement:
             target_calls=calls,
             mean_acceptance_length=float(1 + stats.accepted.sum() / calls),
             alpha=of_loop if is_strict else None,
-            observed=acceptance.ratio(stats.accepted, stats.verified, bootstrap),
+            observed=acceptance.ratio(accepted, verified, bootstrap),
             acceptance_by_position=(stats.accepted_by_position.sum(axis=0) / calls).tolist(),
         )
+
+    def _clusters(self, first: int, count: int) -> np.ndarray:
+        """What ``count`` texts from place ``first`` on count as, for the intervals.
+
+        Several draws from one source depend on one another, as tokens of a text do: what is
+        drawn again is the source. Of one source alone, such as no text at all, the draws are
+        what there is.
+        """
+        places = first + np.arange(count)
+        return places % len(self.texts) if len(self.texts) > 1 else places
 
     def _batches(
         self, decoding: GenerateOptions, first: int, limit: int | None = None
@@ -419,10 +436,7 @@ def _widened(batch: Batch, source: int, prompt: int) -> Batch:
 
 
 def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
-    """The generated tokens of a batch's real rows, one after the other.
-
-    Several draws from one source depend on one another: they count as one text.
-    """
+    """The generated tokens of a batch's real rows, one after the other."""
     rows = len(batch.texts)
     starts = (batch.prompts[:rows, 1:] != PAD_ID).sum(axis=1)
     counts = np.maximum(decoded.lengths[:rows, 0] - starts, 0)
