@@ -345,3 +345,5 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)
+    if isinstance(getattr(draft, "model", None), Target):
+        check_positions(draft.model, max_decode_len, "draft")

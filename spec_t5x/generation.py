@@ -257,10 +257,17 @@ class Generator:
     def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
         limit = self._longest_prompt(options)
         ids = self.vocabulary.encode(text)
+        if ids and not limit:
+            raise InputError(
+                f"max_decode_len is {options.max_decode_len} and leaves a prompt none of the "
+                f"{self.target.max_positions} positions: lower max_decode_len"
+            )
         if len(ids) > limit and not options.truncate:
+            given = options.max_source_len == limit
+            change = "raise max_source_len" if given else "lower max_decode_len"
             raise InputError(
                 f"the prompt has {len(ids)} tokens and there is room for {limit} ({text[:40]!r}…): "
-                "shorten it, lower max_decode_len, or pass truncate"
+                f"shorten it, {change}, or pass truncate"
             )
         return ids[max(len(ids) - limit, 0) :]
 

@@ -148,15 +148,15 @@ class BoundedTarget(Target, Protocol):
         """How many tokens of a text can be fed, the start token included."""
 
 
-def check_positions(target: Target, max_decode_len: int) -> None:
-    """Raises ``InputError`` for texts that the target has no positions for.
+def check_positions(model: Target, max_decode_len: int, role: str = "target") -> None:
+    """Raises ``InputError`` for texts that a target, or a draft's model, has no positions for.
 
     The last of ``max_decode_len`` tokens is never fed. What drafts there are beyond it is
     thrown away, whatever it was given as its position.
     """
-    if isinstance(target, BoundedTarget) and max_decode_len > target.max_positions:
+    if isinstance(model, BoundedTarget) and max_decode_len > model.max_positions:
         raise InputError(
-            f"the target has {target.max_positions} positions and max_decode_len is "
+            f"the {role} has {model.max_positions} positions and max_decode_len is "
             f"{max_decode_len}, the prompt included: lower it or shorten the prompt"
         )
 

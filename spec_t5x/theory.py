@@ -425,6 +425,11 @@ def _gammas_and_costs(xp, verification_cost: VerificationCost, max_gamma: int, r
     if callable(costs):
         costs = costs(gammas + 1)
     if np.ndim(costs) == 1:
+        if _first_bad(costs[0], lambda cost: np.isclose(cost, 1.0, rtol=0.05)) is not None:
+            raise InputError(
+                f"verification_cost is {costs[0]} for one token: give costs in steps of the "
+                "target, which verifies one token in one"
+            )
         gammas = gammas[: len(costs)]
         costs = costs[: len(gammas)]
     _check_not_negative("verification_cost", costs)

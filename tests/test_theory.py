@@ -444,3 +444,8 @@ def test_what_is_no_rate_or_number_of_drafts_is_refused(alpha, gamma, expected):
 def test_what_is_no_cost_or_rate_is_refused(call, expected):
     with pytest.raises(InputError, match=expected):
         call()
+
+
+def test_costs_that_are_not_in_steps_of_the_target_are_refused():
+    with pytest.raises(InputError, match="verification_cost is 0.05 for one token"):
+        theory.optimal_gamma(0.8, 0.1, np.array([0.05, 0.06, 0.065]))

@@ -70,7 +70,7 @@ def open_gpt2(
         directory: config.json, weights (``model.safetensors`` or ``pytorch_model.bin``,
             with or without the prefix ``transformer.``) and ``tokenizer.json``, or
             ``vocab.json`` and ``merges.txt``.
-        vocabulary: in place of the directory's tokenizer.
+        vocabulary: in place of the directory's tokenizer, a ``MappedVocabulary`` of its ids.
         start_id, eos_id: their ids that start and end a text; by default config.json's
             ``bos_token_id`` and ``eos_token_id``.
 
@@ -80,6 +80,12 @@ def open_gpt2(
     directory = Path(directory)
     values = read_json(directory / CONFIG_NAME)
     num_ids, start_id, eos_id = _ids(values, directory, start_id, eos_id)
+    ours = (getattr(vocabulary, name, None) for name in ("num_ids", "start_id", "eos_id"))
+    if vocabulary is not None and tuple(ours) != (num_ids, start_id, eos_id):
+        raise InputError(
+            f"{directory}: the vocabulary given is not numbered as its {num_ids} ids, of which "
+            f"{start_id} starts and {eos_id} ends a text: put its own tokenizer.json there"
+        )
     tensors = _settled(open_tensors(directory), values, directory)
     config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in tensors)
     return StoredModel(

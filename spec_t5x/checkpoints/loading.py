@@ -173,7 +173,9 @@ def _open_gpt2(
 ) -> StoredModel:
     """A GPT-2 with its own tokenizer, or without one, with the given vocabulary."""
     if given is not None and not has_tokenizer(directory):
-        return gpt2.open_gpt2(directory, vocabulary=make_vocabulary(given, values["vocab_size"]))
+        return gpt2.open_gpt2(
+            directory, vocabulary=make_vocabulary(given, values.get("vocab_size", 0))
+        )
     stored = gpt2.open_gpt2(directory)
     choose_vocabulary(given, stored.known_vocabulary(), directory, stored.config.vocab_size)
     return stored

@@ -259,8 +259,9 @@ def read_vocabulary(metadata: dict[str, Any], directory: Location) -> Vocabulary
     elif entry.get("kind") == "wordpiece":
         vocabulary = WordPieceVocabulary(local_file(directory / TOKENIZER_NAME))
     elif entry.get("kind") == "mapped":
-        ids = {name: entry[name] for name in _MAPPED_IDS}
-        vocabulary = MappedVocabulary(read_tokenizer(directory), **ids)
+        ids = {name: entry.get(name, 0) for name in _MAPPED_IDS}
+        tokenizer = local_file(directory / TOKENIZER_NAME)
+        vocabulary = MappedVocabulary(read_tokenizer(tokenizer), **ids)
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "

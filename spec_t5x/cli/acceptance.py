@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     """Measures, prints Markdown tables, keeps the figures as JSON if asked to."""
     import gin
 
-    from spec_t5x.cli.settings import Models
+    from spec_t5x.cli.settings import NO_DRAFT, Models
+    from spec_t5x.errors import InputError
     from spec_t5x.experiments import acceptance, acceptance_run
     from spec_t5x.gin_files import parse_gin
 
@@ -76,8 +77,12 @@ def run(args: argparse.Namespace) -> int:
     models, chosen, options = (
         make(**_given(args, cls)) for make, cls in zip(makers, configurables, strict=True)
     )
+    if args.json and args.json.is_dir():
+        raise InputError(f"--json {args.json} is a folder: give a file")
+    if models.draft == NO_DRAFT and not chosen.drafts:
+        raise InputError(f"the draft is {NO_DRAFT}: give one to measure")
     if not chosen.drafts:
-        chosen = dataclasses.replace(chosen, drafts=(models.draft_name() or "transformer",))
+        chosen = dataclasses.replace(chosen, drafts=(models.draft_name(),))
 
     from rich.console import Console
     from rich.progress import Progress
@@ -95,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
             task, completed=done, total=total, description=what
         )
         rows = acceptance_run.run(chosen, options, target, args.text, draft_options, report)
+    print(f"{acceptance.table(rows)}\n\nBy the kind of token:\n\n{acceptance.kinds_table(rows)}")
     if args.json:
         acceptance_run.write_json(args.json, chosen, options, target, rows)
-    print(f"{acceptance.table(rows)}\n\nBy the kind of token:\n\n{acceptance.kinds_table(rows)}")
     return 0
 
 

@@ -25,7 +25,7 @@ from spec_t5x.types import EOS_ID, PAD_ID
 DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
 # Bump when the arrays of a stored file change their meaning.
-_CACHE_FORMAT = 1
+CACHE_FORMAT = 1
 _TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
 
 
@@ -169,7 +169,7 @@ def _cache_key(path, vocabulary, options, limits) -> str:
     digest = hashlib.sha256()
     add_file(digest, path)
     segmentation = vocabulary.segmentation_fingerprint()
-    digest.update(repr((_CACHE_FORMAT, segmentation, options, limits)).encode())
+    digest.update(repr((CACHE_FORMAT, segmentation, options, limits)).encode())
     return digest.hexdigest()[:24]
 
 

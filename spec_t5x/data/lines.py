@@ -12,7 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from spec_t5x.data.batching import TokenisedPairs, add_file, load_tokenised, store_tokenised
+from spec_t5x.data.batching import (
+    CACHE_FORMAT,
+    TokenisedPairs,
+    add_file,
+    load_tokenised,
+    store_tokenised,
+)
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -107,7 +113,8 @@ def tokenise_cached(
         # The reader says what is wrong with one that is absent.
         if Path(file).is_file():
             add_file(digest, file)
-    digest.update(repr((vocabulary.segmentation_fingerprint(), max_length, key)).encode())
+    settings = (CACHE_FORMAT, vocabulary.segmentation_fingerprint(), max_length, key)
+    digest.update(repr(settings).encode())
     cache = Path(cache_dir) / f"lines-{digest.hexdigest()[:24]}.npz"
     if cache.is_file():
         return load_tokenised(cache)

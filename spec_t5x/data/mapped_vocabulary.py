@@ -131,10 +131,14 @@ class MappedVocabulary:
 def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
 
+    Of a ``tokenizer.json`` itself, that one.
+
     Raises:
         InputError: there is none, or it cannot be read.
     """
     whole, vocab, merges = (directory / n for n in (TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME))
+    if directory.is_file():
+        whole = directory
     try:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))

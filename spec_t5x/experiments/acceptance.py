@@ -210,7 +210,7 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
     """The rows as a Markdown table, with the intervals."""
     lines = [
         "| draft | sampling | lenience | alpha¹ | D_LK | proposed² | tokens | in the loop³ "
-        "| observed⁴ | tokens per call |",
+        "| observed⁴ | mean acceptance length |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

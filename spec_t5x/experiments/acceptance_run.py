@@ -76,12 +76,22 @@ def write_json(
         "machine": machine(),
         "target": target.directory.name,
         # Where the files were is nobody else's business.
-        "inputs": dataclasses.asdict(chosen) | {"data": chosen.data and Path(chosen.data).name},
+        "inputs": dataclasses.asdict(chosen)
+        | {
+            "data": chosen.data and Path(chosen.data).name,
+            "drafts": [_without_folder(name) for name in chosen.drafts],
+        },
         "options": dataclasses.asdict(options),
-        "rows": [row.to_dict() for row in rows],
+        "rows": [row.to_dict() | {"draft": _without_folder(row.draft)} for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _without_folder(draft: str) -> str:
+    """``ngram:/home/me/tables`` as ``ngram:tables``."""
+    kind, colon, argument = draft.rpartition(":")
+    return f"{kind}{colon}{Path(argument).name}"
 
 
 def _texts(

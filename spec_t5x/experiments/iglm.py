@@ -139,9 +139,8 @@ def run(folder: Path, options: IglmOptions) -> Comparison:
     """
     generator = make_generator(folder, options)
     vocabulary = generator.vocabulary
-    ids = vocabulary.encode(options.text())
-    letters = zip(options.prompt, ids[1:], strict=True)
-    unknown = [letter for letter, token in letters if vocabulary.piece(token) == "[UNK]"]
+    pieces = {vocabulary.piece(token) for token in range(vocabulary.vocab_size)}
+    unknown = [letter for letter in options.prompt if letter not in pieces]
     if unknown:
         raise InputError(f"the prompt has {unknown[0]!r}: give the letters of amino acids")
     decoding = GenerateOptions(

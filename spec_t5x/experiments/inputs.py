@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
@@ -72,9 +73,16 @@ def read_texts(
         limit=limit if options.mixture_or_task else None,
     )
     pairs = [pair for part in read_sets(read, generator.vocabulary) for pair in part.pairs]
-    usable = (source for source, _ in pairs if fits(generator, source, decoding))
-    texts = list(itertools.islice(usable, limit))
+    name = options.data or options.mixture_or_task
+    usable = [(source, fits(generator, source, decoding)) for source, _ in pairs]
+    texts = list(itertools.islice((source for source, fit in usable if fit), limit))
     if not texts:
-        name = options.data or options.mixture_or_task
-        raise InputError(f"{name} has no input that the encoder takes: give another, or truncate")
+        raise InputError(f"{name} has no input that the target takes: give another, or truncate")
+    if num_skipped := sum(not fit for _, fit in usable):
+        logging.getLogger(__name__).warning(
+            "%d of %d inputs of %s are empty or too long and left out: truncate cuts long ones",
+            num_skipped,
+            len(usable),
+            name,
+        )
     return texts

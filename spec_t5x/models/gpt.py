@@ -30,7 +30,7 @@ from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import check_names, check_sizes
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
 
-# GPT-2's, of every weight.
+# GPT-2's, of the embeddings.
 _INIT_STDDEV = 0.02
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPT, GPTConfig
 from spec_t5x.training.losses import mean_loss, token_losses
 from spec_t5x.training.trainer import TrainOptions, TrainState, TrainStep, gradient_step
@@ -30,6 +31,11 @@ def make_train_step(
     teacher_config: GPTConfig | None = None,
 ) -> TrainStep:
     """The jitted step; as ``trainer.make_train_step``, of batches without a source."""
+    if options.label_smoothing:
+        # Its mean would take in the start token's logit, which is masked.
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+        )
     model = GPT(config)
     teacher = GPT(teacher_config) if teacher_config else None
 

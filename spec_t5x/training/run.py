@@ -229,7 +229,7 @@ def load_batches(
 
 def _load_teacher(name: str, vocabulary: str | None, model: T5Config) -> LoadedModel:
     # It is only read: the type that the platform is quick in, half the memory on a TPU.
-    loaded = load(name, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
+    loaded = encoder_decoder(load(name, vocabulary=vocabulary, dtype=resolve_dtype("auto")))
     if loaded.config.vocab_size != model.vocab_size:
         raise InputError(
             f"the teacher's vocab_size is {loaded.config.vocab_size}, the model's "
@@ -238,11 +238,22 @@ def _load_teacher(name: str, vocabulary: str | None, model: T5Config) -> LoadedM
     return loaded
 
 
+def encoder_decoder(loaded: LoadedModel) -> LoadedModel:
+    """The model itself, if it is a T5.
+
+    Raises:
+        InputError: it is a decoder alone.
+    """
+    if not isinstance(loaded.config, T5Config):
+        raise InputError(f"{loaded.directory} is a decoder alone: give an encoder-decoder")
+    return loaded
+
+
 def _load_initial(name: str | None, vocabulary: str | None, model: T5Config) -> LoadedModel | None:
     """The model to go on from, in float32."""
     if name is None:
         return None
-    loaded = load(name, vocabulary=vocabulary, dtype="float32")
+    loaded = encoder_decoder(load(name, vocabulary=vocabulary, dtype="float32"))
     for field in dataclasses.fields(T5Config):
         ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
         # Dropout is the training's own choice.

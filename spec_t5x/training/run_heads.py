@@ -19,7 +19,13 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.training.heads import fit_heads
-from spec_t5x.training.run import DataOptions, OptimizerOptions, load_batches, say
+from spec_t5x.training.run import (
+    DataOptions,
+    OptimizerOptions,
+    encoder_decoder,
+    load_batches,
+    say,
+)
 from spec_t5x.training.trainer import TrainOptions, TrainResult
 
 
@@ -56,7 +62,7 @@ def train_heads(
         raise InputError(
             f"DataOptions.vocabulary is {data.vocabulary!r}: leave it out, it is the target's"
         )
-    loaded = load(target, vocabulary=vocabulary)
+    loaded = encoder_decoder(load(target, vocabulary=vocabulary))
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)

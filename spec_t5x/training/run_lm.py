@@ -93,7 +93,7 @@ class TextOptions:
         """The lines of "train" or "dev" as ids; None where nothing is held out."""
         if part == "dev" and not (self._split(part) if self.task else self.dev_files):
             return None
-        of_task = (self.task, self._split(part), self.task_feature)
+        of_task = (self.task, self._split(part), self.task_feature, self.task_modules)
         key = of_task if self.task else (tuple(self.columns), self.num_columns)
         return tokenise_cached(
             self.read(part),
@@ -147,7 +147,7 @@ def train_lm(
         )
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    loaded = _load_teacher(teacher, model) if teacher else None
+    loaded = _load_teacher(teacher, model, data.max_length) if teacher else None
     vocabulary = _vocabulary(data, directory, model.vocab_size, loaded)
     train_batches, dev_batches = load_batches(data, vocabulary, directory, options.seed)
     transformation, schedule = optimizer.build(options.steps)
@@ -186,7 +186,7 @@ def load_batches(
     return train, dev and batches("dev", dev)
 
 
-def _load_teacher(name: str, model: GPTConfig) -> LoadedModel:
+def _load_teacher(name: str, model: GPTConfig, max_length: int) -> LoadedModel:
     loaded = load(name, dtype=resolve_dtype("auto"))
     if not isinstance(loaded.config, GPTConfig):
         raise InputError(f"the teacher {name} is no language model: give one that train-lm trained")
@@ -194,6 +194,11 @@ def _load_teacher(name: str, model: GPTConfig) -> LoadedModel:
         raise InputError(
             f"the teacher's vocab_size is {loaded.config.vocab_size}, the model's "
             f"{model.vocab_size}: make them equal"
+        )
+    if loaded.config.max_length < max_length:
+        raise InputError(
+            f"the teacher has {loaded.config.max_length} positions and TextOptions.max_length is "
+            f"{max_length}: lower it"
         )
     return loaded
 
@@ -206,6 +211,10 @@ def _vocabulary(
         is_file = Path(data.vocabulary).is_file()
         read = WordPieceVocabulary if is_file else load_vocabulary
         vocabulary = read(data.vocabulary)
+        if teacher and vocabulary.fingerprint() != teacher.vocabulary.fingerprint():
+            raise InputError(
+                f"TextOptions.vocabulary {data.vocabulary!r} is not the teacher's: leave it out"
+            )
     elif teacher:
         return teacher.vocabulary
     else:

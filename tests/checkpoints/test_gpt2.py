@@ -10,6 +10,7 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.checkpoints.gpt2 import open_gpt2
 from spec_t5x.checkpoints.loading import has_vocabulary, load, load_vocabulary
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
@@ -195,6 +196,13 @@ def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message
     with pytest.raises(InputError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_that_is_numbered_otherwise_is_refused(directory):
+    with pytest.raises(
+        InputError, match=f"not numbered as its {NUM_IDS} ids, of which {EOS} start"
+    ):
+        open_gpt2(directory, vocabulary=load_vocabulary("ende-target"))
 
 
 def test_a_directory_without_a_tokenizer_says_so(directory, tmp_path):

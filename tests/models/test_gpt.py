@@ -269,6 +269,12 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
             decode()
 
 
+def test_a_draft_with_fewer_positions_is_refused():
+    short = TransformerDraft(tiny_gpt(3, max_length=8))
+    with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
+        speculative(short, max_decode_len=9)
+
+
 def test_the_last_position_is_used():
     # 40 tokens after the start token: the last of them is never fed.
     longest = {"max_decode_len": 40}
