@@ -21,7 +21,7 @@ CSS = """
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; max-width: 66rem; padding: 2.5rem 2rem 5rem; color: var(--ink);
+  margin: 0 auto; max-width: 76rem; padding: 2.5rem 2rem 5rem; color: var(--ink);
   background: #fff; font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
     "Liberation Sans", Arial, sans-serif;
 }
