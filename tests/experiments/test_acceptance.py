@@ -7,15 +7,12 @@ import jax
 import pytest
 
 from spec_t5x.acceptance import Estimate
-from spec_t5x.checkpoints.drafts import make_draft
-from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions, kinds_table, measure, table
-from spec_t5x.experiments.inputs import generator_of
 from spec_t5x.generation import Generator
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 
@@ -177,40 +174,6 @@ def test_seeds_decide(toy, toy_drafts):
     assert first == again
     assert first[0].alpha != other[0].alpha
     assert first[0].num_tokens == 300 and first[0].decoded is None
-
-
-@pytest.fixture(scope="module")
-def packaged():
-    target = load("ende-target")
-    generator = generator_of(target)
-    return generator, {"transformer": make_draft("transformer", target, generator.target)}
-
-
-def test_on_real_text_the_three_agree(packaged):
-    generator, drafts = packaged
-    texts = [
-        "Where is the station?",
-        "This package contains the documentation.",
-        "The file could not be opened.",
-        "I would like to thank the rapporteur for his report.",
-        "Please enter a number between one and ten.",
-        "The committee will vote on this proposal tomorrow.",
-        "No such file or directory.",
-        "We need a common policy for the whole of Europe.",
-    ]
-    options = AcceptanceOptions(
-        num_tokens=250,
-        temperatures=(1.0,),
-        batch_size=8,
-        max_decode_len=24,
-        decoded_texts=16,
-        confidence=0.99,
-    )
-    (row,) = measure(generator, drafts, texts, options)
-    agree([row.alpha, row.decoded.alpha, row.decoded.observed])
-    # Real words, of all kinds.
-    assert {"word", "continuation", "punctuation", "end"} <= set(row.by_kind)
-    assert row.by_kind["end"].value > row.alpha.value
 
 
 @pytest.mark.parametrize(

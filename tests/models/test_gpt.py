@@ -141,7 +141,6 @@ def trailing():
 DRAFTS = {
     "same": lambda: TransformerDraft(writer()),
     "near": lambda: TransformerDraft(near()),
-    "fewer positions": lambda: TransformerDraft(writer(4, max_length=4)),
     "mixed": lambda: MixedDraft(copying(), trailing()),
 }
 PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])

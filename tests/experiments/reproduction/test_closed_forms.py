@@ -109,7 +109,8 @@ def test_factors_of_the_text():
     text, guaranteed = section.content
     factors = dict(zip(column(text, "where", Origin.LABEL), text.rows, strict=True))
     assert factors["3.6, 4.2"][-3:] == (pytest.approx(1.248), 1.25, "yes")
-    assert factors["3.5"][-3:] == (pytest.approx(1.56, abs=0.005), 1.6, "yes")
+    # In words, "up to about 60%": no digits to compare.
+    assert factors["3.5"][-3:] == (pytest.approx(1.53, abs=0.005), 1.6, None)
     assert column(text, "factor, ×", Origin.PAPER)[2:] == A5_PRINTED
     # With gamma 8, the argmax factors come out; the sampling ones do not, whatever gamma.
     assert column(text, "same digits", Origin.LABEL)[2:] == ["no"] * 3 + ["yes"] * 5

@@ -56,8 +56,9 @@ def test_figure_5_names_the_fastest_run_and_links_the_trace():
 
     section = shown((1000.0, 900.0, 1200.0))
     assert section.finding == (
-        "6 tokens by the compiled loops (gamma 7: 2 target calls, 1.0 ms; gamma 3: 3 target "
-        "calls, 0.9 ms; standard decoding: 6 target calls, 1.2 ms); the fastest is gamma 3."
+        "The compiled loops, gamma 7: 6 tokens in 2 target calls, 1.0 ms; gamma 3: 6 tokens in 3 "
+        "target calls, 0.9 ms; standard decoding: 6 tokens in 6 target calls, 1.2 ms: the fastest "
+        "is gamma 3."
     )
     assert shown((1000.0, 900.0, 800.0)).finding.endswith("the fastest is standard decoding.")
     drawing, table = section.content

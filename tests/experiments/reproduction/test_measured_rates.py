@@ -137,7 +137,7 @@ def test_table_5_has_the_papers_rows_and_speed_ups_from_measured_costs():
     (first,) = [line for line in at_1.rows if line[:2] == ("T5-small", 1.0)]
     # (1 + .6 + .36 + .216) / 1.15 at the largest gamma that T(m) is known for; / 1.85 with it.
     assert first[-2:] == pytest.approx((2.176 / 1.15, 2.176 / 1.85))
-    assert first[3] == "2.5"
+    assert first[3] == 2.5
     (other,) = [line for line in at_1.rows if line[:2] == ("unigram", 1.0)]
     assert other[4:] == (None,) * 7
     bare = measured_rates.TABLE_5.render(QUICK, {})

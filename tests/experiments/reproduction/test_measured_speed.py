@@ -51,6 +51,7 @@ def result(*rows, **values) -> Done:
         "num_texts": 8,
         "repeats": 2,
         "expected_best": 3,
+        "largest_gamma": 8,
         "confirmed": True,
         "verification_costs": [1.0, 1.3],
         "rows": list(rows),
@@ -109,6 +110,7 @@ def test_statements_follow_the_figures():
     bad = said(speed_up=0.8, expected=0.9, identical=False, num_divergences=1)
     assert "0 of 2 rows gain, and texts at temperature 0 differ in 2 rows" in bad
     assert "nearer to the measurement in 0 of 2 rows" in bad
+    assert "nothing was decoded at temperature 0" in said(temperature=1.0, identical=None)
 
 
 def test_whether_the_best_gamma_of_theory_was_faster_is_read_off():
@@ -118,8 +120,8 @@ def test_whether_the_best_gamma_of_theory_was_faster_is_read_off():
 
     assert "the faster one in 1 of 1 comparisons" in said(1.2, 1.4)
     assert "the faster one in 0 of 1 comparisons" in said(1.4, 1.2)
-    assert "theory expects no gamma to gain" not in said(1.2, 1.4)
-    assert "In 1 of 1 settings theory expects no gamma to gain" in said(0.5, 0.8, expected_best=0)
+    assert "theory expects none to gain" not in said(1.2, 1.4)
+    assert "In 1 of 1 settings theory expects none to gain" in said(0.5, 0.8, expected_best=0)
     assert "A quick run measures the paper's gamma alone in 1 of 1" in said(1, 1, confirmed=False)
 
 
