@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and are stored without their outputs."""
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
     "own_checkpoints": ["tokens a call", "| ngram |", "speed-up"],
-    "t5x_on_tpu": ["t5x.infer", "scripts/tpu", "T(verify)"],
+    "t5x_on_tpu": ["t5x.infer", "scripts/constraints.txt", "T(verify)"],
     "theory": ["0.600", "6.86", "image/png"],
     "tour": ["tokens per target call", "drafts accepted", "identical", "[END]"],
 }
@@ -46,7 +47,8 @@ def test_it_runs(path):
 
 
 def _texts(notebook):
-    """What the cells printed or show, as text; a picture is its type."""
+    """What the cells and widgets printed or show, as text; a picture is its type."""
+    yield json.dumps(notebook.metadata.get("widgets", {}))
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error", output

@@ -19,6 +19,7 @@ class Echo(Generator):
     def __init__(self):
         # No model: nothing of the parent's is called but what is overridden here.
         object.__setattr__(self, "max_source_len", 32)
+        object.__setattr__(self, "target", None)
 
     def tokenize(self, text, options):
         if len(text) >= self.max_source_len:
