@@ -6,8 +6,8 @@ import optax
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPT, GPTConfig
-from spec_t5x.training.losses import mean_loss, token_losses
-from spec_t5x.training.trainer import TrainOptions, TrainState, TrainStep, gradient_step
+from spec_t5x.training.losses import token_losses
+from spec_t5x.training.trainer import TrainOptions, TrainState, TrainStep, distillation_step
 
 
 def init_state(config: GPTConfig, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
@@ -39,25 +39,13 @@ def make_train_step(
     model = GPT(config)
     teacher = GPT(teacher_config) if teacher_config else None
 
-    def loss_fn(params, inputs, key, teacher_params):
-        _, shifted, targets = inputs
-        logits = model.apply({"params": params}, shifted, rngs={"dropout": key})
-        teacher_logits = None
-        if teacher:
-            teacher_logits = teacher.apply(
-                {"params": teacher_params}, shifted, enable_dropout=False
-            )
-        sums = token_losses(
-            logits,
-            targets,
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            teacher_logits=teacher_logits,
-            distillation_weight=options.distillation_weight,
-        )
-        return mean_loss(sums), sums
+    def logits(params, inputs, key):
+        return model.apply({"params": params}, inputs[1], rngs={"dropout": key})
 
-    return gradient_step(loss_fn, optimizer)
+    def teacher_logits(params, inputs):
+        return teacher.apply({"params": params}, inputs[1], enable_dropout=False)
+
+    return distillation_step(logits, teacher_logits if teacher else None, optimizer, options)
 
 
 def make_eval_step(config: GPTConfig):

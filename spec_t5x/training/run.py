@@ -32,6 +32,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.evaluate import translation_bleu
@@ -156,7 +157,7 @@ def train(
         loaded_teacher and Teacher(config=loaded_teacher.config, params=loaded_teacher.params),
         initial and initial.params,
     )
-    _export(result, directory / "model", model, vocabulary, export_dtype)
+    export(result, directory / "model", model, vocabulary, export_dtype)
     if bleu_pairs and data.dev_file:
         _report_bleu(directory / "model", data, bleu_pairs)
     return result
@@ -284,8 +285,16 @@ def _report_bleu(model: Path, data: DataOptions, num_pairs: int) -> None:
     say(f"dev BLEU {score.score:.2f} of {score.num_sentences} pairs ({score.signature})")
 
 
-def _export(result, directory, model, vocabulary, dtype) -> None:
-    extra = {"step": int(result.state.step)}
+def export(
+    result: TrainResult,
+    directory: Path,
+    model: ModelConfig,
+    vocabulary: Vocabulary,
+    dtype: str,
+    **more: float,
+) -> None:
+    """Saves what was trained, with its step, its figures on held-out text and ``more``."""
+    extra = {"step": int(result.state.step), **more}
     if result.dev is not None:
         extra |= dataclasses.asdict(result.dev)
     save_model(

@@ -16,7 +16,6 @@ import gin
 
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs
 from spec_t5x.data.lines import read_lines, tokenise_cached
 from spec_t5x.data.vocabulary import Vocabulary
@@ -25,7 +24,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.language_model import init_state, make_eval_step, make_train_step
-from spec_t5x.training.run import OptimizerOptions, say
+from spec_t5x.training.run import OptimizerOptions, export, say
 from spec_t5x.training.trainer import TrainOptions, TrainResult, run_steps
 
 
@@ -162,7 +161,11 @@ def train_lm(
         directory,
         frozen=loaded and loaded.params,
     )
-    _export(result, directory / "model", model, vocabulary, export_dtype)
+    figures = {}
+    if result.dev is not None:
+        figures["perplexity"] = result.dev.perplexity
+        say(f"dev perplexity {result.dev.perplexity:.2f}")
+    export(result, directory / "model", model, vocabulary, export_dtype, **figures)
     return result
 
 
@@ -241,21 +244,3 @@ def _sample(texts: Iterable[str], size: int) -> list[str]:
         elif (place := chance.randrange(number + 1)) < size:
             sample[place] = text
     return sample
-
-
-def _export(result, directory, model, vocabulary, dtype) -> None:
-    extra = {"step": int(result.state.step)}
-    if result.dev is not None:
-        extra |= dataclasses.asdict(result.dev) | {"perplexity": result.dev.perplexity}
-        say(f"dev perplexity {result.dev.perplexity:.2f}")
-    save_model(
-        directory,
-        result.state.params,
-        model,
-        vocabulary,
-        dtype=dtype,
-        extra=extra,
-        overwrite=True,  # an earlier, shorter run's
-    )
-    ending = "finished" if result.finished else "out of time"
-    say(f"{ending} at step {int(result.state.step)}; model in {directory}")

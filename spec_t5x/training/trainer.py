@@ -115,21 +115,36 @@ def make_train_step(
     model = Transformer(config)
     teacher_model = Transformer(teacher_config) if teacher_config else None
 
+    def logits(params, inputs, key):
+        return model.apply({"params": params}, *inputs, enable_dropout=True, rngs={"dropout": key})
+
+    def teacher_logits(params, inputs):
+        return teacher_model.apply({"params": params}, *inputs, enable_dropout=False)
+
+    return distillation_step(logits, teacher_logits if teacher_model else None, optimizer, options)
+
+
+def distillation_step(
+    logits: Callable[[PyTree, Inputs, Key[Array, ""]], Array],
+    teacher_logits: Callable[[PyTree, Inputs], Array] | None,
+    optimizer: optax.GradientTransformation,
+    options: TrainOptions,
+) -> TrainStep:
+    """``make_train_step`` for any network.
+
+    Args:
+        logits: of ``(params, inputs, dropout key)``, for each target token.
+        teacher_logits: of ``(teacher's params, inputs)``; None without a teacher.
+        optimizer, options: as there.
+    """
+
     def loss_fn(params, inputs, key, teacher_params):
-        logits = model.apply(
-            {"params": params}, *inputs, enable_dropout=True, rngs={"dropout": key}
-        )
-        teacher_logits = None
-        if teacher_model:
-            teacher_logits = teacher_model.apply(
-                {"params": teacher_params}, *inputs, enable_dropout=False
-            )
         sums = token_losses(
-            logits,
+            logits(params, inputs, key),
             inputs[2],
             label_smoothing=options.label_smoothing,
             z_loss=options.z_loss,
-            teacher_logits=teacher_logits,
+            teacher_logits=teacher_logits and teacher_logits(teacher_params, inputs),
             distillation_weight=options.distillation_weight,
         )
         return mean_loss(sums), sums
