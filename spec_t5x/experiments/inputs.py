@@ -1,7 +1,6 @@
 """What experiments decode: a loaded target, and texts that it takes."""
 
 import dataclasses
-import itertools
 import logging
 
 from spec_t5x.checkpoints.loaded_model import LoadedModel
@@ -74,15 +73,21 @@ def read_texts(
     )
     pairs = [pair for part in read_sets(read, generator.vocabulary) for pair in part.pairs]
     name = options.data or options.mixture_or_task
-    usable = [(source, fits(generator, source, decoding)) for source, _ in pairs]
-    texts = list(itertools.islice((source for source, fit in usable if fit), limit))
+    texts, num_skipped = [], 0
+    for source, _ in pairs:
+        if len(texts) == limit:
+            break
+        if fits(generator, source, decoding):
+            texts.append(source)
+        else:
+            num_skipped += 1
     if not texts:
         raise InputError(f"{name} has no input that the target takes: give another, or truncate")
-    if num_skipped := sum(not fit for _, fit in usable):
+    if num_skipped:
         logging.getLogger(__name__).warning(
             "%d of %d inputs of %s are empty or too long and left out: truncate cuts long ones",
             num_skipped,
-            len(usable),
+            len(texts) + num_skipped,
             name,
         )
     return texts
