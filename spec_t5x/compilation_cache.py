@@ -6,6 +6,17 @@ from pathlib import Path
 import jax
 
 
+def user_cache() -> Path:
+    """Where the package keeps what it can make again: ``~/.cache/spec_t5x``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_t5x"
+
+
+def user_cache() -> Path:
+    """The package's folder in the user's cache, which need not be there."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "spec_t5x"
+
+
 def enable() -> None:
     """Keeps compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
@@ -13,8 +24,7 @@ def enable() -> None:
     """
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if directory is None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        directory = str(Path(base) / "spec_t5x" / "compiled")
+        directory = str(user_cache() / "compiled")
     if not directory:
         return
     jax.config.update("jax_compilation_cache_dir", directory)

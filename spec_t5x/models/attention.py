@@ -5,13 +5,16 @@ holds the factor) and adds a learned bias by relative position, shared by all
 layers of a stack.
 """
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.models.layers import Dense, dropout, fan_in_normal
+from spec_t5x.cpu_kernels import calls as cpu_kernels
+from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
@@ -53,9 +56,12 @@ class Attention(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "batch new embed"]:
         """Attends from ``inputs`` to ready keys and values; softmax in float32."""
-        queries = self._split_heads(self.query(inputs))
-        if self.scales_scores:
-            queries = queries * self.head_dim**-0.5
+        if self.query.uses_kernels(inputs) and bias.shape[1:3] == (1, 1):
+            # One bias for all heads and queries: padding of the source.
+            mask = jnp.broadcast_to(bias[:, 0, 0], (inputs.shape[0], bias.shape[3]))
+            queries = self.query(inputs)
+            return self.out(cpu_kernels.source_attention(queries, keys, values, mask, self._scale))
+        queries = self._split_heads(self.query(inputs)) * self._scale
         # Plain matmuls, row by column: an einsum straight to the layout wanted below
         # swaps the operands, for which XLA's CPU backend has no fast kernel.
         scores = jnp.matmul(queries, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
@@ -87,6 +93,32 @@ class Attention(nn.Module):
         keys, values = write(keys, new_keys), write(values, new_values)
         return self.attend(inputs, keys, values, bias), keys, values
 
+    def extend_text(
+        self,
+        inputs: Float32[Array, "batch new embed"],
+        keys: Float32[Array, "batch heads length head_dim"],
+        values: Float32[Array, "batch heads length head_dim"],
+        starts: Int[Array, "batch"],
+        bias: Float32[Array, "heads length"] | None,
+    ):
+        """``extend`` of rows by tokens that follow one another, by a CPU kernel.
+
+        Args:
+          inputs: of the new tokens.
+          keys, values: the cache.
+          starts: each row's length.
+          bias: by distance, as ``RelativeBias.by_distance`` gives it; None for none.
+        """
+        new = apply_together([self.query, self.key, self.value], inputs)
+        context, keys, values = cpu_kernels.extend_attention(
+            *new, keys, values, starts, bias, self._scale
+        )
+        return self.out(context), keys, values
+
+    @property
+    def _scale(self) -> float:
+        return self.head_dim**-0.5 if self.scales_scores else 1.0
+
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
         # The layout wanted below stops here. XLA for TPUs would carry it on to the
@@ -95,6 +127,27 @@ class Attention(nn.Module):
         heads = joined.reshape(batch, length, self.num_heads, self.head_dim)
         heads = constrain(heads, ("batch", "length", "heads", "kv"))
         return heads.transpose(0, 2, 1, 3)
+
+
+# How a layer's self-attention takes in new tokens: from the attention, its inputs and the
+# layer's cache to the outputs and the new keys and values.
+ExtendSelf = Callable[..., tuple[Array, Array, Array]]
+
+
+def by_write(write: Callable[[Array, Array], Array], bias: Float32[Array, "..."]) -> ExtendSelf:
+    """New tokens in whatever places of the cache ``write`` puts them."""
+    return lambda attention, inputs, cache: attention.extend(
+        inputs, cache.keys, cache.values, write, bias
+    )
+
+
+def by_kernel(
+    starts: Int[Array, "batch"], bias: Float32[Array, "heads length"] | None
+) -> ExtendSelf:
+    """New tokens after each row's length, by a CPU kernel."""
+    return lambda attention, inputs, cache: attention.extend_text(
+        inputs, cache.keys, cache.values, starts, bias
+    )
 
 
 class RelativeBias(nn.Module):
@@ -137,10 +190,13 @@ class RelativeBias(nn.Module):
     ) -> Float32[Array, "batch heads new length"]:
         """Bias of queries over slots that lie ``distances`` before them, where visible."""
         # The bias depends on the distance alone: a table over distances first.
-        length = distances.shape[2]
-        by_distance = jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
+        by_distance = self.by_distance(distances.shape[2])
         bias = jnp.take(by_distance, jnp.maximum(distances, 0), axis=1, mode="clip")
         return jnp.where(visible[None], bias, MASKED).transpose(1, 0, 2, 3)
+
+    def by_distance(self, length: int) -> Float32[Array, "heads length"]:
+        """Bias of a key that lies 0, 1, … ``length - 1`` places before its query."""
+        return jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
 
     def _bucket(self, relative: np.ndarray, bidirectional: bool) -> np.ndarray:
         """Bucket of ``key position - query position``, a constant of the program.

@@ -123,7 +123,8 @@ def write(
 
     if cached.shape[0] == 1:
         # A plain update in place; the batched form below lowers to a scatter.
-        written = write_row(cached[0], new[0], starts[0])[None]
+        written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
+        written = lax.optimization_barrier(written)
     else:
         written = jax.vmap(write_row)(cached, new, starts)
     return constrain(written, AXES)

@@ -2,7 +2,7 @@
 
 Counted from the shapes of the parameters, of which none is made: the sizes of T5-XXL are
 counted on any machine. Time is another matter (``experiments.tpu_compilation`` predicts
-it, ``experiments.step_times`` measures it): a step takes at least as long as the slower of
+it, ``tuning.step_times`` measures it): a step takes at least as long as the slower of
 the two takes at the machine's speed.
 
 * Operations: of the matrix products, a multiplication with its addition as two. What is

@@ -12,6 +12,7 @@ The start token (id 0) is input only: its logit is ``MASKED``, so that it is nev
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -20,12 +21,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import MASKED, Attention, mask_bias
+from spec_t5x.models.attention import (
+    MASKED,
+    Attention,
+    ExtendSelf,
+    by_kernel,
+    by_write,
+    mask_bias,
+)
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
-from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout
+from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import check_names, check_sizes
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
@@ -105,11 +114,10 @@ class GPTLayer(nn.Module):
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
         return states + self.residual_dropout(update, deterministic=deterministic)
 
-    def extend(self, inputs, cache: KeysValues, write, bias):
-        """The layer over new tokens: their states and the cache, written by ``write``."""
-        attended, keys, values = self.attention.extend(
-            self.pre_attention_layer_norm(inputs), cache.keys, cache.values, write, bias
-        )
+    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
+        """The layer over new tokens: their states and the cache."""
+        normed = self.pre_attention_layer_norm(inputs)
+        attended, keys, values = extend_self(self.attention, normed, cache)
         states = inputs + attended
         return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
 
@@ -170,14 +178,14 @@ class GPT(nn.Module):
         """
         starts, new = cache.lengths, tokens.shape[1]
         positions = starts[:, None] + jnp.arange(new)[None, :]
-        slots = jnp.arange(cache.max_length)[None, None, :]
-        states, cache = self._extend(
-            cache,
-            tokens,
-            positions,
-            lambda cached, fresh: cache_lib.write(cached, fresh, starts),
-            positions[:, :, None] >= slots,
-        )
+        embedded = self._embed(tokens, positions)
+        if cpu_kernels.in_use() and cpu_kernels.is_small(embedded):
+            extend_self = by_kernel(starts, None)
+        else:
+            visible = positions[:, :, None] >= jnp.arange(cache.max_length)[None, None, :]
+            write = functools.partial(cache_lib.write, starts=starts)
+            extend_self = by_write(write, mask_bias(visible)[:, None])
+        states, cache = self._extend(embedded, cache, extend_self)
         return self._whole_logits(states), states, cache.at(starts + new)
 
     def extend_nodes(
@@ -189,12 +197,11 @@ class GPT(nn.Module):
 
         Returns the logits after each, the states they were made from, and the cache.
         """
+        write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
         states, cache = self._extend(
+            self._embed(nodes.tokens, nodes.positions),
             cache,
-            nodes.tokens,
-            nodes.positions,
-            lambda cached, fresh: cache_lib.write_slots(cached, fresh, nodes.slots),
-            nodes.visible,
+            by_write(write, mask_bias(nodes.visible)[:, None]),
         )
         return self._whole_logits(states), states, cache
 
@@ -204,20 +211,16 @@ class GPT(nn.Module):
         """The output layer: logits of normed states, in float32."""
         states = states.astype(jnp.float32)
         if self.config.logits_via_embedding:
-            contract_last = (((states.ndim - 1,), (1,)), ((), ()))
-            embedding = self.token_embedding.astype(jnp.float32)
-            logits = lax.dot_general(states, embedding, contract_last)
+            logits = times_table(states, self.token_embedding)
         else:
             logits = self.logits_dense(states)
         is_start = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == PAD_ID
         return jnp.where(is_start, MASKED, logits)
 
-    def _extend(self, cache: DecoderOnlyCache, tokens, positions, write, visible):
-        states = self._embed(tokens, positions)
-        bias = mask_bias(visible)[:, None]
+    def _extend(self, states, cache: DecoderOnlyCache, extend_self: ExtendSelf):
         layers = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, write, bias)
+            states, layer_cache = layer.extend(states, layer_cache, extend_self)
             layers.append(layer_cache)
         return self.final_layer_norm(states), cache.replace(layers=tuple(layers))
 
@@ -244,11 +247,14 @@ class GPTModel:
 
     params: PyTree
     module: GPT = flax.struct.field(pytree_node=False)
+    # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
+    kernels: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def create(cls, params: PyTree, config: GPTConfig) -> "GPTModel":
         """Binds a parameter tree to its configuration."""
-        return cls(params=jax.tree.map(jnp.asarray, params), module=GPT(config))
+        params = jax.tree.map(jnp.asarray, params)
+        return cls(params, GPT(config), kernels=cpu_kernels.suit(params))
 
     @property
     def config(self) -> GPTConfig:
@@ -340,7 +346,8 @@ class GPTModel:
         return cache.at(lengths)
 
     def _apply(self, *args, method):
-        return self.module.apply({"params": self.params}, *args, method=method)
+        with cpu_kernels.using(self.kernels):
+            return self.module.apply({"params": self.params}, *args, method=method)
 
 
 def abstract_variables(config: GPTConfig) -> PyTree:

@@ -6,12 +6,13 @@ checkpoints restore without a map and its partitioning rules apply.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Float, Float32, Int
 
@@ -39,13 +40,29 @@ class Dense(nn.Module):
             jnp.float32,
             axes=self.kernel_axes,
         )
-        outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
-        if not self.use_bias:
+        bias = None
+        if self.use_bias:
+            init, axes = nn.initializers.zeros, self.kernel_axes[1:]
+            bias = param_with_axes("bias", init, (self.features,), jnp.float32, axes=axes)
+        if self.uses_kernels(inputs):
+            (outputs,) = cpu_kernels.multiply(inputs, [kernel])
+        else:
+            outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
+        if bias is None:
             return outputs
-        bias = param_with_axes(
-            "bias", nn.initializers.zeros, (self.features,), jnp.float32, axes=self.kernel_axes[1:]
-        )
         return outputs + _along_last_axis(bias.astype(self.dtype), outputs.ndim)
+
+    def uses_kernels(self, inputs: Array) -> bool:
+        """Whether this map of these inputs is a CPU kernel's."""
+        return _uses_kernels(self.dtype, inputs)
+
+
+def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) -> list[Array]:
+    """What each of the maps makes of the same inputs."""
+    if not all(dense.uses_kernels(inputs) for dense in maps) or any(d.use_bias for d in maps):
+        return [dense(inputs) for dense in maps]
+    # One call: threads are woken once, and the short ones do not wait for one another.
+    return cpu_kernels.multiply(inputs, [dense.get_variable("params", "kernel") for dense in maps])
 
 
 class Embed(nn.Module):
@@ -75,8 +92,18 @@ class Embed(nn.Module):
         # Rescaling the states is the same map as rescaling the logits and touches
         # fewer numbers.
         states = states.astype(jnp.float32) * self.features**-0.5
-        contract_last = (((states.ndim - 1,), (1,)), ((), ()))
-        return lax.dot_general(states, self.embedding.astype(jnp.float32), contract_last)
+        return times_table(states, self.embedding)
+
+
+def times_table(
+    states: Float32[Array, "*rows embed"], table: Float[Array, "vocab embed"]
+) -> Float32[Array, "*rows vocab"]:
+    """``states @ table.T`` in float32: a table of embeddings as the output layer."""
+    table = table.astype(jnp.float32)
+    if _uses_kernels("float32", states):
+        return cpu_kernels.dot_with_table(states, table)
+    contract_last = (((states.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(states, table, contract_last)
 
 
 class RMSNorm(nn.Module):
@@ -90,6 +117,8 @@ class RMSNorm(nn.Module):
         scale = param_with_axes(
             "scale", nn.initializers.ones, (inputs.shape[-1],), jnp.float32, axes=("embed",)
         )
+        if _uses_kernels(self.dtype, inputs):
+            return cpu_kernels.normalize(inputs, scale, self.epsilon)
         inputs = inputs.astype(jnp.float32)
         # A product with a vector of 1 / embed: XLA's CPU backend splits a mean into
         # three small reductions, which costs more than all else in this layer. In full
@@ -112,6 +141,9 @@ class LayerNorm(nn.Module):
         shape = (inputs.shape[-1],)
         scale = param_with_axes("scale", nn.initializers.ones, shape, jnp.float32, axes=("embed",))
         bias = param_with_axes("bias", nn.initializers.zeros, shape, jnp.float32, axes=("embed",))
+        if _uses_kernels(self.dtype, inputs):
+            normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=True)
+            return normed + _along_last_axis(bias, inputs.ndim)
         inputs = inputs.astype(jnp.float32)
         # Means as products with a vector, as in ``RMSNorm``.
         weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
@@ -138,12 +170,17 @@ class Mlp(nn.Module):
     def __call__(
         self, inputs: Float[Array, "batch length embed"], deterministic: bool = True
     ) -> Float[Array, "batch length embed"]:
-        branches = []
-        for index, activation in enumerate(self.activations):
-            name = "wi" if len(self.activations) == 1 else f"wi_{index}"
-            branch = self._dense(self.mlp_dim, ("embed", "mlp"), name)(inputs)
-            branches.append(_activation(activation)(branch))
-        hidden = functools.reduce(operator.mul, branches)
+        count = len(self.activations)
+        names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
+        maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in names]
+        branches = apply_together(maps, inputs)
+        hidden = functools.reduce(
+            operator.mul,
+            (
+                _activation(name)(branch)
+                for name, branch in zip(self.activations, branches, strict=True)
+            ),
+        )
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
         return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
@@ -155,6 +192,10 @@ class Mlp(nn.Module):
 def dropout(rate: float) -> nn.Dropout:
     """T5's dropout: one mask for all positions of a row."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
+
+
+def _uses_kernels(dtype: str, inputs: Array) -> bool:
+    return cpu_kernels.in_use() and dtype == "float32" and cpu_kernels.is_small(inputs)
 
 
 def _activation(name: str) -> Callable[[Array], Array]:

@@ -3,6 +3,7 @@
 import flax.struct
 import jax
 
+from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -19,11 +20,14 @@ class T5Model:
 
     params: PyTree
     module: Transformer = flax.struct.field(pytree_node=False)
+    # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
+    kernels: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def create(cls, params: PyTree, config: T5Config) -> "T5Model":
         """Binds a parameter tree (T5X's names) to its configuration."""
-        return cls(params=jax.tree.map(jax.numpy.asarray, params), module=Transformer(config))
+        params = jax.tree.map(jax.numpy.asarray, params)
+        return cls(params, Transformer(config), kernels=cpu_kernels.suit(params))
 
     @property
     def config(self) -> T5Config:
@@ -86,4 +90,5 @@ class T5Model:
         return cache.at(lengths)
 
     def _apply(self, *args, method):
-        return self.module.apply({"params": self.params}, *args, method=method)
+        with cpu_kernels.using(self.kernels):
+            return self.module.apply({"params": self.params}, *args, method=method)

@@ -11,6 +11,7 @@ ways to call it:
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +19,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import Attention, RelativeBias, mask_bias
+from spec_t5x.models.attention import (
+    Attention,
+    ExtendSelf,
+    RelativeBias,
+    by_kernel,
+    by_write,
+    mask_bias,
+)
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.models.logical_axes import constrain
@@ -121,12 +130,10 @@ class DecoderLayer(nn.Module):
         room = constrain(room, cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
 
-    def extend(self, inputs, cache: LayerCache, write, bias, cross_bias):
-        """The layer over new tokens: their states and the cache, written by ``write``."""
+    def extend(self, inputs, cache: LayerCache, extend_self: ExtendSelf, cross_bias):
+        """The layer over new tokens: their states and the cache."""
         normed = self.pre_self_attention_layer_norm(inputs)
-        attended, keys, values = self.self_attention.extend(
-            normed, cache.keys, cache.values, write, bias
-        )
+        attended, keys, values = extend_self(self.self_attention, normed, cache)
         states = inputs + attended
         attended = self.encoder_decoder_attention.attend(
             self.pre_cross_attention_layer_norm(states),
@@ -188,28 +195,26 @@ class Decoder(nn.Module):
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
     def extend(self, embedded, cache: DecoderCache):
-        starts = cache.lengths
-        bias = self.relpos_bias.causal_at(starts, embedded.shape[1], cache.max_length)
-        states, cache = self._extend(
-            embedded, cache, lambda cached, new: cache_lib.write(cached, new, starts), bias
-        )
-        return states, cache.at(starts + embedded.shape[1])
+        starts, new = cache.lengths, embedded.shape[1]
+        if cpu_kernels.in_use() and cpu_kernels.is_small(embedded):
+            extend_self = by_kernel(starts, self.relpos_bias.by_distance(cache.max_length))
+        else:
+            bias = self.relpos_bias.causal_at(starts, new, cache.max_length)
+            extend_self = by_write(functools.partial(cache_lib.write, starts=starts), bias)
+        states, cache = self._extend(embedded, cache, extend_self)
+        return states, cache.at(starts + new)
 
     def extend_nodes(self, embedded, cache: DecoderCache, nodes: Nodes):
         distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
         bias = self.relpos_bias.at_distances(distances, nodes.visible)
-        return self._extend(
-            embedded,
-            cache,
-            lambda cached, new: cache_lib.write_slots(cached, new, nodes.slots),
-            bias,
-        )
+        write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
+        return self._extend(embedded, cache, by_write(write, bias))
 
-    def _extend(self, states, cache: DecoderCache, write, bias):
+    def _extend(self, states, cache: DecoderCache, extend_self: ExtendSelf):
         cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
         layers = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, write, bias, cross_bias)
+            states, layer_cache = layer.extend(states, layer_cache, extend_self, cross_bias)
             layers.append(layer_cache)
         return self.decoder_norm(states), cache.replace(layers=tuple(layers))
 

@@ -1,0 +1,145 @@
+"""What the networks call: products of few rows, and attention over a cache.
+
+``in_use`` says, while a program is traced, whether its decoder steps go through the kernels.
+A model on one CPU device switches it on (``T5Model.create``); training, and any other
+device, is XLA's alone.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.cpu_kernels.library import available
+from spec_t5x.types import Array, Float32, Int, PyTree
+
+# Above this many rows arithmetic bounds a product, and XLA's is the better one.
+MAX_ROWS = 96
+
+_active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
+
+
+def in_use() -> bool:
+    """Whether what is being traced goes through the kernels."""
+    return _active.get()
+
+
+@contextlib.contextmanager
+def using(active: bool) -> Iterator[None]:
+    """Within it, decoder steps are traced with the kernels, or without them."""
+    token = _active.set(active)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def suit(params: PyTree) -> bool:
+    """Whether a model with these parameters can use the kernels.
+
+    They must be float32 arrays, all of them on one CPU device, and the kernels be available.
+    """
+    leaves = jax.tree.leaves(params)
+    if not leaves or not all(map(_is_suitable, leaves)):
+        return False
+    devices = set().union(*(leaf.devices() for leaf in leaves))
+    return len(devices) == 1 and devices.pop().platform == "cpu" and available()
+
+
+def multiply(
+    inputs: Float32[Array, "*rows inner"], weights: Sequence[Float32[Array, "inner _"]]
+) -> list[Float32[Array, "*rows _"]]:
+    """``inputs @ weight`` for each weight; the inputs are read once."""
+    rows = inputs.shape[:-1]
+    shapes = [jax.ShapeDtypeStruct((*rows, weight.shape[1]), jnp.float32) for weight in weights]
+    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, *weights)
+
+
+def dot_with_table(
+    inputs: Float32[Array, "*rows inner"], table: Float32[Array, "vocab inner"]
+) -> Float32[Array, "*rows vocab"]:
+    """``inputs @ table.T``, without a transposed table."""
+    shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, table)
+
+
+def normalize(
+    inputs: Float32[Array, "*rows width"],
+    scale: Float32[Array, "width"],
+    epsilon: float,
+    centred: bool = False,
+) -> Float32[Array, "*rows width"]:
+    """``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale``; centred, less their mean first."""
+    shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XNormalize", shape)(
+        inputs, scale, epsilon=np.float32(epsilon), centred=centred
+    )
+
+
+def is_small(inputs: Array) -> bool:
+    """Whether a product of these inputs is one that the kernels are for."""
+    return inputs.size <= MAX_ROWS * inputs.shape[-1] and inputs.dtype == jnp.float32
+
+
+def extend_attention(
+    queries: Float32[Array, "batch new joined"],
+    new_keys: Float32[Array, "batch new joined"],
+    new_values: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "batch heads length head_dim"],
+    values: Float32[Array, "batch heads length head_dim"],
+    starts: Int[Array, "batch"],
+    bias: Float32[Array, "heads length"] | None,
+    scale: float = 1.0,
+) -> tuple[
+    Float32[Array, "batch new joined"],
+    Float32[Array, "batch heads length head_dim"],
+    Float32[Array, "batch heads length head_dim"],
+]:
+    """Writes new keys and values at ``starts``, then attends to what each query may see.
+
+    A query at position p sees positions 0 … p of its row: the cost grows with the text, not
+    with the cache's length.
+
+    Args:
+      queries, new_keys, new_values: of the new tokens, heads joined.
+      keys, values: the cache, updated in place.
+      starts: position of each row's first new token.
+      bias: added to the scores by distance; None for none.
+      scale: factor of the scores before the bias.
+
+    Returns:
+      The contexts, heads joined, and the cache.
+    """
+    if bias is None:
+        bias = jnp.zeros((0, 0), jnp.float32)
+    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
+    call = jax.ffi.ffi_call("SpecT5XExtend", shapes, input_output_aliases={3: 1, 4: 2})
+    return tuple(
+        call(queries, new_keys, new_values, keys, values, starts, bias, scale=np.float32(scale))
+    )
+
+
+def source_attention(
+    queries: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "batch heads source head_dim"],
+    values: Float32[Array, "batch heads source head_dim"],
+    mask: Float32[Array, "batch source"],
+    scale: float = 1.0,
+) -> Float32[Array, "batch new joined"]:
+    """Attends to a source: ``mask`` is added to the scores, negative where there is no token."""
+    shape = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XAttend", shape)(
+        queries, keys, values, mask, scale=np.float32(scale)
+    )
+
+
+def _is_suitable(leaf) -> bool:
+    # A traced model's devices are not known.
+    return (
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.dtype == jnp.float32
+    )

@@ -1,0 +1,549 @@
+// Decoder steps on a CPU: matrix products of few rows, and attention over a cache.
+//
+// A decoder step reads every weight once for a handful of rows, so it should run at the
+// speed of memory. XLA's matrix-vector products use one thread below some size, and its
+// products of 2 to 16 rows read weights at a third of that speed; these kernels read them
+// as fast as memory gives them, with all threads, whatever the number of rows.
+//
+// Every row is computed by the same additions in the same order, however many rows there
+// are and however the work is shared out: verifying gamma + 1 tokens gives, bit for bit,
+// the logits that decoding them one by one gives.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// 16 floats: one register with AVX-512, several elsewhere. GCC and Clang know the type.
+constexpr int kLanes = 16;
+typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
+
+inline Lanes Load(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+
+inline void Store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes)); }
+
+typedef float HalfLanes __attribute__((vector_size(2 * kLanes), aligned(4)));
+typedef float QuarterLanes __attribute__((vector_size(kLanes), aligned(4)));
+
+inline float Sum(Lanes lanes) {
+  HalfLanes halves[2];
+  std::memcpy(halves, &lanes, sizeof(lanes));
+  const HalfLanes half = halves[0] + halves[1];
+  QuarterLanes quarters[2];
+  std::memcpy(quarters, &half, sizeof(half));
+  const QuarterLanes quarter = quarters[0] + quarters[1];
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+// Has the compiler hold a value in a register, where it would load it again for each use.
+inline void Keep(Lanes& lanes) {
+#ifdef __AVX512F__
+  asm volatile("" : "+v"(lanes));
+#endif
+}
+
+// Sharing out. The caller works through the pieces itself and waits for nothing but
+// pieces that another thread has begun, so that a pool without a free thread is no
+// deadlock.
+template <typename Work>
+void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& work) {
+  const int64_t helpers = worth_it ? std::min<int64_t>(pool.num_threads(), pieces) - 1 : 0;
+  if (helpers <= 0) {
+    for (int64_t piece = 0; piece < pieces; ++piece) work(piece);
+    return;
+  }
+  struct Progress {
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> done{0};
+  };
+  auto progress = std::make_shared<Progress>();
+  // A helper that starts late finds nothing left, and does not touch ``work``.
+  auto run = [progress, pieces, &work] {
+    for (;;) {
+      const int64_t piece = progress->next.fetch_add(1);
+      if (piece >= pieces) return;
+      work(piece);
+      progress->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(run)(run));
+  run();
+  int spins = 0;
+  while (progress->done.load(std::memory_order_acquire) < pieces) {
+    if (++spins > 2000) std::this_thread::yield();
+  }
+}
+
+// Work below which waking another thread costs more than it saves: bytes of weights.
+constexpr int64_t kBytesWorthSharing = 96 * 1024;
+
+// outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
+
+constexpr int kColumnBlock = 4 * kLanes;
+constexpr int kInnerBlock = 64;
+
+// Rows of one block of columns and of k; U registers of columns.
+template <int kRows, int kWidth>
+inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weights,
+                          int64_t columns, int64_t num_k, bool first, bool prefetch,
+                          float* outputs) {
+  Lanes sums[kRows][kWidth];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kWidth; ++u) {
+      sums[r][u] = first ? Lanes{} : Load(outputs + r * columns + u * kLanes);
+    }
+  }
+  for (int64_t k = 0; k < num_k; ++k) {
+    const float* row = weights + k * columns;
+    if (prefetch) {
+      // The rows of a wide matrix lie pages apart, where the hardware does not look ahead.
+      // To the second cache: rows that are a power of two apart share few places of the first.
+#pragma GCC unroll 4
+      for (int u = 0; u < kWidth; ++u) {
+        __builtin_prefetch(row + 12 * columns + u * kLanes, 0, 2);
+      }
+    }
+    Lanes loaded[kWidth];
+#pragma GCC unroll 4
+    for (int u = 0; u < kWidth; ++u) {
+      loaded[u] = Load(row + u * kLanes);
+      Keep(loaded[u]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const float factor = inputs[r * inner + k];
+#pragma GCC unroll 4
+      for (int u = 0; u < kWidth; ++u) sums[r][u] += factor * loaded[u];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kWidth; ++u) Store(outputs + r * columns + u * kLanes, sums[r][u]);
+  }
+}
+
+// All rows of some columns, whose weights stay in a near cache between groups of rows.
+template <int kWidth>
+void MultiplyColumns(const float* inputs, int64_t rows, int64_t inner, const float* weights,
+                     int64_t columns, float* outputs) {
+  for (int64_t k = 0; k < inner; k += kInnerBlock) {
+    const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
+    const float* block = weights + k * columns;
+    for (int64_t row = 0; row < rows;) {
+      const float* from = inputs + row * inner + k;
+      float* to = outputs + row * columns;
+      const bool prefetch = row == 0;
+      switch (std::min<int64_t>(4, rows - row)) {
+        case 1:
+          MultiplyBlock<1, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
+          row += 1;
+          break;
+        case 2:
+          MultiplyBlock<2, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
+          row += 2;
+          break;
+        case 3:
+          MultiplyBlock<3, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
+          row += 3;
+          break;
+        default:
+          MultiplyBlock<4, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
+          row += 4;
+      }
+    }
+  }
+}
+
+// The columns beyond the last whole register.
+void MultiplyTail(const float* inputs, int64_t rows, int64_t inner, const float* weights,
+                  int64_t columns, int64_t first, float* outputs) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = first; column < columns; ++column) {
+      float sum = 0.0f;
+      for (int64_t k = 0; k < inner; ++k) {
+        sum = std::fma(inputs[row * inner + k], weights[k * columns + column], sum);
+      }
+      outputs[row * columns + column] = sum;
+    }
+  }
+}
+
+struct Product {
+  const float* weights;
+  float* outputs;
+  int64_t columns;
+  // Number of the first of its blocks among those of all products.
+  int64_t first_block;
+};
+
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
+                    ffi::RemainingArgs weights, ffi::RemainingRets outputs) {
+  const int64_t inner = inputs.dimensions().back();
+  const int64_t rows = inputs.element_count() / inner;
+  if (weights.size() != outputs.size()) {
+    return ffi::Error::InvalidArgument("a product needs an output for each weight");
+  }
+  std::vector<Product> products;
+  int64_t blocks = 0, bytes = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    auto weight = weights.get<ffi::Buffer<ffi::F32>>(i);
+    auto output = outputs.get<ffi::Buffer<ffi::F32>>(i);
+    if (weight.has_error()) return weight.error();
+    if (output.has_error()) return output.error();
+    const int64_t columns = weight->dimensions().back();
+    if (weight->element_count() != inner * columns ||
+        (*output)->element_count() != static_cast<size_t>(rows * columns)) {
+      return ffi::Error::InvalidArgument("shapes of a product do not fit");
+    }
+    products.push_back({weight->typed_data(), (*output)->typed_data(), columns, blocks});
+    blocks += (columns + kColumnBlock - 1) / kColumnBlock;
+    bytes += 4 * inner * columns;
+  }
+  // Pieces small enough that threads finish together, large enough to stream.
+  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
+  const float* from = inputs.typed_data();
+  Share(pool, pieces, bytes >= kBytesWorthSharing, [&](int64_t piece) {
+    const int64_t begin = blocks * piece / pieces, end = blocks * (piece + 1) / pieces;
+    size_t which = products.size() - 1;
+    while (products[which].first_block > begin) --which;
+    for (int64_t block = begin; block < end; ++block) {
+      while (which + 1 < products.size() && products[which + 1].first_block <= block) ++which;
+      const Product& product = products[which];
+      const int64_t column = (block - product.first_block) * kColumnBlock;
+      const int64_t whole = std::min<int64_t>(4, (product.columns - column) / kLanes);
+      const float* weight = product.weights + column;
+      float* to = product.outputs + column;
+      switch (whole) {
+        case 4: MultiplyColumns<4>(from, rows, inner, weight, product.columns, to); break;
+        case 3: MultiplyColumns<3>(from, rows, inner, weight, product.columns, to); break;
+        case 2: MultiplyColumns<2>(from, rows, inner, weight, product.columns, to); break;
+        case 1: MultiplyColumns<1>(from, rows, inner, weight, product.columns, to); break;
+      }
+      if (whole < 4) {
+        MultiplyTail(from, rows, inner, product.weights, product.columns,
+                     column + whole * kLanes, product.outputs);
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// outputs[row, n] = sum over k of inputs[row, k] * table[n, k]: a table of embeddings as the
+// output layer.
+
+template <int kRows, int kTokens>
+inline void DotBlock(const float* inputs, int64_t inner, const float* table, int64_t vocab,
+                     float* outputs) {
+  Lanes sums[kRows][kTokens] = {};
+  int64_t k = 0;
+  for (; k + kLanes <= inner; k += kLanes) {
+    Lanes loaded[kTokens];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) loaded[t] = Load(table + t * inner + k);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Lanes factor = Load(inputs + r * inner + k);
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) sums[r][t] += factor * loaded[t];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTokens; ++t) {
+      float sum = Sum(sums[r][t]);
+      for (int64_t rest = k; rest < inner; ++rest) {
+        sum = std::fma(inputs[r * inner + rest], table[t * inner + rest], sum);
+      }
+      outputs[r * vocab + t] = sum;
+    }
+  }
+}
+
+template <int kTokens>
+void DotRows(const float* inputs, int64_t rows, int64_t inner, const float* table,
+             int64_t vocab, float* outputs) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) {
+    DotBlock<4, kTokens>(inputs + row * inner, inner, table, vocab, outputs + row * vocab);
+  }
+  for (; row < rows; ++row) {
+    DotBlock<1, kTokens>(inputs + row * inner, inner, table, vocab, outputs + row * vocab);
+  }
+}
+
+ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::F32> table,
+               ffi::ResultBuffer<ffi::F32> outputs) {
+  const int64_t inner = inputs.dimensions().back();
+  const int64_t rows = inputs.element_count() / inner;
+  const int64_t vocab = table.dimensions().front();
+  if (table.dimensions().back() != inner ||
+      outputs->element_count() != static_cast<size_t>(rows * vocab)) {
+    return ffi::Error::InvalidArgument("shapes of a table and its inputs do not fit");
+  }
+  const int64_t blocks = (vocab + 3) / 4;
+  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
+  Share(pool, pieces, 4 * vocab * inner >= kBytesWorthSharing, [&](int64_t piece) {
+    const int64_t end = std::min(vocab, 4 * (blocks * (piece + 1) / pieces));
+    int64_t token = 4 * (blocks * piece / pieces);
+    for (; token + 4 <= end; token += 4) {
+      DotRows<4>(inputs.typed_data(), rows, inner, table.typed_data() + token * inner, vocab,
+                 outputs->typed_data() + token);
+    }
+    for (; token < end; ++token) {
+      DotRows<1>(inputs.typed_data(), rows, inner, table.typed_data() + token * inner, vocab,
+                 outputs->typed_data() + token);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// outputs = inputs / sqrt(mean(inputs ** 2) + epsilon) * scale, over the last axis; with
+// ``centred``, of inputs less their mean (GPT-2's layer norm, its bias left to the caller).
+ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::F32> scale,
+                     ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred) {
+  const int64_t width = scale.element_count();
+  const int64_t rows = inputs.element_count() / width;
+  const float* factors = scale.typed_data();
+  const int64_t whole = width / kLanes * kLanes;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = inputs.typed_data() + row * width;
+    float* to = outputs->typed_data() + row * width;
+    float mean = 0.0f;
+    if (centred) {
+      Lanes sums = {};
+      for (int64_t i = 0; i < whole; i += kLanes) sums += Load(from + i);
+      mean = Sum(sums);
+      for (int64_t i = whole; i < width; ++i) mean += from[i];
+      mean /= width;
+    }
+    Lanes squares = {};
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Lanes centred_lanes = Load(from + i) - mean;
+      squares += centred_lanes * centred_lanes;
+    }
+    float square = Sum(squares);
+    for (int64_t i = whole; i < width; ++i) {
+      square = std::fma(from[i] - mean, from[i] - mean, square);
+    }
+    const float inverse = 1.0f / std::sqrt(square / width + epsilon);
+    for (int64_t i = 0; i < width; ++i) to[i] = (from[i] - mean) * inverse * factors[i];
+  }
+  return ffi::Error::Success();
+}
+
+// exp(x) for x <= 0, to about 1e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+inline Lanes Exp(Lanes x) {
+  const Lanes lowest = Lanes{} - 87.0f;
+  const IntLanes too_low = x < lowest;
+  x = too_low ? lowest : x;
+  // Adding 1.5 * 2^23 rounds to the nearest whole number.
+  const float magic = 12582912.0f;
+  const Lanes shifted = x * 1.44269504088896341f + magic;
+  const Lanes n = shifted - magic;
+  Lanes r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  IntLanes exponent = __builtin_convertvector(n, IntLanes);
+  exponent = (exponent + 127) << 23;
+  Lanes scale;
+  std::memcpy(&scale, &exponent, sizeof(scale));
+  return too_low ? Lanes{} : p * scale;
+}
+
+// One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
+// ``scores`` has room for ``length``, rounded up to whole registers.
+void AttendOne(const float* query, const float* keys, const float* values, const float* bias,
+               int64_t bias_step, const float* mask, int64_t length, int64_t head_dim,
+               float scale, float* scores, float* context) {
+  for (int64_t j = 0; j < length; ++j) {
+    Lanes sums = {};
+    const float* key = keys + j * head_dim;
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) sums += Load(query + d) * Load(key + d);
+    float score = Sum(sums);
+    for (; d < head_dim; ++d) score = std::fma(query[d], key[d], score);
+    score *= scale;
+    if (bias) score += bias[j * bias_step];
+    if (mask) score += mask[j];
+    scores[j] = score;
+  }
+  const int64_t padded = (length + kLanes - 1) / kLanes * kLanes;
+  for (int64_t j = length; j < padded; ++j) scores[j] = -std::numeric_limits<float>::infinity();
+  float largest = scores[0];
+  for (int64_t j = 1; j < length; ++j) largest = std::max(largest, scores[j]);
+  Lanes totals = {};
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    const Lanes weights = Exp(Load(scores + j) - largest);
+    Store(scores + j, weights);
+    totals += weights;
+  }
+  const float inverse = 1.0f / Sum(totals);
+  int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    Lanes sums = {};
+    for (int64_t j = 0; j < length; ++j) sums += scores[j] * Load(values + j * head_dim + d);
+    Store(context + d, sums * inverse);
+  }
+  for (; d < head_dim; ++d) {
+    float sum = 0.0f;
+    for (int64_t j = 0; j < length; ++j) sum = std::fma(scores[j], values[j * head_dim + d], sum);
+    context[d] = sum * inverse;
+  }
+}
+
+// Multiplications of attention below which another thread is not woken.
+constexpr int64_t kProductsWorthSharing = 100 * 1000;
+
+// Self-attention of new tokens over a cache, into which they are written first.
+//
+// queries, new_keys, new_values [batch, new, heads * head_dim]; cache [batch, heads, length,
+// head_dim]; starts [batch]; bias by distance [heads, length], or [0, 0] for none. Keys after
+// their query, and all that lies beyond a row's length, are never looked at.
+ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
+                  ffi::Buffer<ffi::F32> new_keys, ffi::Buffer<ffi::F32> new_values,
+                  ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
+                  ffi::Buffer<ffi::S32> starts, ffi::Buffer<ffi::F32> bias,
+                  ffi::ResultBuffer<ffi::F32> contexts, ffi::ResultBuffer<ffi::F32> keys,
+                  ffi::ResultBuffer<ffi::F32> values, float scale) {
+  auto shape = old_keys.dimensions();
+  const int64_t batch = shape[0], heads = shape[1], length = shape[2], head_dim = shape[3];
+  const int64_t joined = heads * head_dim;
+  const int64_t num_new = queries.element_count() / (batch * joined);
+  if (num_new > length) return ffi::Error::InvalidArgument("more new tokens than the cache holds");
+  // XLA gives input and output one place; where it does not, the cache is copied.
+  if (keys->typed_data() != old_keys.typed_data()) {
+    std::memcpy(keys->typed_data(), old_keys.typed_data(), old_keys.size_bytes());
+  }
+  if (values->typed_data() != old_values.typed_data()) {
+    std::memcpy(values->typed_data(), old_values.typed_data(), old_values.size_bytes());
+  }
+  const bool has_bias = bias.element_count() > 0;
+  Share(pool, batch * heads, batch * heads * num_new * length * head_dim > kProductsWorthSharing,
+        [&](int64_t piece) {
+    const int64_t row = piece / heads, head = piece % heads;
+    float* head_keys = keys->typed_data() + piece * length * head_dim;
+    float* head_values = values->typed_data() + piece * length * head_dim;
+    const int64_t start = starts.typed_data()[row];
+    // As XLA's updates: a start that would run over the end is moved back.
+    const int64_t place = std::max<int64_t>(0, std::min(start, length - num_new));
+    const int64_t at = row * num_new * joined + head * head_dim;
+    for (int64_t i = 0; i < num_new; ++i) {
+      std::memcpy(head_keys + (place + i) * head_dim, new_keys.typed_data() + at + i * joined,
+                  4 * head_dim);
+      std::memcpy(head_values + (place + i) * head_dim, new_values.typed_data() + at + i * joined,
+                  4 * head_dim);
+    }
+    std::vector<float> scores(length + kLanes);
+    for (int64_t i = 0; i < num_new; ++i) {
+      const int64_t visible = std::max<int64_t>(1, std::min(start + i + 1, length));
+      // By distance: that of the first key is the largest.
+      const float* biases =
+          has_bias ? bias.typed_data() + head * length + visible - 1 : nullptr;
+      AttendOne(queries.typed_data() + at + i * joined, head_keys, head_values, biases, -1,
+                nullptr, visible, head_dim, scale, scores.data(),
+                contexts->typed_data() + at + i * joined);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// Attention of new tokens to a source: mask [batch, length] is added to the scores.
+ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
+                  ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
+                  ffi::Buffer<ffi::F32> mask, ffi::ResultBuffer<ffi::F32> contexts,
+                  float scale) {
+  auto shape = keys.dimensions();
+  const int64_t batch = shape[0], heads = shape[1], length = shape[2], head_dim = shape[3];
+  const int64_t joined = heads * head_dim;
+  const int64_t num_new = queries.element_count() / (batch * joined);
+  Share(pool, batch * heads, batch * heads * num_new * length * head_dim > kProductsWorthSharing,
+        [&](int64_t piece) {
+    const int64_t row = piece / heads, head = piece % heads;
+    const float* row_mask = mask.typed_data() + row * length;
+    // Padding at the end has no weight, unless there is nothing but padding.
+    int64_t used = length;
+    while (used > 0 && row_mask[used - 1] < 0) --used;
+    if (used == 0) used = length;
+    const int64_t at = row * num_new * joined + head * head_dim;
+    std::vector<float> scores(length + kLanes);
+    for (int64_t i = 0; i < num_new; ++i) {
+      AttendOne(queries.typed_data() + at + i * joined,
+                keys.typed_data() + piece * length * head_dim,
+                values.typed_data() + piece * length * head_dim, nullptr, 0, row_mask, used,
+                head_dim, scale, scores.data(), contexts->typed_data() + at + i * joined);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale"));

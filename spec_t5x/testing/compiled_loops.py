@@ -1,0 +1,84 @@
+"""What a compiled program does in its loops, read from its HLO: copies, talk with the host."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+# "%name (parameters) -> type {", or "ENTRY %name …".
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+# "name = f32[1,2]{1,0} copy(…": the shape of the first result, and what is done.
+_INSTRUCTION = re.compile(r"= \(?(\w+)\[([\d,]*)\][^=]*? ([\w\-]+)\(")
+_CALLED = re.compile(
+    r"(?:calls|body|condition|to_apply|\w+_computation)=%?([\w.\-]+)"
+    r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
+)
+_TO_HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
+
+
+def loop_instructions(program: str) -> Iterator[str]:
+    """The lines of all computations that a while loop runs, directly or through others.
+
+    Args:
+      program: optimized HLO, ``compiled.as_text()``.
+    """
+    computations = _computations(program)
+    bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", program)
+    reached, waiting = set(), list(bodies)
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [called for line in computations[name] for called in _called(line)]
+    for name in sorted(reached):
+        yield from computations[name]
+
+
+def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """Instructions in loops that copy an array of one of these shapes, in any layout.
+
+    Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a
+    copy.
+    """
+    wanted = {_essence(shape) for shape in shapes}
+    found = []
+    for line in loop_instructions(program):
+        match = _INSTRUCTION.search(line)
+        if match and match[3] in ("copy", "copy-start", "transpose"):
+            dims = tuple(int(dim) for dim in match[2].split(",") if dim)
+            if _essence(dims) in wanted:
+                found.append(line.strip())
+    return found
+
+
+def host_transfers(program: str) -> list[str]:
+    """Instructions in loops that talk with the host: feeds, sends, calls of Python."""
+    found = []
+    for line in loop_instructions(program):
+        match = re.search(r" ([\w\-]+)\(", line)
+        python = "custom-call" in line and "callback" in line
+        if python or (match and match[1] in _TO_HOST):
+            found.append(line.strip())
+    return found
+
+
+def _computations(program: str) -> dict[str, list[str]]:
+    computations, name = {}, None
+    for line in program.splitlines():
+        match = _COMPUTATION.match(line)
+        if match:
+            name = match[1]
+            computations[name] = []
+        elif name is not None and line.startswith("}"):
+            name = None
+        elif name is not None:
+            computations[name].append(line)
+    return computations
+
+
+def _called(line: str) -> list[str]:
+    groups = [one or several for one, several in _CALLED.findall(line)]
+    names = [name for group in groups for name in group.split(",")]
+    return [name.strip().lstrip("%") for name in names]
+
+
+def _essence(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(dim for dim in shape if dim != 1))

@@ -1,0 +1,230 @@
+"""The CPU kernels against plain formulas, and row against row bit for bit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.cpu_kernels import calls
+from spec_t5x.cpu_kernels.library import available
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    assert available(), "the kernels need a C++ compiler"
+
+
+def draws(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 18])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 64), (5, 7), (130, 100), (64, 17)])
+def test_products(rows, inner, columns):
+    inputs, weights = draws(rows, inner), (draws(inner, columns), draws(inner, 48, seed=1))
+    outputs = calls.multiply(inputs, weights)
+    for output, weight in zip(outputs, weights, strict=True):
+        exact = inputs.astype(np.float64) @ weight.astype(np.float64)
+        np.testing.assert_allclose(output, exact, atol=1e-5 * np.sqrt(inner))
+
+
+@pytest.mark.parametrize("columns", [1024, 1030])
+def test_products_shared_by_threads(columns):
+    # Above the size from which threads take part.
+    inputs, weight = draws(2, 3, 512), draws(512, columns)
+    assert weight.nbytes > 1e6
+    (output,) = calls.multiply(inputs, [weight])
+    np.testing.assert_allclose(output, inputs @ weight, atol=2e-4)
+    (again,) = calls.multiply(inputs, [weight])
+    np.testing.assert_array_equal(output, again)
+
+
+def test_the_number_of_rows_changes_no_bit_of_a_product():
+    inputs, weight, table = draws(11, 200), draws(200, 150), draws(150, 200, seed=2)
+    (together,) = calls.multiply(inputs, [weight])
+    by_table = calls.dot_with_table(inputs, table)
+    for row in range(11):
+        (alone,) = calls.multiply(inputs[row : row + 1], [weight])
+        np.testing.assert_array_equal(alone[0], together[row])
+        np.testing.assert_array_equal(
+            calls.dot_with_table(inputs[row : row + 1], table)[0], by_table[row]
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6])
+@pytest.mark.parametrize(("vocab", "inner"), [(96, 32), (101, 19), (3000, 64)])
+def test_products_with_a_table(rows, vocab, inner):
+    inputs, table = draws(rows, inner), draws(vocab, inner, seed=1)
+    exact = inputs.astype(np.float64) @ table.T.astype(np.float64)
+    np.testing.assert_allclose(calls.dot_with_table(inputs, table), exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [16, 64, 83])
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms(width, centred):
+    inputs, scale = draws(2, 3, width) + 1, draws(width, seed=1)
+    shifted = inputs - inputs.mean(-1, keepdims=True) if centred else inputs
+    expected = shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + 1e-6) * scale
+    found = calls.normalize(inputs, scale, epsilon=1e-6, centred=centred)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+BATCH, HEADS, LENGTH, HEAD_DIM, NEW = 3, 2, 21, 24, 4
+STARTS = np.array([0, 5, 17], np.int32)
+
+
+def split(joined):
+    return joined.reshape(BATCH, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
+
+
+def extension(poison=0.0):
+    """Arguments of ``extend_attention``; what no query may look at is ``poison``."""
+    joined = HEADS * HEAD_DIM
+    new = [draws(BATCH, NEW, joined, seed=seed) for seed in range(3)]
+    cache = [draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (3, 4)]
+    for row, start in enumerate(STARTS):
+        for cached in cache:
+            cached[row, :, start:] = poison
+    return new, cache, draws(HEADS, LENGTH, seed=5)
+
+
+def expected_extension(new, cache, bias, scale):
+    keys, values = (cached.copy() for cached in cache)
+    queries, new_keys, new_values = map(split, new)
+    contexts = np.zeros((BATCH, NEW, HEADS, HEAD_DIM), np.float32)
+    for row, start in enumerate(STARTS):
+        keys[row, :, start : start + NEW] = new_keys[row]
+        values[row, :, start : start + NEW] = new_values[row]
+        for i in range(NEW):
+            seen = start + i + 1
+            scores = np.einsum("hd,hkd->hk", queries[row, :, i], keys[row, :, :seen]) * scale
+            scores = scores + bias[:, :seen][:, ::-1]
+            weights = np.asarray(jax.nn.softmax(scores, axis=-1))
+            contexts[row, i] = np.einsum("hk,hkd->hd", weights, values[row, :, :seen])
+    return contexts.reshape(BATCH, NEW, -1), keys, values
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_attention_over_a_cache_that_it_extends(scale):
+    new, cache, bias = extension()
+    found = calls.extend_attention(*new, *cache, STARTS, bias, scale=scale)
+    for ours, theirs in zip(found, expected_extension(new, cache, bias, scale), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    without = calls.extend_attention(*new, *cache, STARTS, None, scale=scale)
+    expected = expected_extension(new, cache, np.zeros_like(bias), scale)
+    np.testing.assert_allclose(without[0], expected[0], atol=2e-5)
+
+
+def test_attention_looks_at_nothing_beyond_a_query():
+    new, cache, bias = extension()
+    contexts = calls.extend_attention(*new, *cache, STARTS, bias)[0]
+    new, cache, bias = extension(poison=np.nan)
+    np.testing.assert_array_equal(calls.extend_attention(*new, *cache, STARTS, bias)[0], contexts)
+
+
+def test_attention_one_token_after_the_other_is_the_same_bit_for_bit():
+    new, cache, bias = extension()
+    together = calls.extend_attention(*new, *cache, STARTS, bias)
+    keys, values = cache
+    for i in range(NEW):
+        context, keys, values = calls.extend_attention(
+            *(array[:, i : i + 1] for array in new), keys, values, STARTS + i, bias
+        )
+        np.testing.assert_array_equal(context[:, 0], together[0][:, i])
+    np.testing.assert_array_equal(keys, together[1])
+    np.testing.assert_array_equal(values, together[2])
+
+
+def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does():
+    new, cache, bias = extension()
+    starts = np.array([0, LENGTH - 2, LENGTH + 9], np.int32)
+    _, keys, _ = calls.extend_attention(*new, *cache, starts, bias)
+    expected = jax.vmap(lambda row, at, start: jax.lax.dynamic_update_slice(row, at, (0, start, 0)))
+    np.testing.assert_array_equal(keys, expected(cache[0], split(new[1]), starts))
+
+
+def test_attention_to_a_source():
+    queries = draws(BATCH, NEW, HEADS * HEAD_DIM)
+    keys, values = (draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (1, 2))
+    # Padding at the end, in the middle, and nothing else.
+    mask = np.zeros((BATCH, LENGTH), np.float32)
+    mask[0, 15:], mask[1, 3], mask[2] = -1e10, -1e10, -1e10
+    found = calls.source_attention(queries, keys, values, mask)
+    scores = np.einsum("bhnd,bhkd->bhnk", split(queries), keys) + mask[:, None, None]
+    weights = jax.nn.softmax(scores, axis=-1)
+    expected = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(queries.shape)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_the_cache_is_written_in_place():
+    new, cache, bias = extension()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def loop(keys, values):
+        def body(i, carry):
+            return calls.extend_attention(*new, *carry[1:], STARTS, bias)
+
+        return jax.lax.fori_loop(0, 3, body, (jnp.zeros_like(new[0]), keys, values))
+
+    text = loop.lower(*map(jnp.asarray, cache)).compile().as_text()
+    shape = f"f32[{BATCH},{HEADS},{LENGTH},{HEAD_DIM}]"
+    copies = [line for line in text.splitlines() if f"{shape}{{3,2,1,0}} copy(" in line]
+    assert "SpecT5XExtend" in text
+    assert not copies, copies
+
+
+# Whole models
+
+
+@pytest.fixture(scope="module", params=["t5", "gpt"])
+def model(request):
+    return tiny_t5(seed=0) if request.param == "t5" else tiny_gpt(seed=0)
+
+
+TOKENS = np.random.default_rng(1).integers(2, 30, (2, 9)).astype(np.int32)
+
+
+prefill = jax.jit(
+    lambda model, *args, max_length: model.prefill(*args, max_length), static_argnames="max_length"
+)
+score = jax.jit(lambda model, *args: model.score(*args))
+
+
+def logits_in(model, tokens, widths):
+    sources = jnp.asarray([[5, 9, 3, 1, 0], [4, 1, 0, 0, 0]])
+    cache = prefill(model, sources, max_length=24)
+    found, start = [], 0
+    for width in widths:
+        logits, cache = score(model, cache, tokens[:, start : start + width])
+        found.append(logits)
+        start += width
+    return np.concatenate(found, axis=1)
+
+
+def test_verifying_gives_the_logits_of_plain_decoding_bit_for_bit(model):
+    together = logits_in(model, TOKENS, [9])
+    np.testing.assert_array_equal(logits_in(model, TOKENS, [1] * 9), together)
+    np.testing.assert_array_equal(logits_in(model, TOKENS, [2, 4, 3]), together)
+
+
+def test_logits_are_those_of_xla(model):
+    assert model.kernels
+    by_xla = dataclasses.replace(model, kernels=False)
+    np.testing.assert_allclose(
+        logits_in(model, TOKENS, [4, 5]), logits_in(by_xla, TOKENS, [4, 5]), atol=2e-5
+    )
+
+
+def test_only_float32_on_one_cpu_device_suits():
+    leaf = jnp.zeros((2, 2))
+    assert calls.suit({"a": leaf})
+    assert not calls.suit({})
+    assert not calls.suit({"a": leaf, "b": leaf.astype(jnp.bfloat16)})
+    assert not calls.suit({"a": np.zeros((2, 2), np.float32)})
+    found = []
+    jax.jit(lambda leaf: found.append(calls.suit({"a": leaf})))(leaf)
+    assert found == [False]
