@@ -10,7 +10,9 @@ one kept are kept too.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Float, Float32, Int, Key
 
@@ -100,7 +103,31 @@ def standardize(
 
 
 def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
-    """Index of the largest value, the first of several.
+    """Index of the largest value, the first of several."""
+    return _on_a_cpu(
+        lambda values: cpu_kernels.summarize(values, with_sums=False)[0], _argmax, values
+    )
+
+
+def log_sum_exp(values: Float32[Array, "*rows vocab"]) -> Float32[Array, "*rows"]:
+    """``log sum exp`` of each row: what makes log-probabilities of logits."""
+    return _on_a_cpu(
+        lambda values: cpu_kernels.summarize(values)[1],
+        functools.partial(jax.nn.logsumexp, axis=-1),
+        values,
+    )
+
+
+def _on_a_cpu(kernel: Callable, otherwise: Callable, values: Array) -> Array:
+    """By the CPU's kernel where the program runs there and the kernel is for these values."""
+    if not cpu_kernels.can_summarize(values):
+        return otherwise(values)
+    # Also a process on a CPU may compile for a TPU.
+    return lax.platform_dependent(values, cpu=kernel, default=otherwise)
+
+
+def _argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
+    """As XLA's operations.
 
     ``jnp.argmax`` carries value and index through one scalar reduction; two plain
     reductions are vectorized and ten times faster on a CPU.

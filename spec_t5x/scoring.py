@@ -1,9 +1,8 @@
 """Log-probabilities of emitted tokens, with T5X's ``rescale_log_probs`` meaning."""
 
-import jax
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling
+from spec_t5x.distributions import Sampling, log_sum_exp
 from spec_t5x.types import Array, Float32, Int
 
 
@@ -29,7 +28,7 @@ def token_log_probs(
         return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
     if not rescale_log_probs:
-        return of_tokens(logits) - jax.nn.logsumexp(logits, axis=-1)
+        return of_tokens(logits) - log_sum_exp(logits)
     if settings.greedy:
         return jnp.zeros(tokens.shape, jnp.float32)
     return jnp.log(of_tokens(probs))

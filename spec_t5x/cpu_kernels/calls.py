@@ -84,6 +84,29 @@ def is_small(inputs: Array) -> bool:
     return inputs.size <= MAX_ROWS * inputs.shape[-1] and inputs.dtype == jnp.float32
 
 
+def can_summarize(values: Array) -> bool:
+    """Whether ``summarize`` is for these: float32, and all devices of JAX are one CPU."""
+    return (
+        values.dtype == jnp.float32
+        and jax.default_backend() == "cpu"
+        and jax.device_count() == 1
+        and available()
+    )
+
+
+def summarize(
+    values: Float32[Array, "*rows width"], with_sums: bool = True
+) -> tuple[Int[Array, "*rows"], Float32[Array, "*rows"]]:
+    """Where each row's largest value is (the first of several), and ``log sum exp`` of the row.
+
+    Without sums the second array means nothing.
+    """
+    rows = values.shape[:-1]
+    shapes = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.float32)]
+    call = jax.ffi.ffi_call("SpecT5XSummarize", shapes, vmap_method="broadcast_all")
+    return tuple(call(values, with_sums=with_sums))
+
+
 def extend_attention(
     queries: Float32[Array, "batch new joined"],
     new_keys: Float32[Array, "batch new joined"],

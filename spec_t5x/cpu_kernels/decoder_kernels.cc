@@ -373,6 +373,72 @@ inline Lanes Exp(Lanes x) {
   return too_low ? Lanes{} : p * scale;
 }
 
+// The largest value of each row, where it is first, and the logarithm of sum exp(values).
+//
+// In one pass for the exponentials: the running sum is scaled anew where a block of the row
+// brings a larger value. Pieces are rows, and blocks of long rows.
+constexpr int64_t kSummaryBlock = 2048;
+
+struct BlockSummary {
+  float largest;
+  int64_t where;
+  float sum;  // of exp(value - largest)
+};
+
+BlockSummary SummarizeBlock(const float* values, int64_t begin, int64_t end, bool with_sum) {
+  const float lowest = -std::numeric_limits<float>::infinity();
+  int64_t i = begin;
+  Lanes tops = Lanes{} + lowest;
+  for (; i + kLanes <= end; i += kLanes) {
+    const Lanes lanes = Load(values + i);
+    tops = lanes > tops ? lanes : tops;
+  }
+  float largest = lowest;
+  for (int lane = 0; lane < kLanes; ++lane) largest = std::max(largest, tops[lane]);
+  for (; i < end; ++i) largest = std::max(largest, values[i]);
+  int64_t where = begin;
+  while (where < end && values[where] != largest) ++where;
+  BlockSummary summary{largest, where, 0.0f};
+  if (!with_sum || largest == lowest) return summary;
+  Lanes sums = {};
+  for (i = begin; i + kLanes <= end; i += kLanes) sums += Exp(Load(values + i) - largest);
+  if (i < end) {
+    float rest[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < end ? values[i + lane] : lowest;
+    sums += Exp(Load(rest) - largest);
+  }
+  summary.sum = Sum(sums);
+  return summary;
+}
+
+ffi::Error Summarize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
+                     ffi::ResultBuffer<ffi::S32> best, ffi::ResultBuffer<ffi::F32> log_sums,
+                     bool with_sums) {
+  const int64_t width = values.dimensions().back();
+  const int64_t rows = values.element_count() / width;
+  const int64_t blocks = (width + kSummaryBlock - 1) / kSummaryBlock;
+  std::vector<BlockSummary> found(rows * blocks);
+  Share(pool, rows * blocks, rows * width >= 16 * kSummaryBlock, [&](int64_t piece) {
+    const int64_t row = piece / blocks, begin = piece % blocks * kSummaryBlock;
+    found[piece] = SummarizeBlock(values.typed_data() + row * width, begin,
+                                  std::min(width, begin + kSummaryBlock), with_sums);
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    const BlockSummary* of_row = found.data() + row * blocks;
+    BlockSummary top = of_row[0];
+    for (int64_t block = 1; block < blocks; ++block) {
+      if (of_row[block].largest > top.largest) top = of_row[block];
+    }
+    best->typed_data()[row] = static_cast<int32_t>(std::min(top.where, width - 1));
+    float sum = 0.0f;
+    for (int64_t block = 0; block < blocks; ++block) {
+      sum += of_row[block].sum * std::exp(of_row[block].largest - top.largest);
+    }
+    log_sums->typed_data()[row] = top.largest + std::log(sum);
+  }
+  return ffi::Error::Success();
+}
+
 // One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
 // ``scores`` has room for ``length``, rounded up to whole registers.
 void AttendOne(const float* query, const float* keys, const float* values, const float* bias,
@@ -522,6 +588,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("epsilon")
                                   .Attr<bool>("centred"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSummarize, Summarize,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<bool>("with_sums"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                               ffi::Ffi::Bind()

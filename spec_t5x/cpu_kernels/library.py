@@ -25,6 +25,7 @@ _SYMBOLS = (
     "SpecT5XMultiply",
     "SpecT5XDot",
     "SpecT5XNormalize",
+    "SpecT5XSummarize",
     "SpecT5XExtend",
     "SpecT5XAttend",
 )

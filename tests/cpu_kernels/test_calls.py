@@ -73,6 +73,32 @@ def test_norms(width, centred):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 16, 37, 2048, 5000])
+def test_summaries_of_rows(width):
+    values = 5 * draws(3, 7, width)
+    # The first of several, far apart and in one register.
+    values[0, 0, [width // 2, width - 1]] = 99.0
+    best, log_sums = calls.summarize(values)
+    np.testing.assert_array_equal(best, values.argmax(-1))
+    np.testing.assert_allclose(log_sums, jax.nn.logsumexp(values, axis=-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(calls.summarize(values, with_sums=False)[0], best)
+
+
+def test_summaries_of_rows_without_some_tokens():
+    values = np.full((2, 40), -np.inf, np.float32)
+    values[0, 17], values[1, [3, 39]] = 2.0, 1.0
+    best, log_sums = calls.summarize(values)
+    np.testing.assert_array_equal(best, [17, 3])
+    np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
+
+
+def test_summaries_are_shared_by_threads_and_mapped_over():
+    values = draws(9, 8000)
+    assert values.size > 32768
+    best = jax.vmap(lambda row: calls.summarize(row)[0])(values)
+    np.testing.assert_array_equal(best, values.argmax(-1))
+
+
 BATCH, HEADS, LENGTH, HEAD_DIM, NEW = 3, 2, 21, 24, 4
 STARTS = np.array([0, 5, 17], np.int32)
 
