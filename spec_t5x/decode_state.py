@@ -1,6 +1,10 @@
 """The state of speculative decoding: what one iteration hands to the next."""
 
+import functools
+from collections.abc import Callable
+
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from spec_t5x import autoregressive
@@ -16,19 +20,26 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 class DecodeStats:
     """Counts for each row, over the iterations before it ended."""
 
-    # Target calls, which are iterations.
+    # Target calls: iterations, and plain steps where a guard was against them.
     target_calls: Int[Array, "*rows"]
+    # The plain steps among them; 0 without a guard.
+    plain_steps: Int[Array, "*rows"]
     # Draft tokens proposed: gamma in each iteration, or fewer.
     proposed: Int[Array, "*rows"]
     # Draft tokens that are part of the output.
     accepted: Int[Array, "*rows"]
-    # The same by position in the block; divide by target_calls for rates (drafts that
+    # The same by position in the block; divide by ``iterations`` for rates (drafts that
     # propose fewer than gamma tokens count as not accepted).
     accepted_by_position: Int[Array, "*rows gamma"]
     # Positions at which a draft stood for verification, all before it accepted,
     # and the sum there of beta = sum min(p, q).
     verified: Int[Array, "*rows"]
     beta_sum: Float32[Array, "*rows"]
+
+    @property
+    def iterations(self) -> Array:
+        """Target calls that a draft was asked for."""
+        return self.target_calls - self.plain_steps
 
     @property
     def mean_acceptance_length(self) -> Array:
@@ -59,13 +70,19 @@ class DecodeStats:
         """With one iteration more. What a row would have got after its end does not count."""
         positions = jnp.arange(verified.shape[1])[None, :]
         accepted_here = positions < num_accepted[:, None]
-        return DecodeStats(
+        return self.replace(
             target_calls=self.target_calls + live,
             proposed=self.proposed + num_proposed * live,
             accepted=self.accepted + num_accepted,
             accepted_by_position=self.accepted_by_position + accepted_here,
             verified=self.verified + jnp.sum(verified, axis=1, dtype=jnp.int32),
             beta_sum=self.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
+        )
+
+    def add_plain(self, *, live: Bool[Array, "batch"]) -> "DecodeStats":
+        """With one plain step more, in which nothing was proposed."""
+        return self.replace(
+            target_calls=self.target_calls + live, plain_steps=self.plain_steps + live
         )
 
 
@@ -115,20 +132,29 @@ def init(
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     num_nodes: int | None = None,
+    lazy: bool = False,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
     ``num_nodes`` is how many tokens one target call is fed: ``gamma + 1`` unless the
-    draft proposes a tree.
+    draft proposes a tree. If ``lazy`` the draft's state is zeros, and ``prefill_draft``
+    left to the caller.
     """
+    num_nodes = num_nodes or gamma + 1
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
-    # The last call may start at position max_decode_len (an ended row) and runs on.
-    max_length = max_decode_len + (num_nodes or gamma + 1)
+    max_length = _max_length(max_decode_len, num_nodes)
     target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
-    draft_state = draft.prefill(inputs, prompts, max_length)
-    outputs, target_cache, draft_state = outputs_lib.repeat_rows(
-        (outputs, target_cache, draft_state), num_decodes
+    outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), num_decodes)
+    make_draft_state = functools.partial(
+        prefill_draft,
+        draft,
+        inputs,
+        prompts,
+        max_decode_len=max_decode_len,
+        num_decodes=num_decodes,
+        num_nodes=num_nodes,
     )
+    draft_state = make_draft_state() if not lazy else _zeros_like(make_draft_state)
     rows = outputs.lengths.shape[0]
     return DecodeState(
         outputs=outputs,
@@ -138,6 +164,20 @@ def init(
         target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
         stats=_no_stats(rows, gamma),
     )
+
+
+def prefill_draft(
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    *,
+    max_decode_len: int,
+    num_decodes: int,
+    num_nodes: int,
+) -> DraftState:
+    """The draft's first state, of ``num_decodes`` rows of each input."""
+    state = draft.prefill(inputs, prompts, _max_length(max_decode_len, num_nodes))
+    return outputs_lib.repeat_rows(state, num_decodes)
 
 
 def done(state: DecodeState) -> Array:
@@ -174,10 +214,29 @@ def states_before(states, num_appended: Int[Array, "batch"]):
     return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
 
 
+def _max_length(max_decode_len: int, num_nodes: int) -> int:
+    """The caches': the last call may start at max_decode_len (an ended row) and runs on."""
+    return max_decode_len + num_nodes
+
+
+def _zeros_like(make: Callable[[], PyTree]) -> PyTree:
+    """Zeros in the shapes of what ``make`` would have made."""
+    structures = []
+
+    def leaves():
+        flat, structure = jax.tree.flatten(make())
+        structures.append(structure)
+        return flat
+
+    shapes = jax.eval_shape(leaves)
+    return structures[0].unflatten([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
+
+
 def _no_stats(batch: int, gamma: int) -> DecodeStats:
     zeros = jnp.zeros(batch, jnp.int32)
     return DecodeStats(
         target_calls=zeros,
+        plain_steps=zeros,
         proposed=zeros,
         accepted=zeros,
         accepted_by_position=jnp.zeros((batch, gamma), jnp.int32),

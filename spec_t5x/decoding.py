@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x import guarded_decoding, tree_decoding
 from spec_t5x import outputs as outputs_lib
-from spec_t5x import tree_decoding
 from spec_t5x.decode_state import (
     DecodeState,
     DecodeStats,
@@ -28,15 +28,19 @@ from spec_t5x.decode_state import (
     emitted,
     init,
     make_context,
+    prefill_draft,
     states_before,
 )
-from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.distributions import Sampling, argmax, standardize
 from spec_t5x.draws import Stream
 from spec_t5x.errors import InputError
+from spec_t5x.guard import Guard
+from spec_t5x.guarded_decoding import GuardedState
 from spec_t5x.interfaces import (
     Cache,
     Draft,
     Outcome,
+    Proposal,
     StatefulTarget,
     Target,
     check_positions,
@@ -109,7 +113,7 @@ def step(
             num_accepted=num_accepted,
             # A position was verified when its draft entered the output or was replaced.
             verified=positions < jnp.minimum(num_appended, proposal.counts)[:, None],
-            beta=verifier.overlap(target_probs[:, :gamma], proposal.probs),
+            beta=_beta(verifier, proposal, logits[:, :gamma], target_probs[:, :gamma], settings),
         ),
     )
     return state, Iteration(
@@ -120,6 +124,15 @@ def step(
         num_appended=num_appended,
         ended=outputs.ended,
     )
+
+
+def _beta(verifier: Verifier, proposal: Proposal, logits, target_probs, settings: Sampling):
+    """The probability that each draft is accepted (Theorem 3.5)."""
+    if settings.greedy:
+        # All of the target's mass is on one token: no sum over the vocabulary.
+        best = argmax(logits)[..., None]
+        return jnp.take_along_axis(proposal.probs, best, axis=-1)[..., 0]
+    return verifier.overlap(target_probs, proposal.probs)
 
 
 def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
@@ -171,6 +184,15 @@ def _step_function(verifier: Verifier | TreeVerifier, gamma: int, **options) -> 
     return functools.partial(step, gamma=gamma, verifier=verifier, **options)
 
 
+def _effort(draft: Draft, verifier: Verifier | TreeVerifier, gamma: int, iteration: Iteration):
+    """What an iteration took: drafts made, and tokens that the target was called over."""
+    if isinstance(verifier, TreeVerifier) or not draft.varies:
+        return gamma, gamma + 1
+    longest = jnp.max(iteration.num_proposed)
+    widths = jnp.asarray(call_widths(gamma + 1))
+    return longest, widths[jnp.searchsorted(widths, longest + 1)]
+
+
 @functools.partial(
     jax.jit,
     static_argnames=(
@@ -197,6 +219,7 @@ def speculative_decode(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
+    guard: Guard | None = None,
 ) -> Decoded:
     """Decodes with the target's distribution, exactly, at the draft's pace.
 
@@ -222,6 +245,8 @@ def speculative_decode(
       eos_id: the token that ends a row; in a prompt it does not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
+      guard: takes plain steps where drafts do not pay (``guard.py``); None speculates to
+        the end. ``Decoded.guard`` is what to decode the next batch with.
 
     Raises:
       InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
@@ -232,6 +257,8 @@ def speculative_decode(
         target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
     )
     settings = settings.repeat(num_decodes)
+    rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
+    rows["num_nodes"] = verifier.num_nodes(gamma)
     state = init(
         target,
         draft,
@@ -239,21 +266,38 @@ def speculative_decode(
         prompts,
         stream,
         gamma=gamma,
-        max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
-        num_decodes=num_decodes,
-        num_nodes=verifier.num_nodes(gamma),
+        lazy=guard is not None,
+        **rows,
     )
-    step = _step_function(verifier, gamma, eos_id=eos_id, rescale_log_probs=rescale_log_probs)
-    state = lax.while_loop(
-        lambda state: ~done(state), lambda state: step(target, draft, state, settings)[0], state
-    )
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
+    options = {"eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
+    step = _step_function(verifier, gamma, **options)
+    if guard is None:
+        state = lax.while_loop(
+            lambda state: ~done(state), lambda state: step(target, draft, state, settings)[0], state
+        )
+    else:
+        guarded = guarded_decoding.decode(
+            target,
+            draft,
+            guarded_decoding.start(state, guard),
+            settings,
+            lambda state: step(target, draft, state, settings),
+            functools.partial(_effort, draft, verifier, gamma),
+            lambda: prefill_draft(draft, inputs, prompts, **rows),
+            gamma=gamma,
+            coupled=verifier.coupled,
+            **options,
+        )
+        state, guard = guarded.state, guarded.guard
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
 
 
-# The stepper's two programs, compiled once for each shape. The state is donated:
-# its caches are updated in place.
-_jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes"))
+# The stepper's programs, compiled once for each shape. The state is donated: its caches
+# are updated in place.
+_jit_init = jax.jit(
+    init, static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes", "lazy")
+)
 
 
 @functools.partial(
@@ -263,6 +307,45 @@ _jit_init = jax.jit(init, static_argnames=("gamma", "max_decode_len", "num_decod
 )
 def _jit_step(target, draft, state, settings, *, verifier, gamma, **options):
     return _step_function(verifier, gamma, **options)(target, draft, state, settings)
+
+
+@functools.partial(jax.jit, static_argnames="gamma")
+def _jit_allowed(draft, state, *, gamma):
+    return guarded_decoding.allowed(draft, state, gamma)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes", "coupled"),
+    donate_argnames="state",
+)
+def _jit_prepare(draft, inputs, prompts, state, settings, *, gamma, coupled, **rows):
+    def prefill():
+        return prefill_draft(draft, inputs, prompts, **rows)
+
+    return guarded_decoding.prepare(draft, state, settings, prefill, gamma=gamma, coupled=coupled)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
+    donate_argnames="state",
+)
+def _jit_guarded_step(target, draft, state, settings, *, verifier, gamma, **options):
+    step = _step_function(verifier, gamma, **options)
+    return guarded_decoding.speculative_step(
+        state,
+        lambda state: step(target, draft, state, settings),
+        functools.partial(_effort, draft, verifier, gamma),
+        gamma=gamma,
+    )
+
+
+_jit_plain_step = jax.jit(
+    guarded_decoding.plain_step,
+    static_argnames=("gamma", "coupled", "eos_id", "rescale_log_probs"),
+    donate_argnames="guarded",
+)
 
 
 def speculative_steps(
@@ -280,16 +363,20 @@ def speculative_steps(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
+    guard: Guard | None = None,
 ) -> Iterator[Iteration]:
     """``speculative_decode``, driven from the host: yields after each iteration.
 
     For streaming and for traces. Same arguments, same text; slower by a round trip
-    for each iteration. The generator's return value is the ``Decoded`` result.
+    for each iteration. A plain step, with a guard, is an iteration without proposals.
+    The generator's return value is the ``Decoded`` result.
     """
     stream = _checked_stream(
         target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
     )
     settings = settings.repeat(num_decodes)
+    rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
+    rows["num_nodes"] = verifier.num_nodes(gamma)
     state = _jit_init(
         target,
         draft,
@@ -297,24 +384,48 @@ def speculative_steps(
         prompts,
         stream,
         gamma=gamma,
-        max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
-        num_decodes=num_decodes,
-        num_nodes=verifier.num_nodes(gamma),
+        lazy=guard is not None,
+        **rows,
     )
-    while not done(state):
-        state, iteration = _jit_step(
-            target,
-            draft,
-            state,
-            settings,
-            verifier=verifier,
-            gamma=gamma,
-            eos_id=eos_id,
-            rescale_log_probs=rescale_log_probs,
+    options = {"gamma": gamma, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
+    if guard is None:
+        while not done(state):
+            state, iteration = _jit_step(
+                target, draft, state, settings, verifier=verifier, **options
+            )
+            yield jax.device_get(iteration)
+    else:
+        guarded = guarded_decoding.start(state, guard)
+        prepare = functools.partial(
+            _jit_prepare, draft, inputs, prompts, gamma=gamma, coupled=verifier.coupled, **rows
         )
+        steps = _guarded_steps(target, draft, guarded, settings, prepare, verifier, **options)
+        guarded = yield from steps
+        state, guard = guarded.state, guarded.guard
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
+
+
+def _guarded_steps(
+    target, draft, guarded: GuardedState, settings, prepare, verifier, *, gamma: int, **options
+) -> Iterator[Iteration]:
+    """``guarded_decoding.decode``, driven from the host."""
+    ready = False
+    while not done(guarded.state):
+        if not _jit_allowed(draft, guarded, gamma=gamma):
+            ready = False
+            guarded, iteration = _jit_plain_step(
+                target, draft, guarded, settings, gamma=gamma, coupled=verifier.coupled, **options
+            )
+        elif not ready:
+            guarded, ready = prepare(guarded, settings), True
+            continue
+        else:
+            guarded, iteration = _jit_guarded_step(
+                target, draft, guarded, settings, verifier=verifier, gamma=gamma, **options
+            )
         yield jax.device_get(iteration)
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats)
+    return guarded
 
 
 def _checked_stream(

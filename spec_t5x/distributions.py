@@ -144,11 +144,35 @@ def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows v
 
 
 def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
-    """Minus infinity for all but the k largest logits and what ties with them."""
+    """Minus infinity for all but the k largest logits and what ties with them.
+
+    Bisects the threshold over bit patterns, as ``keep_top_p`` does: ``lax.top_k`` sorts the
+    vocabulary on a CPU.
+    """
     if k >= logits.shape[-1]:
         return logits
-    smallest_kept = lax.top_k(logits, k)[0][..., -1:]
+    logits = logits.astype(jnp.float32)
+    ordered = _flip_negative(lax.bitcast_convert_type(logits, jnp.int32))
+
+    def narrow(_, bounds):
+        low, high = bounds
+        # The mean, rounded down, without the sum of the two, which may not fit.
+        middle = (low & high) + ((low ^ high) >> 1)
+        count = jnp.sum(ordered >= middle, axis=-1, keepdims=True, dtype=jnp.int32)
+        enough = count >= k
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    # The lower bound always keeps enough (all tokens), the upper one never does.
+    high = jnp.max(ordered, axis=-1, keepdims=True) + 1
+    low = jnp.min(ordered, axis=-1, keepdims=True)
+    low, _ = lax.fori_loop(0, 32, narrow, (low, high))
+    smallest_kept = lax.bitcast_convert_type(_flip_negative(low), jnp.float32)
     return jnp.where(logits >= smallest_kept, logits, -jnp.inf)
+
+
+def _flip_negative(bits: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """Bit patterns of float32 in the numbers' order, and back: negative ones run backwards."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array, "*rows vocab"]:

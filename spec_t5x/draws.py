@@ -36,9 +36,10 @@ class RowStream:
         Positions grow in every iteration, so that no key comes back.
         """
         here = jax.vmap(jax.random.fold_in)(self.keys, positions)
-        # Not ``split``, whose keys may depend on how many are asked for.
-        numbered = jax.vmap(jax.random.fold_in, (0, None))
-        return tuple(numbered(here, i) for i in range(num))
+        # Not ``split``, whose keys may depend on how many are asked for. All at once: a call
+        # costs what hashing hundreds of keys does.
+        numbered = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+        return tuple(numbered(here, jnp.arange(num)))
 
     def gumbels(
         self, positions: Int[Array, "batch"], vocab_size: int

@@ -237,6 +237,10 @@ class Draft(Protocol):
     def uses_target_states(self) -> bool:
         """Whether ``Context.target_states`` is wanted."""
 
+    @property
+    def keeps_text(self) -> bool:
+        """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
     ) -> DraftState:
@@ -252,6 +256,13 @@ class Draft(Protocol):
 
     def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
         """Told what became of the proposal: forget what was rejected."""
+
+    def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
+        """Told that the text may have gone on without it, before it is asked to propose.
+
+        Where a model has to be fed what is missing, ``width`` tokens of each row at a time,
+        for which the state has room.
+        """
 
 
 class DraftBase:
@@ -280,12 +291,21 @@ class DraftBase:
         """It does not."""
         return False
 
+    @property
+    def keeps_text(self) -> bool:
+        """It does not."""
+        return False
+
     def prefill(self, inputs, prompts, max_length):
         """Nothing to keep."""
         return ()
 
     def commit(self, state, outcome):
         """Nothing to forget."""
+        return state
+
+    def catch_up(self, state, context, width):
+        """Nothing that could be out of date."""
         return state
 
 

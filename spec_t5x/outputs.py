@@ -48,6 +48,8 @@ class Decoded:
     lengths: Int[Array, "inputs decodes"]
     # The loop's statistics for each sequence (None from the plain loop).
     stats: object = None
+    # The guard as it is now, to decode the next batch with (None where there was none).
+    guard: object = None
 
 
 def start(
@@ -100,7 +102,9 @@ def append(
     return outputs.replace(sequences=sequences, lengths=lengths, ended=ended, scores=scores), taken
 
 
-def finish(outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None) -> Decoded:
+def finish(
+    outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None, guard=None
+) -> Decoded:
     """Cuts the start token off, groups by input and sorts by increasing score."""
 
     def group(rows):
@@ -119,6 +123,7 @@ def finish(outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None) 
         scores=arrange(outputs.scores),
         lengths=arrange(outputs.lengths),
         stats=jax.tree.map(arrange, stats),
+        guard=guard,
     )
 
 

@@ -147,9 +147,10 @@ def block_thresholds(
 
     one = jnp.ones((), target_probs.dtype)
     _, carried = lax.scan(carry, one, (of_target, of_draft, proposed))
-    following = jnp.concatenate([draft_probs[1:], jnp.zeros_like(draft_probs[:1])])
-    excess = jnp.maximum(carried[:, None] * target_probs[1:] - following, 0.0)
-    mass = jnp.sum(excess, axis=-1)
+    excess = jnp.maximum(carried[:-1, None] * target_probs[1:-1] - draft_probs[1:], 0.0)
+    # Of the last row all that the target has: a draft padded with zeros would be copied.
+    last = carried[-1:] * jnp.sum(target_probs[-1], keepdims=True)
+    mass = jnp.concatenate([jnp.sum(excess, axis=-1), last])
     denominator = mass + 1 - carried
     # Nothing in the denominator: draft and target agree so far, and in the next row.
     thresholds = jnp.where(denominator > 0, _divide(mass, denominator), 1.0)
@@ -326,8 +327,10 @@ def node_verification(
 
 def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, "vocab"]:
     """The draft's distribution at a position, zeros after the last one."""
-    zeros = jnp.zeros((1, draft_probs.shape[1]), draft_probs.dtype)
-    return jnp.concatenate([draft_probs, zeros])[index]
+    last = draft_probs.shape[0] - 1
+    if last < 0:
+        return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
+    return jnp.where(index <= last, draft_probs[jnp.minimum(index, last)], 0.0)
 
 
 def _probability_of(

@@ -15,15 +15,16 @@ REPOSITORY = Path(__file__).parents[1]
 # Modules and packages of ``spec_t5x``, from the ground up. One may import what stands
 # above it here, and within a package its own modules; nothing beside or below it.
 LAYERS = (
-    ("__init__", "compilation_cache", "errors", "types"),
-    ("distributions", "gin_files", "platform_dtype", "theory", "trees"),
+    ("__init__", "compilation_cache", "errors", "types", "xla_flags"),
+    ("cpu_kernels",),
+    ("distributions", "gin_files", "guard", "platform_dtype", "theory", "trees"),
     ("acceptance", "draws", "verification"),
     ("interfaces", "outputs", "scoring", "speculative_execution"),
     ("beam_slots", "beams", "tree_nodes", "verifiers"),
     # The loops: they see Protocols only.
     ("autoregressive", "beam_search"),
     ("decode_state", "speculative_beam_search"),
-    ("tree_decoding",),
+    ("guarded_decoding", "tree_decoding"),
     ("decoding",),
     ("models",),
     ("drafts",),
@@ -32,6 +33,7 @@ LAYERS = (
     # Text in, text out; and the toy models for tests of one's own.
     ("generation", "testing"),
     ("inference", "training"),
+    ("tuning",),
     ("t5x_plugin",),
     ("experiments",),
     ("cli",),
@@ -43,6 +45,7 @@ LOOPS = (
     "beam_search",
     "decode_state",
     "decoding",
+    "guarded_decoding",
     "speculative_beam_search",
     "tree_decoding",
 )

@@ -18,6 +18,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream, t5x_stream
 from spec_t5x.errors import InputError
+from spec_t5x.guard import guard
 from spec_t5x.interfaces import DraftBase
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableDraft, disturbed, tiny_t5
@@ -43,7 +44,7 @@ def near():
     return disturbed(target(), 0.05)
 
 
-def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY):
+def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, guard=None):
     return jax.device_get(
         speculative_decode(
             target(),
@@ -55,6 +56,7 @@ def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY):
             gamma=gamma,
             verifier=verifier,
             max_decode_len=LENGTH,
+            guard=guard,
         )
     )
 
@@ -172,6 +174,16 @@ def test_stepping_gives_the_same_text():
             break
     expected = decode(draft, verifier, sampling(1.0))
     np.testing.assert_array_equal(decoded.tokens, expected.tokens)
+
+
+def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard():
+    costly = guard(c=0.1, verification=1.9, start=1.5, tolerance=0.3, limit=2.0)
+    decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), guard=costly)
+    plain = autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert np.any(decoded.stats.plain_steps > 0)
+    assert np.any(decoded.stats.iterations > 1)
+    assert np.sum(decoded.stats.accepted) > 0
 
 
 def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():

@@ -72,6 +72,11 @@ class CascadeDraft(DraftBase):
         """The inner loop may overshoot by a block, and an idle row writes another."""
         return 2 * (self.inner_gamma + 1)
 
+    @property
+    def keeps_text(self) -> bool:
+        """In the middle model's cache."""
+        return True
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
@@ -131,6 +136,15 @@ class CascadeDraft(DraftBase):
         return CascadeState(
             cache=self.model.rollback(state.cache, lengths),
             draft_state=self.draft.commit(state.draft_state, outcome),
+        )
+
+    def catch_up(self, state: CascadeState, context: Context, width: int) -> CascadeState:
+        """Feeds the middle model what is missing, and brings the cheap draft up to it."""
+        cache = catch_up(
+            self.model, state.cache, context.sequences, context.lengths, context.live, width
+        )
+        return CascadeState(
+            cache=cache, draft_state=self.draft.catch_up(state.draft_state, context, width)
         )
 
     def _iterate(self, inner: _Inner, context: Context, live) -> _Inner:

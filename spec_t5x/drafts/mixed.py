@@ -47,6 +47,11 @@ class MixedDraft(DraftBase):
         """Where either does."""
         return self.first.uses_target_states or self.second.uses_target_states
 
+    @property
+    def keeps_text(self) -> bool:
+        """Where either does."""
+        return self.first.keeps_text or self.second.keeps_text
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> MixedState:
@@ -94,4 +99,11 @@ class MixedDraft(DraftBase):
         return state.replace(
             first=self.first.commit(state.first, outcome),
             second=self.second.commit(state.second, for_second),
+        )
+
+    def catch_up(self, state: MixedState, context: Context, width: int) -> MixedState:
+        """Brings both up to the text."""
+        return state.replace(
+            first=self.first.catch_up(state.first, context, width),
+            second=self.second.catch_up(state.second, context, width),
         )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.distributions import Sampling, argmax, standardize
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.interfaces import Cache, Context, Proposal, Target
@@ -30,22 +30,24 @@ def draft_tokens(
       gamma: tokens for each row, at least 1.
     """
 
-    def draw(logits, offset):
+    def draw(logits, offset, proposal):
         probs = standardize(logits, settings)
-        return context.draws.sample(probs, offset, settings), probs
+        token = sample_from(logits, probs, offset, context, settings)
+        # In place: put together afterwards, they would be copied once more.
+        return token, proposal.replace(
+            tokens=_put(proposal.tokens, token, offset), probs=_put(proposal.probs, probs, offset)
+        )
 
-    def draft_one(carry, offset):
-        cache, token = carry
+    def draft_one(offset, carry):
+        cache, token, proposal = carry
         logits, cache = model.score(cache, token[:, None])
-        token, probs = draw(logits[:, 0], offset)
-        return (cache, token), (token, probs)
+        return cache, *draw(logits[:, 0], offset, proposal)
 
-    token, probs = draw(logits, 0)
-    (cache, _), (tokens, all_probs) = lax.scan(draft_one, (cache, token), jnp.arange(1, gamma))
-    return Proposal.full(
-        jnp.concatenate([token[None], tokens]).T,
-        jnp.concatenate([probs[None], all_probs]).swapaxes(0, 1),
-    ), cache
+    batch, vocab_size = logits.shape
+    nothing = Proposal.nothing(batch, gamma, vocab_size)
+    token, proposal = draw(logits, 0, nothing)
+    cache, _, proposal = lax.fori_loop(1, gamma, draft_one, (cache, token, proposal))
+    return proposal.replace(counts=jnp.full(batch, gamma, jnp.int32)), cache
 
 
 def draft_while_worth_it(
@@ -69,7 +71,7 @@ def draft_while_worth_it(
     def draft_one(carry):
         offset, cache, logits, drafting, reach, proposal, seen = carry
         probs = standardize(logits, settings)
-        token = context.draws.sample(probs, offset, settings)
+        token = sample_from(logits, probs, offset, context, settings)
         # The model's own probability: at temperature 0 all of ``probs`` are certain.
         confidence = _probability(jax.nn.softmax(logits, axis=-1), token)
         proposal = Proposal(
@@ -104,6 +106,20 @@ def draft_while_worth_it(
     )
     _, cache, _, _, _, proposal, seen = lax.while_loop(goes_on, draft_one, start)
     return proposal, cache, seen.replace(proposed=proposal.counts)
+
+
+def sample_from(
+    logits: Float32[Array, "batch vocab"],
+    probs: Float32[Array, "batch vocab"],
+    offset,
+    context: Context,
+    settings: Sampling,
+) -> Int[Array, "batch"]:
+    """The draft's token at ``offset``; at temperature 0 its noise has no part in it."""
+    if settings.greedy:
+        # Of the logits: ``standardize`` has looked for it there already.
+        return argmax(logits)
+    return context.draws.sample(probs, offset, settings)
 
 
 def catch_up(

@@ -117,6 +117,14 @@ def update(history: History, stopping: Stopping, outcome: Outcome) -> History:
     )
 
 
+def skip(history: History, lengths: Int[Array, "batch"]) -> History:
+    """Adds tokens that were written without drafts, one for each target step."""
+    written = lengths - history.lengths
+    return history.replace(
+        tokens=history.tokens + written, time=history.time + written, lengths=lengths
+    )
+
+
 def observe(
     history: History, confidence: Float32[Array, "batch"], offset: Int[Array, ""]
 ) -> History:

@@ -65,6 +65,11 @@ class TransformerDraft(DraftBase):
         """With a stopping rule."""
         return self.stopping is not None
 
+    @property
+    def keeps_text(self) -> bool:
+        """In its model's cache."""
+        return True
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> TransformerState:
@@ -82,7 +87,7 @@ class TransformerDraft(DraftBase):
         if gamma == 0:
             return Proposal.nothing(batch, 0, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
-        before = self._catch_up(state.cache, context, gamma) if self.may_trail else state.cache
+        before = self._catch_up(state.cache, context, gamma + 1) if self.may_trail else state.cache
         logits, cache = self._feed_last_two(before, context)
         history = state.history
         if self.stopping is None:
@@ -108,7 +113,7 @@ class TransformerDraft(DraftBase):
         if self.stopping is not None:
             raise InputError("gamma cannot adapt in a tree of drafts: leave one of them out")
         settings = context.settings if self.settings is None else self.settings
-        cache = self._catch_up(state.cache, context, 1) if self.may_trail else state.cache
+        cache = self._catch_up(state.cache, context, 2) if self.may_trail else state.cache
         logits, cache = self._feed_last_two(cache, context)
         proposal, cache = draft_tree(self.model, cache, logits, context, settings, tree)
         return proposal, state.replace(cache=cache)
@@ -133,10 +138,16 @@ class TransformerDraft(DraftBase):
             history = stopping_lib.update(history, self.stopping, outcome)
         return TransformerState(self.model.rollback(state.cache, lengths), history)
 
-    def _catch_up(self, cache, context: Context, gamma: int):
-        """Feeds all that is missing before the last two tokens."""
+    def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
+        """Feeds what is missing before the last two tokens."""
+        history = state.history
+        if history is not None:
+            history = stopping_lib.skip(history, context.lengths)
+        return TransformerState(self._catch_up(state.cache, context, width), history)
+
+    def _catch_up(self, cache, context: Context, width: int):
         wanted = jnp.maximum(context.lengths - 1, 0)
-        return catch_up(self.model, cache, context.sequences, wanted, context.live, width=gamma + 1)
+        return catch_up(self.model, cache, context.sequences, wanted, context.live, width)
 
     def _feed_last_two(self, cache, context: Context):
         """Feeds the last two tokens; logits after the last one ``[batch, vocab]``."""

@@ -251,6 +251,10 @@ class TableDraft(DraftBase):
         """Takes note of the rows' lengths."""
         return state.replace(lengths=outcome.lengths)
 
+    def catch_up(self, state: PrefixCache, context: Context, width: int) -> PrefixCache:
+        """Takes note of the rows' lengths."""
+        return state.replace(lengths=context.lengths)
+
 
 @flax.struct.dataclass
 class ConstantDraft(DraftBase):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import decoding
+from spec_t5x import decoding, guarded_decoding
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.decode_state import make_context
@@ -22,6 +22,7 @@ from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream
+from spec_t5x.guard import guard
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
@@ -125,6 +126,17 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
+@pytest.mark.parametrize("name", ["mixed adaptive", "early exit"])
+def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard(name):
+    """Costs under which hardly any draft pays: it is told to wait, and asked again."""
+    costly = guard(c=0.1, verification=3.2, start=2.6, tolerance=0.8, limit=4.0)
+    decoded = decode(T5_DRAFTS[name](), guard=costly)
+    np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
+    stats = decoded.stats
+    assert np.any(stats.plain_steps > 0)
+    assert np.any(stats.iterations > 1)
+
+
 @drafts_with_a_state
 def test_a_row_decodes_as_it_does_beside_other_rows(name):
     draft = T5_DRAFTS[name]()
@@ -139,7 +151,7 @@ def test_a_row_decodes_as_it_does_beside_other_rows(name):
 
 
 @drafts_with_a_state
-def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
+def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
     gamma, stream = 3, RowStream(outputs_lib.row_keys(KEY, 4))
@@ -150,8 +162,9 @@ def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
     settings = sampling(1.0)
     state = init(target(), draft, SOURCES, PROMPTS, stream)
     compared = 0
-    for _ in range(5):
+    for plain_steps in (0, 1, 0, 5, 0):
         state, _ = step(target(), draft, state, settings)
+        state = go_plainly(draft, state, settings, plain_steps)
         context = make_context(state, settings, coupled=False)
         text = state.outputs.sequences
         is_text = jnp.arange(text.shape[1])[None, :] <= state.outputs.lengths[:, None]
@@ -165,6 +178,35 @@ def test_after_refusals_a_draft_proposes_what_a_fresh_one_would(name):
             compared += count
     assert compared > 0
     assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.proposed))
+
+
+def go_plainly(draft, state, settings, num_steps):
+    """Plain steps under a guard, of which the draft is told at the end."""
+    if not num_steps:
+        return state
+    options = {"gamma": 3, "coupled": False}
+    guarded = guarded_decoding.start(state, guard(c=0.1, verification=1.5))
+    guarded = guarded.replace(prefilled=jnp.asarray(True))
+    # No draft takes part: one program for all.
+    plain_step = functools.partial(_plain_step, target(), UniformDraft(VOCAB), settings=settings)
+    kept, guarded = state.draft_state, guarded.replace(state=state.replace(draft_state=()))
+    for _ in range(num_steps):
+        guarded, _ = plain_step(guarded)
+    assert int(guarded.behind) == num_steps
+    guarded = guarded.replace(state=guarded.state.replace(draft_state=kept))
+    prepare = jax.jit(
+        lambda draft, guarded: guarded_decoding.prepare(
+            draft, guarded, settings, lambda: kept, **options
+        )
+    )
+    guarded = prepare(draft, guarded)
+    assert int(guarded.behind) == 0
+    return guarded.state
+
+
+@jax.jit
+def _plain_step(target, draft, guarded, settings):
+    return guarded_decoding.plain_step(target, draft, guarded, settings, gamma=3, coupled=False)
 
 
 LAW_DRAFTS = {
