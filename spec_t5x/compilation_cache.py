@@ -11,12 +11,6 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_t5x"
 
 
-def user_cache() -> Path:
-    """The package's folder in the user's cache, which need not be there."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "spec_t5x"
-
-
 def enable() -> None:
     """Keeps compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 

@@ -30,6 +30,7 @@ from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
 from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.guard import Guard
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
@@ -42,15 +43,21 @@ from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
 DEFAULT_MAX_SOURCE_LENGTH = 512
 _SMALLEST_BUCKET = 16
 # numpy's count as well.
-_NUMBERS = {int: numbers.Integral, float: numbers.Real}
+_NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: numbers.Integral | str}
+
+# Of gamma: chosen by measuring (``tuning.auto``).
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """Settings of a run. The names are those of the command line and of gin."""
 
-    # Tokens that the draft proposes in each iteration; 0 is plain decoding.
-    gamma: int = 4
+    # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" stands for
+    # the number that ``tuning.auto.tuned`` finds on the device.
+    gamma: int | str = 4
+    # Take plain steps wherever drafts do not pay (``guard.py``). "auto" guards what it chose.
+    guard: bool = False
     # 0 is argmax. At most one of top_k and top_p, 0 for none.
     temperature: float = 0.0
     top_k: int = 0
@@ -87,6 +94,7 @@ class GenerateOptions:
         if isinstance(self.widths, list):
             # gin's sequences.
             object.__setattr__(self, "widths", tuple(self.widths))
+        self._check_gamma()
         for field in dataclasses.fields(self):
             # gin hands over whatever a file binds.
             value = getattr(self, field.name)
@@ -95,8 +103,6 @@ class GenerateOptions:
                     f"{field.name} is {value!r}: give a value of type "
                     f"{getattr(field.type, '__name__', field.type)}"
                 )
-        if self.gamma < 0:
-            raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
         for name in ("num_decodes", "max_decode_len", "batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
@@ -108,6 +114,17 @@ class GenerateOptions:
         self.make_verifier()
         self._check_beams()
 
+    def _check_gamma(self) -> None:
+        if self.gamma == AUTO:
+            return
+        if not isinstance(self.gamma, numbers.Integral):
+            raise InputError(
+                f"gamma is {self.gamma!r}: give a whole number from 0 (0 is plain decoding), or "
+                f"{AUTO} to have it measured"
+            )
+        if self.gamma < 0:
+            raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
+
     def _check_beams(self) -> None:
         if self.beams < 0:
             raise InputError(f"beams is {self.beams}: give at least 0 (0 does not search)")
@@ -115,6 +132,13 @@ class GenerateOptions:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not self.beams:
             return
+        if self.gamma == AUTO:
+            raise InputError(
+                f"beams is {self.beams} and gamma {AUTO}: a beam search is not tuned, give gamma "
+                "a number"
+            )
+        if self.guard:
+            raise InputError(f"beams is {self.beams}: a beam search has no guard, leave it out")
         if self.temperature > 0:
             raise InputError(
                 f"beams is {self.beams} and temperature {self.temperature}: a beam search does "
@@ -182,6 +206,9 @@ class Generator:
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
+    # What to decode with where the options ask for a guard: it holds the costs of the draft
+    # at their gamma and batch size (``tuning.auto.guarded`` measures them).
+    guard: Guard | None = None
 
     @classmethod
     def load(
@@ -216,12 +243,12 @@ class Generator:
         )
 
     def with_draft(self, draft: Draft | None) -> "Generator":
-        """The same with another draft."""
-        return dataclasses.replace(self, draft=draft)
+        """The same with another draft, of which no costs are known."""
+        return dataclasses.replace(self, draft=draft, guard=None)
 
     def plain(self) -> "Generator":
         """The same without its draft."""
-        return dataclasses.replace(self, draft=None)
+        return self.with_draft(None)
 
     def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
@@ -341,8 +368,20 @@ class Generator:
         prompts = np.hstack([start, _padded(ids, options.batch_size, width)])
         return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
 
-    def decode(self, batch: Batch, options: GenerateOptions) -> Decoded:
-        """Decodes one batch on the device; returns at once, before it is done."""
+    def decode(self, batch: Batch, options: GenerateOptions, guard: Guard | None = None) -> Decoded:
+        """Decodes one batch on the device; returns at once, before it is done.
+
+        Args:
+          batch: the inputs.
+          options: how to decode.
+          guard: where ``options.guard`` is set, what to go on with from an earlier batch
+            (``Decoded.guard``); None starts anew.
+
+        Raises:
+          InputError: ``options.gamma`` is still to be measured, or ``options.guard`` is set
+            and the costs are not known.
+        """
+        _check_tuned(options)
         common = _loop_options(batch, options)
         chosen = options.make_verifier()
         if self.draft is None:
@@ -364,8 +403,19 @@ class Generator:
             options.sampling(),
             gamma=options.gamma,
             verifier=chosen,
+            guard=self._guard(options, guard),
             **common,
         )
+
+    def _guard(self, options: GenerateOptions, guard: Guard | None = None) -> Guard | None:
+        if not options.guard or options.gamma == 0:
+            return None
+        if self.guard is None:
+            raise InputError(
+                "the guard is on and the costs of the draft are not known: measure them with "
+                "tuning.auto.guarded, or leave the guard out"
+            )
+        return self.guard if guard is None else guard
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
         """Beam search for one batch on the device; returns at once, before it is done.
@@ -396,11 +446,15 @@ class Generator:
     ) -> Iterator[list[Generation]]:
         """Yields, for each input in order, its outputs by increasing score."""
         options = options or GenerateOptions()
+        guard = None
         for batch in self.batches(texts, options):
             if options.beams:
                 yield from self.collect_beams(batch, self.search(batch, options), options)
-            else:
-                yield from self.collect(batch, self.decode(batch, options))
+                continue
+            decoded = self.decode(batch, options, guard)
+            # Where texts are draws, one shall not depend on what came before it.
+            guard = decoded.guard if options.sampling().greedy else None
+            yield from self.collect(batch, decoded)
 
     def steps(
         self, text: str, options: GenerateOptions | None = None, place: int = 0
@@ -420,7 +474,17 @@ class Generator:
         if options.beams:
             raise InputError(f"beams is {options.beams}: a search cannot be stepped through")
         (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
-        decoded = yield from speculative_steps(
+        decoded = yield from self.iterations(batch, options)
+        return next(self.collect(batch, decoded))
+
+    def iterations(self, batch: Batch, options: GenerateOptions) -> Iterator[Iteration]:
+        """``decode`` with a draft, yielding after each iteration; returns what it returns.
+
+        Raises:
+          InputError: as of ``decode``.
+        """
+        _check_tuned(options)
+        return speculative_steps(
             self.target,
             self.draft,
             batch.tokens,
@@ -429,9 +493,9 @@ class Generator:
             options.sampling(),
             gamma=options.gamma,
             verifier=options.make_verifier(),
+            guard=self._guard(options),
             **_loop_options(batch, options),
         )
-        return next(self.collect(batch, decoded))
 
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[list[Generation]]:
         """Fetches a batch's results and turns them into text."""
@@ -517,6 +581,14 @@ def _padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
 def _prompt_lengths(batch: Batch) -> list[int]:
     """Tokens of each row's prompt after the start token."""
     return np.count_nonzero(np.asarray(batch.prompts)[:, 1:] != PAD_ID, axis=1).tolist()
+
+
+def _check_tuned(options: GenerateOptions) -> None:
+    if options.gamma == AUTO:
+        raise InputError(
+            f"gamma is {AUTO} and was not measured: decode with what tuning.auto.tuned returns, or "
+            "give a number"
+        )
 
 
 def _room(batch: Batch, options: GenerateOptions) -> int:

@@ -22,7 +22,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments import comparison as comparison_lib
 from spec_t5x.experiments.comparison import compare
 from spec_t5x.experiments.evaluation import evaluate
-from spec_t5x.experiments.step_times import StepTimes, measure_step_times
 from spec_t5x.generation import (
     DEFAULT_MAX_SOURCE_LENGTH,
     GenerateOptions,
@@ -32,6 +31,7 @@ from spec_t5x.generation import (
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.outputs import Decoded
+from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import verifier
 
@@ -475,6 +475,7 @@ def test_rounding_takes_no_measured_alpha_above_1():
     ones = np.ones((1, 1), np.int32)
     stats = DecodeStats(
         target_calls=ones,
+        plain_steps=0 * ones,
         proposed=3 * ones,
         accepted=3 * ones,
         accepted_by_position=np.ones((1, 1, 3), np.int32),

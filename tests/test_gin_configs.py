@@ -20,8 +20,13 @@ from spec_t5x.experiments.acceptance import AcceptanceOptions
 from spec_t5x.experiments.acceptance_run import AcceptanceRun
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.evaluation import EvaluationOptions
+from spec_t5x.experiments.growth import GrowthOptions
+from spec_t5x.experiments.guarding import GuardingOptions
+from spec_t5x.experiments.neighbours.options import NeighboursOptions
+from spec_t5x.experiments.overhead import OverheadOptions
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
+from spec_t5x.experiments.tune_run import TuneRun
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.gin_files import parse_gin, read_all
 from spec_t5x.inference.options import InferOptions
@@ -78,12 +83,17 @@ CLASSES = (
     Models,
     GenerateOptions,
     BenchmarkOptions,
+    GrowthOptions,
+    GuardingOptions,
+    NeighboursOptions,
+    OverheadOptions,
     EvaluationOptions,
     InferOptions,
     SyntheticOptions,
     Setting,
     AcceptanceRun,
     AcceptanceOptions,
+    TuneRun,
 )
 # What trains, and the arguments that a file binds to one of them.
 OF_EVERY_TRAINING = {
@@ -142,11 +152,19 @@ def no_bindings(monkeypatch):
     args = _parser().parse_args(["generate"])
     args.gin_bindings = []
     settings.read(args)
-    gin.external_configurable(BenchmarkOptions, module="spec_t5x")
+    for subject in (
+        BenchmarkOptions,
+        GrowthOptions,
+        GuardingOptions,
+        NeighboursOptions,
+        OverheadOptions,
+    ):
+        gin.external_configurable(subject, module="spec_t5x")
     gin.external_configurable(SyntheticOptions, module="spec_t5x")
     gin.external_configurable(Setting, module="spec_t5x")
     gin.external_configurable(AcceptanceRun, module="spec_t5x")
     gin.external_configurable(AcceptanceOptions, module="spec_t5x")
+    gin.external_configurable(TuneRun, module="spec_t5x")
     gin.clear_config()
     yield
     gin.clear_config()

@@ -2,11 +2,15 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 
 from spec_t5x.cli import settings
 
 HELP = "BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
+
+# Inputs that gamma is tuned on at most.
+_SAMPLE = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     import gin
 
     # First: it tells gin of its options.
-    from spec_t5x.experiments.evaluation import EvaluationOptions, evaluate, read_sets
+    from spec_t5x.experiments.evaluation import EvaluationOptions, evaluate, fits, read_sets
 
     models, options = settings.read(args)
     draft = models.draft_name()
@@ -67,9 +71,13 @@ def run(args: argparse.Namespace) -> int:
     generator = Generator.load(
         models.target, draft, models.draft_options(), vocabulary=models.vocabulary
     )
+    sets = read_sets(evaluated, generator.vocabulary)
+    sources = (source for texts in sets for source, _ in texts.pairs)
+    sample = itertools.islice((s for s in sources if fits(generator, s, options)), _SAMPLE)
+    generator, options = settings.tuned(generator, list(sample), options)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
-        for texts in read_sets(evaluated, generator.vocabulary):
+        for texts in sets:
             shown = bar.add_task(f"evaluating {texts.name}", total=len(texts.pairs))
             evaluation = evaluate(
                 generator,

@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
             if not from_file:
                 raise InputError(line.error)
             print(f"spec-t5x: line {line.number}: {line.error}", file=sys.stderr)
+    asked = options.gamma
+    generator, options = settings.tuned(generator, _good(lines), options)
+    _check_chosen(args, asked, options)
 
     if args.compare:
         _compare(args, generator, lines, options)
@@ -86,6 +89,14 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(f"beams is {options.beams}: {flag} shows no beam search")
     if args.trace and options.num_decodes > 1:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
+
+
+def _check_chosen(args, asked: int | str, options) -> None:
+    if options.gamma == 0 != asked and (args.trace or args.compare):
+        flag = "--trace" if args.trace else "--compare"
+        raise InputError(
+            f"gamma {asked} came to plain decoding and {flag} needs drafts: give gamma a number"
+        )
 
 
 def _read_texts(args: argparse.Namespace) -> Iterator[str]:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from spec_t5x import xla_flags
 from spec_t5x.errors import InputError
 
 
@@ -15,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Taken out first: argparse would read one that holds a space as a TEXT.
     args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
+    xla_flags.apply()
     try:
         _check_known(rest, args.command)
         if args.gin_search_paths:
@@ -63,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         train_heads,
         train_lm,
         train_ngram,
+        tune,
     )
 
     parser = _Parser(
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         evaluate,
         acceptance,
         benchmark,
+        tune,
         train,
         train_heads,
         train_lm,

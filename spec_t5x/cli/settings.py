@@ -6,6 +6,8 @@ order of precedence.
 
 import argparse
 import dataclasses
+import sys
+from collections.abc import Sequence
 
 from spec_t5x.errors import InputError
 
@@ -118,7 +120,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(group) -> None:
     numbers = {
-        "gamma": (int, "tokens that the draft proposes in each iteration (4)"),
+        "gamma": (
+            _gamma,
+            "tokens that the draft proposes in each iteration; auto measures which number is best "
+            "and remembers it (4)",
+        ),
         "temperature": (float, "0 is argmax (0)"),
         "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
         "top_p": (float, "sample from the nucleus of this mass; 0 from all (0)"),
@@ -132,6 +138,12 @@ def _add_options(group) -> None:
     }
     for name, (kind, text) in numbers.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    group.add_argument(
+        "--guard",
+        action="store_true",
+        default=None,
+        help="plain steps wherever the drafts do not pay; --gamma auto has it anyway",
+    )
     group.add_argument(
         "--verifier", metavar="NAME", help="token, block, coupled, rejection, multi or tree (block)"
     )
@@ -166,7 +178,63 @@ def read(args: argparse.Namespace):
         # Some are gin's alone.
         return {n: getattr(args, n) for n in names if getattr(args, n, None) is not None}
 
-    return make_models(**given(Models)), make_options(**given(GenerateOptions))
+    models, options = make_models(**given(Models)), make_options(**given(GenerateOptions))
+    _check_tuning(models, options)
+    return models, options
+
+
+def _check_tuning(models: Models, options) -> None:
+    from spec_t5x.generation import AUTO
+
+    if models.adaptive is not None and (options.gamma == AUTO or options.guard):
+        which = f"gamma is {AUTO}" if options.gamma == AUTO else "the guard is on"
+        raise InputError(
+            f"{which} and adaptive {models.adaptive:g}: both decide how much is drafted, leave "
+            "one out"
+        )
+
+
+def tuned(generator, texts: Sequence[str], options, **changes):
+    """The generator and its options with gamma a number, and with a guard's costs if wanted.
+
+    Nothing is measured unless gamma is "auto" or a guard was asked for. What was chosen is
+    told to the user.
+
+    Args:
+      generator: as loaded.
+      texts: inputs that can be decoded, to measure on.
+      options: as read.
+      **changes: further arguments of ``tuning.auto.tuned`` or ``guarded``.
+    """
+    from spec_t5x.generation import AUTO
+
+    if options.gamma != AUTO and not options.guard:
+        return generator, options
+    from spec_t5x.tuning import auto
+    from spec_t5x.tuning.store import Store
+
+    def say(text: str) -> None:
+        print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
+
+    common = {"store": Store.of_user(), "announce": say, **changes}
+    if options.gamma != AUTO:
+        return auto.guarded(generator, texts, options, **common), options
+    result = auto.tuned(generator, texts, options, **common)
+    say(result.line)
+    return result.generator, result.options
+
+
+def _gamma(text: str) -> int | str:
+    from spec_t5x.generation import AUTO
+
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no gamma: give a whole number from 0, or {AUTO} to have it measured"
+        ) from error
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from spec_t5x import theory
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.step_times import StepTimes, measure_step_times
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator
+from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID
 
 

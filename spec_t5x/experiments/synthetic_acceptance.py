@@ -33,12 +33,12 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.benchmark import machine
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.step_times import StepTimes, measure_step_times
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.outputs import row_keys
 from spec_t5x.platform_dtype import resolve_dtype
+from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PyTree
 from spec_t5x.verification import Verdict
 from spec_t5x.verifiers import TokenVerifier

@@ -19,7 +19,7 @@ def verification_costs(pair: Pair, text: str, options, widths: tuple[int, ...]) 
     import jax.numpy as jnp
     import numpy as np
 
-    from spec_t5x.experiments.step_times import measure_verification_costs
+    from spec_t5x.tuning.step_times import measure_verification_costs
 
     generator = pairs.load_target(pair)
     (batch,) = generator.batches([text], options)
@@ -46,7 +46,7 @@ def draft_cost(pair: Pair, draft: str, text: str, options) -> float:
     """
     import jax.numpy as jnp
 
-    from spec_t5x.experiments.step_times import measure_step_times
+    from spec_t5x.tuning.step_times import measure_step_times
 
     generator = pairs.load_target(pair)
     (batch,) = generator.batches([text], options)

@@ -1,0 +1,57 @@
+"""Timing in turn, with a clock that the programs turn themselves."""
+
+import pytest
+
+from spec_t5x.tuning.interleaving import Program, compiled, interleaved
+
+
+class Machine:
+    """Programs that take a known time, the first time longer."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.log = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def program(self, name: str, seconds: float, before=0.0, compiling=0.0, **kwargs) -> Program:
+        ran = []
+
+        def run(calls):
+            self.now += before + calls * seconds + (0.0 if ran else compiling)
+            ran.append(calls)
+            self.log.append((name, calls))
+            return ()
+
+        return Program(run=run, **kwargs)
+
+
+def test_programs_take_turns_and_only_calls_count():
+    machine = Machine()
+    programs = [
+        machine.program("a", 2.0, before=5.0, calls=3),
+        machine.program("b", 1.0, before=5.0, calls=1, whole=True),
+    ]
+    rounds = interleaved(programs, least=2, clock=machine.clock)
+    assert rounds.tolist() == [[2.0, 6.0], [2.0, 6.0]]
+    # Once to be compiled; then in turn, what is not whole without any call first.
+    of_a_round = [("a", 0), ("a", 3), ("b", 1)]
+    assert machine.log == [("a", 3), ("b", 1), *of_a_round, *of_a_round]
+
+
+def test_rounds_end_with_the_budget():
+    for budget, rounds in ((0.0, 3), (7.5, 8), (1000.0, 25)):
+        machine = Machine()
+        program = machine.program("a", 1.0, calls=1, whole=True)
+        assert len(interleaved([program], budget=budget, clock=machine.clock)) == rounds
+
+
+def test_compiling_is_counted_apart_and_calls_are_made_enough():
+    machine = Machine()
+    programs = [machine.program("a", 0.004, compiling=3.0), machine.program("b", 9.0, compiling=2)]
+    ready, seconds = compiled(programs, machine.clock)
+    assert seconds == pytest.approx(5.0)
+    assert [program.calls for program in ready] == [10, 1]
+    given = machine.program("c", 0.001, calls=2)
+    assert compiled([given], machine.clock)[0][0].calls == 2

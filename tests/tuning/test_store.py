@@ -1,0 +1,106 @@
+"""Findings in files: what comes back, and what damage does."""
+
+import concurrent.futures
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from spec_t5x.tuning.store import Finding, Store
+
+FINDING = Finding(
+    gamma=3,
+    best_gamma=3,
+    speed_up=1.5,
+    low=1.25,
+    high=1.75,
+    measured=None,
+    c=0.1,
+    verification=1.5,
+    prefill=2.0,
+    num_inputs=8,
+    num_tokens=200,
+)
+KEY = {"target": "abc", "settings": {"temperature": 0.0, "widths": (3, 2)}}
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "cache" / "tuning")
+
+
+def file_of(store: Store) -> Path:
+    (path,) = store.directory.iterdir()
+    return path
+
+
+def test_what_was_saved_comes_back_for_its_key_alone(store):
+    assert store.load(KEY) is None
+    assert store.save(KEY, FINDING) is None
+    assert store.load(KEY) == FINDING
+    assert store.load({**KEY, "target": "abd"}) is None
+    better = dataclasses.replace(FINDING, gamma=5, measured=1.4)
+    store.save(KEY, better)
+    assert store.load(KEY) == better
+    # Nothing but it is left behind.
+    assert file_of(store).suffix == ".json"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"gamma": 3', '"gamma": "3"'),
+        lambda text: text.replace('"gamma": 3', '"gamma": true'),
+        lambda text: text.replace('"c": 0.1,', ""),
+        lambda text: text.replace('"abc"', '"xyz"'),
+        lambda text: text.replace('"format": 1', '"format": 0'),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(store, damage):
+    store.save(KEY, FINDING)
+    path = file_of(store)
+    text = path.read_text()
+    assert damage(text) != text
+    path.write_text(damage(text))
+    assert store.load(KEY) is None
+    store.save(KEY, FINDING)
+    assert store.load(KEY) == FINDING
+
+
+def test_bytes_that_are_no_text_are_as_good_as_none(store):
+    store.save(KEY, FINDING)
+    file_of(store).write_bytes(b"\xff\xfe\x00")
+    assert store.load(KEY) is None
+
+
+def test_where_nothing_can_be_written_it_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    trouble = Store(tmp_path / "file" / "tuning").save(KEY, FINDING)
+    assert "not remembered" in trouble and "cannot be written" in trouble
+
+
+def test_the_users_store_is_beside_the_compiled_programs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Store.of_user().directory == tmp_path / "spec_t5x" / "tuning"
+
+
+def test_of_two_writers_one_is_whole_at_any_moment(store):
+    """As of two processes: each writes a file of its own, which then takes the name."""
+    findings = [dataclasses.replace(FINDING, gamma=gamma) for gamma in (1, 2)]
+    for finding in findings:
+        store.save(KEY, finding)
+
+    def write(finding):
+        for _ in range(100):
+            assert store.save(KEY, finding) is None
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        writers = [pool.submit(write, finding) for finding in findings]
+        while not all(writer.done() for writer in writers):
+            assert store.load(KEY) in findings
+    for writer in writers:
+        writer.result()
+    assert file_of(store).suffix == ".json"
