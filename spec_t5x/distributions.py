@@ -96,7 +96,7 @@ def standardize(
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
     if settings.top_k:
         warped = keep_top_k(warped, settings.top_k)
-    probs = jax.nn.softmax(warped, axis=-1)
+    probs = _on_a_cpu(cpu_kernels.softmax, functools.partial(jax.nn.softmax, axis=-1), warped)
     if settings.top_p:
         probs = keep_top_p(probs, settings.top_p)
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))

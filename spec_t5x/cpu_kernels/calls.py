@@ -85,7 +85,7 @@ def is_small(inputs: Array) -> bool:
 
 
 def can_summarize(values: Array) -> bool:
-    """Whether ``summarize`` is for these: float32, and all devices of JAX are one CPU."""
+    """Whether ``summarize`` and ``softmax`` are for these: float32, and JAX's device is one CPU."""
     return (
         values.dtype == jnp.float32
         and jax.default_backend() == "cpu"
@@ -105,6 +105,12 @@ def summarize(
     shapes = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.float32)]
     call = jax.ffi.ffi_call("SpecT5XSummarize", shapes, vmap_method="broadcast_all")
     return tuple(call(values, with_sums=with_sums))
+
+
+def softmax(values: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
+    """``exp(values)`` over its sum, for each row."""
+    shape = jax.ShapeDtypeStruct(values.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XSoftmax", shape, vmap_method="broadcast_all")(values)
 
 
 def extend_attention(

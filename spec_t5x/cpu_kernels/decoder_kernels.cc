@@ -439,6 +439,53 @@ ffi::Error Summarize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
   return ffi::Error::Success();
 }
 
+// exp(values) over its sum, for each row. As above; what is minus infinity gets zero.
+ffi::Error Softmax(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
+                   ffi::ResultBuffer<ffi::F32> outputs) {
+  const int64_t width = values.dimensions().back();
+  const int64_t rows = values.element_count() / width;
+  const int64_t blocks = (width + kSummaryBlock - 1) / kSummaryBlock;
+  const bool share = rows * width >= 4 * kSummaryBlock;
+  std::vector<BlockSummary> found(rows * blocks);
+  const float* from = values.typed_data();
+  Share(pool, rows * blocks, share, [&](int64_t piece) {
+    const int64_t row = piece / blocks, begin = piece % blocks * kSummaryBlock;
+    found[piece] =
+        SummarizeBlock(from + row * width, begin, std::min(width, begin + kSummaryBlock), true);
+  });
+  std::vector<float> tops(rows), inverses(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    const BlockSummary* of_row = found.data() + row * blocks;
+    float top = of_row[0].largest, sum = 0.0f;
+    for (int64_t block = 1; block < blocks; ++block) top = std::max(top, of_row[block].largest);
+    for (int64_t block = 0; block < blocks; ++block) {
+      if (of_row[block].sum > 0) sum += of_row[block].sum * std::exp(of_row[block].largest - top);
+    }
+    tops[row] = top;
+    inverses[row] = 1.0f / sum;
+  }
+  float* to = outputs->typed_data();
+  Share(pool, rows * blocks, share, [&](int64_t piece) {
+    const int64_t row = piece / blocks, begin = piece % blocks * kSummaryBlock;
+    const int64_t end = std::min(width, begin + kSummaryBlock);
+    const float* row_values = from + row * width;
+    float* row_outputs = to + row * width;
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      Store(row_outputs + i, Exp(Load(row_values + i) - tops[row]) * inverses[row]);
+    }
+    if (i < end) {
+      float rest[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        rest[lane] = i + lane < end ? row_values[i + lane] : tops[row];
+      }
+      const Lanes weights = Exp(Load(rest) - tops[row]) * inverses[row];
+      for (int lane = 0; i + lane < end; ++lane) row_outputs[i + lane] = weights[lane];
+    }
+  });
+  return ffi::Error::Success();
+}
+
 // One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
 // ``scores`` has room for ``length``, rounded up to whole registers.
 void AttendOne(const float* query, const float* keys, const float* values, const float* bias,
@@ -596,6 +643,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSummarize, Summarize,
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<bool>("with_sums"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSoftmax, Softmax,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                               ffi::Ffi::Bind()

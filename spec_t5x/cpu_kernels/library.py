@@ -26,6 +26,7 @@ _SYMBOLS = (
     "SpecT5XDot",
     "SpecT5XNormalize",
     "SpecT5XSummarize",
+    "SpecT5XSoftmax",
     "SpecT5XExtend",
     "SpecT5XAttend",
 )

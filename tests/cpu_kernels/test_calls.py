@@ -92,6 +92,19 @@ def test_summaries_of_rows_without_some_tokens():
     np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 16, 37, 2048, 5000])
+def test_softmax(width):
+    values = 5 * draws(3, 7, width)
+    values[1, :, : width // 2] = -np.inf
+    # A whole block of the row without any.
+    values[2, 0, 2000:5000] = -np.inf if width > 2000 else values[2, 0, 2000:5000]
+    found = np.asarray(calls.softmax(values))
+    np.testing.assert_allclose(found, jax.nn.softmax(values, axis=-1), rtol=2e-6, atol=1e-9)
+    assert (found[np.isneginf(values)] == 0).all()
+    # The same row beside others, or alone.
+    np.testing.assert_array_equal(calls.softmax(values[2, 3]), found[2, 3])
+
+
 def test_summaries_are_shared_by_threads_and_mapped_over():
     values = draws(9, 8000)
     assert values.size > 32768
