@@ -6,15 +6,16 @@ alpha and c of the same run, with the cost of verification counted.
 """
 
 import dataclasses
-import json
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare
@@ -22,6 +23,8 @@ from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model
+
+HELP = "drafts and verifiers against plain decoding"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,10 @@ class BenchmarkOptions(InputOptions):
         return any(pair.rpartition("/")[0] in ("draft", "adaptive") for pair in self.pairs)
 
 
+# As the command knows it (``cli.benchmark``).
+Options = BenchmarkOptions
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of the table."""
@@ -65,30 +72,30 @@ class Row:
 
 def run(
     options: BenchmarkOptions,
-    target: LoadedModel,
-    draft: str | None = None,
-    draft_options: DraftOptions | None = None,
-    decoding: GenerateOptions | None = None,
     report: Callable[[int, int, str], None] | None = None,
+    *,
+    models: Any,
+    decoding: GenerateOptions | None = None,
 ) -> Iterator[Row]:
     """Measures row after row.
 
     Args:
       options: what to measure.
-      target: the model whose text is wanted.
-      draft: what ``draft`` and ``adaptive`` stand for in ``options.pairs``.
-      draft_options: of all drafts.
-      decoding: what is the same in all rows: lengths, the batch's size.
       report: ``report(done, total, what)`` is told of each row.
+      models: the target and its draft, with the draft's settings (``cli.settings.Models``).
+        The draft is what ``draft`` and ``adaptive`` stand for in ``options.pairs``.
+      decoding: what is the same in all rows: lengths, the batch's size.
 
     Raises:
       InputError: nothing to decode, a beam search, or a draft or verifier that does not go
         with the target.
     """
-    draft_options = draft_options or DraftOptions()
     decoding = decoding or GenerateOptions()
     if decoding.beams:
         raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
+    draft = models.draft_name() if options.uses_own_draft else None
+    draft_options = models.draft_options()
+    target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
     generator = generator_of(target)
     texts = read_texts(options, generator, decoding, options.num_inputs)
     combinations = [
@@ -137,20 +144,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, options: BenchmarkOptions, target: LoadedModel, rows: list[Row]) -> None:
-    """Keeps all figures, with the machine and the settings they were measured with."""
-    report = {
-        "machine": machine(),
-        "options": dataclasses.asdict(options)
-        # Where the files were is nobody else's business.
-        | {"data": options.data and Path(options.data).name, "target": target.directory.name},
+def to_dict(rows: list[Row]) -> dict[str, Any]:
+    """All figures, as JSON can hold them."""
+    return {
         "rows": [
             {"draft": row.draft, "verifier": row.verifier} | row.comparison.to_dict()
             for row in rows
-        ],
+        ]
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def machine() -> dict:

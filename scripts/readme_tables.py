@@ -1,0 +1,69 @@
+"""Writes the README's tables anew from the results that are kept in ``benchmarks/``.
+
+    python scripts/readme_tables.py            # after a benchmark's file has changed
+    python scripts/readme_tables.py --check    # says whether there is anything to write
+
+A table stands between two comments, of which the first names its kind and its file:
+
+    <!-- table: neighbours benchmarks/neighbours_pair.json -->
+    <!-- end of table -->
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.experiments.neighbours import tables
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = REPOSITORY / "README.md"
+
+# What makes a table of what a file holds.
+MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "neighbours": lambda values: tables.short(values["groups"], values["machine"]),
+}
+_TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def filled(text: str, folder: Path) -> str:
+    """The text with every table made anew.
+
+    Args:
+      text: Markdown.
+      folder: what the files' paths are relative to.
+
+    Raises:
+      KeyError: a kind of table that is not known.
+      OSError: a file that cannot be read.
+    """
+
+    def make(found: re.Match) -> str:
+        start, kind, file, end = found.groups()
+        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        return f"{start}\n{MAKERS[kind](values)}\n\n{end}"
+
+    return _TABLE.sub(make, text)
+
+
+def main() -> int:
+    """Exit status 1 if ``--check`` finds something to write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    before = README.read_text(encoding="utf-8")
+    after = filled(before, REPOSITORY)
+    if before == after:
+        return 0
+    if args.check:
+        print("README.md: a table is not that of its file: run scripts/readme_tables.py")
+        return 1
+    README.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
