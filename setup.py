@@ -61,6 +61,7 @@ setup(
         "notebooks": ["ipykernel>=6,<8", "ipywidgets>=8,<9", "nbclient>=0.10,<1"],
         "test": [
             "beartype>=0.22,<1",
+            "ctranslate2>=4.6,<5",
             "hypothesis>=6.130,<7",
             "ipykernel>=6,<8",
             "ipywidgets>=8,<9",
