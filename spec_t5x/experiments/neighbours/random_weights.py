@@ -1,8 +1,9 @@
 """Weights of any size drawn at random, written as a checkpoint that others can read.
 
-For time alone. Scaled as T5 is initialized, so that activations stay finite. End of sequence and padding
-have no weights in the output layer: their logits are 0 where the largest of the others is far
-above it, so that every implementation goes on to its last token without being told to.
+For time alone. Scaled as T5 is initialized, so that activations stay finite and the text is not
+chaotic. End of sequence and padding have no weights in the output layer: their logits are 0 where
+the largest of the others is far above it, so that every implementation goes on to its last token
+without being told to.
 """
 
 import zlib
@@ -58,7 +59,6 @@ class RandomWeights:
         elif path == _TABLE and self._config.logits_via_embedding:
             tensor[silent] = 0
         return tensor[index]
-
 
     def _bound(self, path: str, shape: tuple[int, ...]) -> np.float32:
         """Of a uniform distribution with the variance of T5's own initialization."""

@@ -1,5 +1,7 @@
 """CTranslate2: a C++ engine for Transformers, in float32 or with int8 weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import ctranslate2
 
 from spec_t5x.experiments.neighbours.interface import Job
@@ -81,11 +83,17 @@ def make(job: Job, *, compute_type: str) -> Decoder:
       job: the copies of the weights, converted by ``prepare``.
       compute_type: "float32" or "int8", as CTranslate2 names them.
     """
-    translator = ctranslate2.Translator(
-        str(job.made(_FOLDER)),
-        device="cpu",
-        compute_type=compute_type,
-        inter_threads=1,
-        intra_threads=job.threads,
-    )
+    # Loading takes a team of threads, and decoding, in a thread of CTranslate2's own, another.
+    # Where both are there, GNU's OpenMP finds more threads than processors and has them sleep
+    # between the parts of a step: on two processors decoding then takes seven times as long.
+    # The first team ends with the thread that it was made in.
+    with ThreadPoolExecutor(1) as loading:
+        translator = loading.submit(
+            ctranslate2.Translator,
+            str(job.made(_FOLDER)),
+            device="cpu",
+            compute_type=compute_type,
+            inter_threads=1,
+            intra_threads=job.threads,
+        ).result()
     return Decoder(translator)

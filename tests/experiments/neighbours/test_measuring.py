@@ -13,7 +13,7 @@ from spec_t5x.experiments.neighbours.measuring import MeasurementError, measure
 from spec_t5x.experiments.neighbours.methods import methods
 from spec_t5x.experiments.neighbours.options import IMPLEMENTATIONS, NeighboursOptions
 from spec_t5x.experiments.neighbours.process import Process
-from spec_t5x.experiments.neighbours.weights import Given
+from spec_t5x.experiments.neighbours.weights import Given, sizes_with_random_weights
 from spec_t5x.experiments.neighbours.worker import Worker
 from spec_t5x.models import sizes
 from spec_t5x.models.t5 import T5Config
@@ -208,7 +208,7 @@ def test_the_command_times_sizes_with_random_weights(monkeypatch, capsys):
     monkeypatch.setitem(sizes.SIZES, "tiny", config)
     monkeypatch.setitem(sizes.SIZES, "larger", larger)
     bindings = {
-        "sizes": ("tiny", "larger"),
+        "sizes": ("larger",),
         "draft_size": "tiny",
         "implementations": ("transformers",),
         "gammas": (2,),
@@ -221,12 +221,22 @@ def test_the_command_times_sizes_with_random_weights(monkeypatch, capsys):
     flags = [f"--gin.NeighboursOptions.{name}={value!r}" for name, value in bindings.items()]
     assert main(["benchmark", "neighbours", *flags]) == 0
     printed = capsys.readouterr().out
-    assert "**tiny**: one source of 8.0 tokens, outputs of 10.0, random weights" in printed
-    assert "**larger**: one source" in printed
-    # A model does not draft for itself, and a random assistant is of no use.
-    assert printed.count("spec_t5x, tiny, gamma 2") == 1
+    assert "**larger**: one source of 8.0 tokens, outputs of 10.0, random weights" in printed
+    assert "spec_t5x, tiny, gamma 2" in printed
+    # Of use nowhere: once with our gamma, once with its own.
     assert printed.count("a random assistant is never right") == 2
-    assert printed.count("| yes |") == 6
+    assert printed.count("| yes |") == 3
+
+
+def test_a_size_does_not_draft_for_itself(monkeypatch, tmp_path):
+    monkeypatch.setitem(sizes.SIZES, "tiny", T5Config(**TINY, **GATED))
+    options = NeighboursOptions(sizes=("tiny",), draft_size="tiny", source_len=8)
+    (given,) = sizes_with_random_weights(options, tmp_path)
+    assert given.job.draft is None
+    assert not any(row.speculative for row in methods(options, given.job))
+    assert len(given.inputs[0]) == 8 and max(given.inputs[0]) < TINY["vocab_size"]
+    # It was there while it was at hand.
+    assert not (tmp_path / "tiny").exists()
 
 
 def test_the_rows_of_all_implementations(job):

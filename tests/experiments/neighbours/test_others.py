@@ -1,6 +1,7 @@
 """Other implementations: with our weights and ids they give our ids."""
 
 import dataclasses
+import threading
 
 import jax
 import pytest
@@ -78,6 +79,20 @@ def with_ctranslate2(job):
 
 def test_ctranslate2(with_ctranslate2, job, inputs, outputs):
     check(with_ctranslate2.make(job, compute_type="float32"), inputs, outputs, can_encode=False)
+
+
+def test_ctranslate2_is_loaded_in_a_thread_that_ends(with_ctranslate2, job, monkeypatch):
+    """Else its two teams of threads are in one another's way."""
+    translator, loaded_in = with_ctranslate2.ctranslate2.Translator, []
+
+    def watched(*args, **kwargs):
+        loaded_in.append(threading.current_thread())
+        return translator(*args, **kwargs)
+
+    monkeypatch.setattr(with_ctranslate2.ctranslate2, "Translator", watched)
+    with_ctranslate2.make(job, compute_type="float32")
+    assert loaded_in != [threading.main_thread()]
+    assert not loaded_in[0].is_alive()
 
 
 def test_ctranslate2_with_int8_weights_decodes_ids(with_ctranslate2, job, inputs):
