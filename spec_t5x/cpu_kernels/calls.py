@@ -89,7 +89,9 @@ def can_summarize(values: Array) -> bool:
     return (
         values.dtype == jnp.float32
         and jax.default_backend() == "cpu"
-        and jax.device_count() == 1
+        and jax.local_device_count() == 1
+        # Beside other processes only where each works for itself, not on one mesh.
+        and jax.sharding.get_abstract_mesh().empty
         and available()
     )
 
