@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from spec_t5x.cli import settings
+
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
 # Flags that may be given several times, and the options that they fill.
@@ -38,14 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_DIR",
         help="as of generate; more are scored in one pass",
     )
-    data = parser.add_argument_group("inputs")
-    data.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    data.add_argument("--source_column", type=int, metavar="N", help="of a .tsv, from 0 (1)")
-    data.add_argument("--num_columns", type=int, metavar="N", help="of each line of a .tsv (3)")
-    data.add_argument("--source_field", metavar="NAME", help="of a .jsonl (article)")
-    data.add_argument("--prefix", metavar="TEXT", help="put before every source of a file")
-    data.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
-    data.add_argument("--split", metavar="NAME", help="of the task (validation)")
+    settings.add_inputs(parser)
     measured = parser.add_argument_group("measurement")
     for name, (field, kind, text) in _LISTS.items():
         measured.add_argument(

@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from spec_t5x.cli import settings
+
 HELP = "find the fastest draft, gamma and batch size for your device, models and inputs"
 
 # Flags that may be given several times, and the options that they fill.
@@ -41,14 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), help="what the networks compute in"
     )
-    data = parser.add_argument_group("inputs")
-    data.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    data.add_argument("--source_column", type=int, metavar="N", help="of a .tsv, from 0 (1)")
-    data.add_argument("--num_columns", type=int, metavar="N", help="of each line of a .tsv (3)")
-    data.add_argument("--source_field", metavar="NAME", help="of a .jsonl (article)")
-    data.add_argument("--prefix", metavar="TEXT", help="put before every source of a file")
-    data.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
-    data.add_argument("--split", metavar="NAME", help="of the task (validation)")
+    settings.add_inputs(parser)
     tried = parser.add_argument_group("what is tried")
     for name, (field, kind, metavar, text) in _LISTS.items():
         tried.add_argument(

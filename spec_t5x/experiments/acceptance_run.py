@@ -10,7 +10,12 @@ from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions, AcceptanceRow, Report, measure
 from spec_t5x.experiments.benchmark import machine
-from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
+from spec_t5x.experiments.inputs import (
+    InputOptions,
+    generator_of,
+    read_texts,
+    without_folder,
+)
 from spec_t5x.generation import Generator
 
 
@@ -79,19 +84,13 @@ def write_json(
         "inputs": dataclasses.asdict(chosen)
         | {
             "data": chosen.data and Path(chosen.data).name,
-            "drafts": [_without_folder(name) for name in chosen.drafts],
+            "drafts": [without_folder(name) for name in chosen.drafts],
         },
         "options": dataclasses.asdict(options),
-        "rows": [row.to_dict() | {"draft": _without_folder(row.draft)} for row in rows],
+        "rows": [row.to_dict() | {"draft": without_folder(row.draft)} for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def _without_folder(draft: str) -> str:
-    """``ngram:/home/me/tables`` as ``ngram:tables``."""
-    kind, colon, argument = draft.rpartition(":")
-    return f"{kind}{colon}{Path(argument).name}"
 
 
 def _texts(

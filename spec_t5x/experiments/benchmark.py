@@ -8,7 +8,6 @@ alpha and c of the same run, with the cost of verification counted.
 import dataclasses
 import platform
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model
+from spec_t5x.tuning.identity import processor
 
 HELP = "drafts and verifiers against plain decoding"
 
@@ -159,20 +159,10 @@ def machine() -> dict:
     return {
         "device": jax.devices()[0].device_kind,
         "platform": jax.devices()[0].platform,
-        "processor": _processor(),
+        "processor": processor(),
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, its architecture elsewhere."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _make_draft(

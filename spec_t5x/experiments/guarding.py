@@ -33,6 +33,7 @@ from spec_t5x.guard import Guard, guard
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.outputs import Decoded
+from spec_t5x.tuning.measuring import of_one_shape
 from spec_t5x.tuning.step_times import measure_step_times
 from spec_t5x.types import PAD_ID
 
@@ -160,7 +161,7 @@ def run(
     target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
     generator = generator_of(target)
     texts = read_texts(options, generator, decoding, options.num_inputs)
-    batches = _of_one_shape(generator.batches(texts, decoding))
+    batches = of_one_shape(generator.batches(texts, decoding))
     own = make_draft(models.draft_name(), target, generator.target, draft_options)
     for done, name in enumerate(options.drafts):
         if report:
@@ -272,21 +273,6 @@ def _costs(generator: Generator, batches: list[Batch], decoding: GenerateOptions
         "verification": float(max(iteration / plain_step - decoding.gamma * c, 1.0)),
         "prefill": float(max(medians[1] - medians[0], 0.0) / plain_step),
     }
-
-
-def _of_one_shape(batches: list[Batch]) -> list[Batch]:
-    """The batches, padded to the widest of them: one program for all."""
-
-    def padded(batch: Batch, name: str):
-        tokens = getattr(batch, name)
-        width = max(getattr(other, name).shape[1] for other in batches)
-        missing = width - tokens.shape[1]
-        return np.pad(tokens, ((0, 0), (0, missing)), constant_values=PAD_ID)
-
-    return [
-        dataclasses.replace(batch, tokens=padded(batch, "tokens"), prompts=padded(batch, "prompts"))
-        for batch in batches
-    ]
 
 
 def _timed(generator: Generator, batch: Batch, options: GenerateOptions, guard=None):

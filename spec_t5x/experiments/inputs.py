@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from pathlib import Path
 
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
@@ -91,3 +92,9 @@ def read_texts(
             name,
         )
     return texts
+
+
+def without_folder(draft: str) -> str:
+    """``ngram:/home/me/tables`` as ``ngram:tables``."""
+    kind, colon, argument = draft.rpartition(":")
+    return f"{kind}{colon}{Path(argument).name}"

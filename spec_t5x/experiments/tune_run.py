@@ -6,7 +6,6 @@ into a gin file that the other commands take.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +14,12 @@ from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import compare
-from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
+from spec_t5x.experiments.inputs import (
+    InputOptions,
+    generator_of,
+    read_texts,
+    without_folder,
+)
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
 from spec_t5x.tuning.identity import machine
@@ -283,7 +287,7 @@ def to_dict(result: TuneResult) -> dict:
         "confidence": result.confidence,
         "compile_seconds": result.compile_seconds,
         "acceptance_by_position": {
-            _without_folder(name): rates for name, rates in result.by_position.items()
+            without_folder(name): rates for name, rates in result.by_position.items()
         },
         "chosen": _as_dict(result, result.chosen),
         "predictions": [_as_dict(result, prediction) for prediction in result.predictions],
@@ -291,7 +295,7 @@ def to_dict(result: TuneResult) -> dict:
 
 
 def _as_dict(result: TuneResult, prediction: Prediction) -> dict:
-    draft = prediction.draft and _without_folder(prediction.draft)
+    draft = prediction.draft and without_folder(prediction.draft)
     measured = result.measured.get(_setting(prediction))
     return dataclasses.asdict(prediction) | {"draft": draft, "measured": measured}
 
@@ -302,12 +306,6 @@ def _setting(prediction: Prediction) -> Setting:
 
 def _line(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def _without_folder(draft: str) -> str:
-    """``ngram:/home/me/tables`` as ``ngram:tables``."""
-    kind, colon, argument = draft.rpartition(":")
-    return f"{kind}{colon}{Path(argument).name}"
 
 
 def _texts(

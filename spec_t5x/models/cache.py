@@ -124,7 +124,6 @@ def write(
     if cached.shape[0] == 1:
         # A plain update in place; the batched form below lowers to a scatter.
         written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
-        written = lax.optimization_barrier(written)
     else:
         written = jax.vmap(write_row)(cached, new, starts)
     return constrain(written, AXES)

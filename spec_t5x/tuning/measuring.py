@@ -141,7 +141,7 @@ def measure(
     report = report or (lambda done, total, what: None)
     total = len(drafts) + len(batch_sizes)
     together = dataclasses.replace(options, batch_size=max(batch_sizes), gamma=largest, guard=False)
-    sample = [place(batch) for batch in _of_one_shape(generator.batches(texts, together))]
+    sample = [place(batch) for batch in of_one_shape(generator.batches(texts, together))]
     traces = {}
     for name, draft in drafts.items():
         report(len(traces), total, f"acceptance of {name}")
@@ -350,7 +350,7 @@ def _steps(generator: Generator, batch: Batch, options: GenerateOptions) -> int:
     return int((decoded.lengths - prompts[:, None]).max())
 
 
-def _of_one_shape(batches: Sequence[Batch]) -> list[Batch]:
+def of_one_shape(batches: Sequence[Batch]) -> list[Batch]:
     """The batches, padded to the widest of them: one program for all."""
     sources, prompts = (
         max(getattr(batch, name).shape[1] for batch in batches) for name in ("tokens", "prompts")

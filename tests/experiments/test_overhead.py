@@ -60,8 +60,8 @@ def test_iterations_drafts_and_verifications_are_measured(tiny_pair):
         row.plain_step,
         row.target_call,
     ):
-        # Clocks are coarse beside a toy: what is subtracted may leave nothing.
-        assert len(times) == 2 and min(times) >= 0
+        # On a busy machine what is subtracted may leave nothing of one timing of a toy.
+        assert len(times) == 2 and max(times) > 0
 
 
 @pytest.mark.parametrize(
