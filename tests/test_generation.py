@@ -504,7 +504,6 @@ def test_step_times_are_positive_and_give_c(generator, name):
         settings=sampling(0.0),
         verifier=verifier(name),
         repeats=3,
-        calls=2,
     )
     assert min(times.target, times.draft, times.verification) > 0
     assert times.c == times.draft / times.target

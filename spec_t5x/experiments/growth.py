@@ -70,17 +70,16 @@ class GrowthOptions:
     gammas: tuple = (1, 2, 3, 4, 6, 8, 11, 15)
     # Encoder length, without padding.
     source_len: int = 64
-    # Decodes of each point, and timings of each call.
+    # Decodes of each point, and timings of a step.
     repeats: int = 3
     step_repeats: int = 5
-    step_calls: int = 10
     # Where to draw the curves, as SVG; None draws none.
     figure: str | None = None
     seed: int = 0
 
     def __post_init__(self):
         numbers = ("batch", "length", "gamma", "source_len", "repeats", "step_repeats")
-        values = {name: (getattr(self, name),) for name in (*numbers, "step_calls")}
+        values = {name: (getattr(self, name),) for name in numbers}
         for name in ("batches", "lengths", "gammas"):
             values[name] = getattr(self, name)
         for name, all_of in values.items():
@@ -288,7 +287,6 @@ def _measure(
         settings=settings,
         verifier=SyntheticVerifier(alpha=options.alpha),
         repeats=options.step_repeats,
-        calls=options.step_calls,
     )
     return Row(
         pair=name,

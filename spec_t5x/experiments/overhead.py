@@ -29,14 +29,20 @@ from spec_t5x import autoregressive, decoding
 from spec_t5x.autoregressive import AutoregressiveState
 from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.decode_state import DecodeState, make_context
+from spec_t5x.decode_state import DecodeState
 from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.inputs import generator_of
 from spec_t5x.generation import GenerateOptions
-from spec_t5x.interfaces import Draft, Outcome, Proposal, Target
+from spec_t5x.interfaces import Draft, Target
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
-from spec_t5x.tuning.step_times import Calls, state_half_way
+from spec_t5x.tuning.step_times import (
+    Calls,
+    draft_calls,
+    state_half_way,
+    target_calls,
+    with_last,
+)
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import Verifier
 
@@ -196,17 +202,14 @@ def measure(
         verifier=verifier,
         length=max(decoding.max_decode_len // 2, 1),
     )
+    options = {"gamma": gamma, "verifier": verifier}
     programs = {
-        "iteration": iteration_calls(
-            target, draft, state, settings, gamma=gamma, verifier=verifier
-        ),
-        "networks": network_calls(
-            target, draft, state, settings, gamma=gamma, coupled=verifier.coupled
-        ),
-        "proposal": proposal_calls(draft, state, settings, gamma=gamma, coupled=verifier.coupled),
-        "verification": target_calls(target, state, new=gamma + 1),
+        "iteration": iteration_calls(target, draft, state, settings, **options),
+        "networks": draft_calls(draft, state, settings, target=target, **options),
+        "proposal": draft_calls(draft, state, settings, **options),
+        "verification": target_calls(target, state.target_cache, new=gamma + 1),
         "plain_step": plain_calls(target, state, settings),
-        "target_call": target_calls(target, state, new=1),
+        "target_call": target_calls(target, state.target_cache, new=1),
     }
     ready, _ = compiled([Program(run=run) for run in programs.values()])
     rounds = 1e3 * interleaved(ready, least=repeats, most=repeats)
@@ -226,36 +229,6 @@ def iteration_calls(
     return lambda calls: _iterate(
         target, draft, state, settings, calls, gamma=gamma, verifier=verifier
     )
-
-
-def proposal_calls(
-    draft: Draft, state: DecodeState, settings: Sampling, *, gamma: int, coupled: bool
-) -> Calls:
-    """Proposals in a row to follow the state's text, none of them accepted.
-
-    Of ``gamma`` tokens each, with the distributions that the verifier is to see.
-    """
-    return lambda calls: _propose(draft, state, settings, calls, gamma=gamma, coupled=coupled)
-
-
-def network_calls(
-    target: Target,
-    draft: Draft,
-    state: DecodeState,
-    settings: Sampling,
-    *,
-    gamma: int,
-    coupled: bool,
-) -> Calls:
-    """The same, each scored by the target."""
-    return lambda calls: _propose(
-        draft, state, settings, calls, gamma=gamma, coupled=coupled, target=target
-    )
-
-
-def target_calls(target: Target, state: DecodeState, *, new: int) -> Calls:
-    """Calls of the target over ``new`` tokens of each row, at the state's lengths."""
-    return lambda calls: _call_target(target, state.target_cache, calls, new=new)
 
 
 def plain_calls(target: Target, state: DecodeState, settings: Sampling) -> Calls:
@@ -283,52 +256,6 @@ def _iterate(target, draft, state, settings, calls, *, gamma: int, verifier: Ver
     return jax.lax.fori_loop(0, calls, call, state)
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "coupled"))
-def _propose(draft, state, settings, calls, *, gamma: int, coupled: bool, target=None):
-    batch = state.outputs.lengths.shape[0]
-    none_accepted = jnp.zeros(batch, jnp.int32)
-
-    def call(_, carry):
-        draft_state, outputs, cache, _ = carry
-        context = make_context(state.replace(outputs=outputs), settings, coupled)
-        proposal, draft_state = draft.propose(draft_state, context, gamma)
-        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted)
-        draft_state = draft.commit(draft_state, outcome)
-        tokens = proposal.tokens[:, 0]
-        if target is not None:
-            block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
-            logits, cache = target.score(cache, block)
-            cache = target.rollback(cache, outputs.lengths)
-            tokens = _after(logits, block, target.vocab_size)[:, 0]
-        return draft_state, _with_last(outputs, tokens), cache, proposal
-
-    # What a draft has to catch up with, it does once.
-    context = make_context(state, settings, coupled)
-    draft_state = draft.catch_up(state.draft_state, context, width=gamma + 1)
-    nothing = Proposal.nothing(batch, gamma, draft.vocab_size)
-    carry = (draft_state, state.outputs, state.target_cache, nothing)
-    return jax.lax.fori_loop(0, calls, call, carry)
-
-
-@functools.partial(jax.jit, static_argnames="new")
-def _call_target(target, cache, calls, *, new: int):
-    lengths = cache.lengths
-
-    def call(_, carry):
-        cache, tokens = carry
-        logits, cache = target.score(cache, tokens)
-        return target.rollback(cache, lengths), _after(logits, tokens, target.vocab_size)
-
-    tokens = jnp.zeros((lengths.shape[0], new), jnp.int32)
-    return jax.lax.fori_loop(0, calls, call, (cache, tokens))
-
-
-def _after(logits, tokens, vocab_size: int):
-    """Tokens to feed next: all logits are asked for, and as little done with them as can be."""
-    largest = jnp.max(logits, axis=-1)
-    return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
-
-
 @jax.jit
 def _step_plainly(target, state, settings, calls):
     lengths = state.outputs.lengths
@@ -345,18 +272,7 @@ def _back_to(outputs, lengths: Int[Array, "batch"]):
     """Rows of these lengths, whose last token is the first one that was appended."""
     tokens = outputs.sequences[jnp.arange(lengths.shape[0]), lengths + 1]
     outputs = outputs.replace(lengths=lengths, ended=jnp.zeros_like(outputs.ended))
-    return _with_last(outputs, tokens)
-
-
-def _with_last(outputs, tokens: Int[Array, "batch"]):
-    """The same rows with another last token."""
-    rows = jnp.arange(tokens.shape[0])
-    return outputs.replace(
-        sequences=outputs.sequences.at[rows, outputs.lengths].set(tokens),
-        # No token is negative. The compiler does not know that, and works out again in
-        # every call what depends on the lengths, as it must in decoding.
-        lengths=outputs.lengths + (tokens < 0),
-    )
+    return with_last(outputs, tokens)
 
 
 def _sources(batch_size: int, options: OverheadOptions, vocab_size: int):

@@ -104,8 +104,7 @@ class SyntheticOptions:
     decode_len: int = 128
     # Of plain and speculative decoding in turn, each time with other draws.
     repeats: int = 9
-    # Calls in one timing of a step, and timings.
-    step_calls: int = 40
+    # Timings of a step.
     step_repeats: int = 9
     dtype: str = "auto"
     seed: int = 0
@@ -113,7 +112,7 @@ class SyntheticOptions:
     def __post_init__(self):
         drafts = (self.drafts,) if isinstance(self.drafts, str) else tuple(self.drafts)
         object.__setattr__(self, "drafts", drafts)
-        for name in ("gamma", "source_len", "decode_len", "repeats", "step_calls", "step_repeats"):
+        for name in ("gamma", "source_len", "decode_len", "repeats", "step_repeats"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}: give at least 1")
@@ -316,7 +315,6 @@ def _measure(target: T5Model, draft: T5Model, row: Row, options: SyntheticOption
             max_decode_len=options.decode_len,
             settings=sampling(row.temperature),
             repeats=options.step_repeats,
-            calls=options.step_calls,
         ),
     )
 

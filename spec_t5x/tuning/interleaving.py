@@ -1,7 +1,6 @@
 """Timing several programs in turn, so that a change of the machine's mood falls on all."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,7 +13,8 @@ Clock = Callable[[], float]
 
 # What one timing shall take at least, in seconds: a thousand times what starting costs.
 _LONG_ENOUGH = 0.04
-_MOST_CALLS = 64
+# Nothing that is worth timing needs more.
+_MOST_CALLS = 2**14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,20 @@ class Program:
         # The clock's grain and the system's whims: no call takes less than nothing.
         return max(_elapsed(self.run, calls, clock) - before, 0.0) / calls
 
-    def long_enough(self, seconds: float) -> "Program":
-        """With a number of calls, for a program of which one takes ``seconds``."""
+    def long_enough(self, clock: Clock) -> "Program":
+        """With a number of calls whose timing the system's whims do not drown.
+
+        Found by doubling: a single call of something small may seem to take no time.
+        """
         if self.calls is not None:
             return self
-        calls = math.ceil(_LONG_ENOUGH / max(seconds, 1e-9))
-        return dataclasses.replace(self, calls=min(max(calls, 1), _MOST_CALLS))
+        tried = dataclasses.replace(self, calls=1)
+        seconds = tried.seconds(clock)
+        while tried.calls < _MOST_CALLS and tried.calls * seconds < _LONG_ENOUGH / 4:
+            tried = dataclasses.replace(tried, calls=2 * tried.calls)
+            seconds = tried.seconds(clock)
+        needed = round(_LONG_ENOUGH / max(seconds, _LONG_ENOUGH / _MOST_CALLS))
+        return dataclasses.replace(self, calls=max(needed, 1))
 
 
 def _elapsed(run: Callable[[int], object], calls: int, clock: Clock) -> float:
@@ -66,7 +74,7 @@ def compiled(programs: Sequence[Program], clock: Clock = time.perf_counter):
     """
     first = [_elapsed(program.run, program.calls or 1, clock) for program in programs]
     second = [_elapsed(program.run, program.calls or 1, clock) for program in programs]
-    ready = [p.long_enough(p.seconds(clock)) for p in programs]
+    ready = [program.long_enough(clock) for program in programs]
     return ready, sum(max(a - b, 0.0) for a, b in zip(first, second, strict=True))
 
 

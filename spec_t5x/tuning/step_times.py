@@ -15,9 +15,9 @@ from spec_t5x.distributions import Sampling
 from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
-from spec_t5x.outputs import row_keys
+from spec_t5x.outputs import Outputs, row_keys
 from spec_t5x.trees import Tree
-from spec_t5x.tuning.interleaving import Program, interleaved
+from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
@@ -57,7 +57,6 @@ def measure_step_times(
     settings: Sampling,
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     repeats: int = 9,
-    calls: int = 40,
 ) -> StepTimes:
     """Measures on this device, with caches of the size that decoding uses, half full.
 
@@ -72,7 +71,6 @@ def measure_step_times(
       settings: how both sample.
       verifier: says how many tokens the target verifies, and whether in a tree.
       repeats: timings of each call, of which the median is taken.
-      calls: calls in one timing.
     """
     state = state_half_way(
         target,
@@ -88,7 +86,7 @@ def measure_step_times(
         draft_calls(draft, state, settings, gamma=gamma, verifier=verifier),
         target_calls(target, state.target_cache, new=verifier.num_nodes(gamma)),
     )
-    one, drafts, verification = _medians(programs, repeats, calls)
+    one, drafts, verification = _medians(programs, repeats)
     return StepTimes(target=1e3 * one, draft=1e3 * drafts / gamma, verification=1e3 * verification)
 
 
@@ -99,7 +97,6 @@ def measure_verification_costs(
     widths: Sequence[int],
     max_decode_len: int,
     repeats: int = 5,
-    calls: int = 20,
 ) -> list[float]:
     """T(m): the time of one target call over m new tokens, in calls over one.
 
@@ -111,7 +108,6 @@ def measure_verification_costs(
       widths: numbers m of new tokens, the first of them 1.
       max_decode_len: room for tokens, as in decoding.
       repeats: timings of each call, of which the median is taken.
-      calls: calls in one timing.
 
     Returns:
       A number for each width; the first is 1.
@@ -131,7 +127,7 @@ def measure_verification_costs(
     )
     cache = target.rollback(cache, jnp.full(batch, max(max_decode_len // 2, 1), jnp.int32))
     programs = [target_calls(target, cache, new=width) for width in widths]
-    medians = _medians(programs, repeats, calls)
+    medians = _medians(programs, repeats)
     return [median / medians[0] for median in medians]
 
 
@@ -188,16 +184,19 @@ def draft_calls(
     *,
     gamma: int,
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    target: Target | None = None,
 ) -> Calls:
     """Proposals of ``gamma`` drafts to follow the state's rows; none of them accepted.
 
-    The state must have room for so many.
+    With the distributions that the verifier is to see, for which the state must have room.
+    With a target each proposal is scored by it, and the next one follows what it says;
+    only chains are.
     """
     tree = verifier.tree(gamma) if isinstance(verifier, TreeVerifier) else None
-    # What a draft has to catch up with, it does once.
-    draft_state, _ = _call_draft(draft, state, settings, gamma, tree, 1)
-    state = state.replace(draft_state=draft_state)
-    return lambda calls: _call_draft(draft, state, settings, gamma, tree, calls)
+    if tree is not None and target is not None:
+        raise InputError("verifier is one of trees: choose one of chains")
+    options = {"gamma": gamma, "tree": tree, "coupled": verifier.coupled}
+    return lambda calls: _call_draft(draft, state, settings, calls, target=target, **options)
 
 
 _jit_init = jax.jit(decode_state.init, static_argnames=("gamma", "max_decode_len", "num_nodes"))
@@ -205,51 +204,88 @@ _jit_init = jax.jit(decode_state.init, static_argnames=("gamma", "max_decode_len
 
 @functools.partial(jax.jit, static_argnames="new")
 def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | int):
-    """``calls`` calls in a row, each fed with what the one before it predicted."""
+    """``calls`` calls in a row, each fed with what depends on the one before it."""
+    lengths = cache.lengths
 
     def call(_, carry):
         cache, tokens = carry
-        logits, longer = model.score(cache, tokens)
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return model.rollback(longer, cache.lengths), tokens
+        logits, cache = model.score(cache, tokens)
+        return model.rollback(cache, lengths), _after(logits, tokens, model.vocab_size)
 
-    tokens = jnp.zeros((cache.lengths.shape[0], new), jnp.int32)
-    return jax.lax.fori_loop(0, calls, call, (cache, tokens))[1]
+    tokens = jnp.zeros((lengths.shape[0], new), jnp.int32)
+    return jax.lax.fori_loop(0, calls, call, (cache, tokens))
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "tree"))
+@functools.partial(jax.jit, static_argnames=("gamma", "tree", "coupled"))
 def _call_draft(
     draft: Draft,
     state: DecodeState,
     settings: Sampling,
+    calls: Int[Array, ""] | int,
+    *,
     gamma: int,
     tree: Tree | None,
-    calls: Int[Array, ""] | int,
+    coupled: bool,
+    target: Target | None,
 ):
-    """``calls`` proposals in a row, each given the first token of the one before it."""
-    lengths = state.outputs.lengths
-    rows = jnp.arange(lengths.shape[0])
-    outcome = Outcome(lengths=lengths, num_accepted=jnp.zeros_like(lengths))
+    """``calls`` proposals in a row, each following the first token of the one before it."""
+    batch = state.outputs.lengths.shape[0]
+    none_accepted = jnp.zeros(batch, jnp.int32)
 
-    def call(_, carry):
-        draft_state, sequences = carry
-        context = decode_state.make_context(state, settings, coupled=False)
-        context = context.replace(sequences=sequences)
+    def propose(draft_state, context, outcome):
         if tree is None:
             proposal, draft_state = draft.propose(draft_state, context, gamma)
-            draft_state = draft.commit(draft_state, outcome)
-        else:
-            proposal, draft_state = draft.propose_tree(draft_state, context, tree)
-            path = jnp.zeros((lengths.shape[0], gamma), jnp.int32)
-            draft_state = draft.commit_tree(draft_state, outcome, path)
-        # The text changes, so that nothing can be worked out once for all calls.
-        return draft_state, sequences.at[rows, lengths].set(proposal.tokens[:, 0])
+            return proposal, draft.commit(draft_state, outcome)
+        proposal, draft_state = draft.propose_tree(draft_state, context, tree)
+        path = jnp.zeros((batch, gamma), jnp.int32)
+        return proposal, draft.commit_tree(draft_state, outcome, path)
 
-    start = (state.draft_state, state.outputs.sequences)
-    return jax.lax.fori_loop(0, calls, call, start)
+    def call(_, carry):
+        draft_state, outputs, cache, _ = carry
+        context = decode_state.make_context(state.replace(outputs=outputs), settings, coupled)
+        outcome = Outcome(lengths=outputs.lengths, num_accepted=none_accepted)
+        proposal, draft_state = propose(draft_state, context, outcome)
+        tokens = proposal.tokens[:, 0]
+        if target is not None:
+            block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
+            logits, cache = target.score(cache, block)
+            cache = target.rollback(cache, outputs.lengths)
+            tokens = _after(logits, block, target.vocab_size)[:, 0]
+        return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
+
+    # What a draft has to catch up with, it does once; it also says what a proposal holds.
+    context = decode_state.make_context(state, settings, coupled)
+    draft_state = draft.catch_up(state.draft_state, context, width=gamma + 1)
+    outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
+
+    def shapes_of(draft_state):
+        return jax.tree.leaves(propose(draft_state, context, outcome)[0])
+
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.eval_shape(shapes_of, draft_state)]
+    # All of it is carried: what is not asked for would not be worked out.
+    carry = (draft_state, state.outputs, state.target_cache, nothing)
+    return jax.lax.fori_loop(0, calls, call, carry)
 
 
-def _medians(programs: Sequence[Calls], repeats: int, calls: int) -> list[float]:
+def _after(logits, tokens, vocab_size: int):
+    """Tokens to feed next: all logits are asked for, and as little done with them as can be."""
+    largest = jnp.max(logits, axis=-1)
+    return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
+
+
+def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
+    """The same rows with another last token, for a loop that stays where it is."""
+    rows = jnp.arange(tokens.shape[0])
+    return outputs.replace(
+        sequences=outputs.sequences.at[rows, outputs.lengths].set(tokens),
+        # No token is negative. The compiler does not know that, and works out again in
+        # every call what depends on the lengths, as it must in decoding.
+        lengths=outputs.lengths + (tokens < 0),
+    )
+
+
+def _medians(programs: Sequence[Calls], repeats: int) -> list[float]:
     """Seconds of a call of each."""
-    rounds = interleaved([Program(run=p, calls=calls) for p in programs], least=repeats)
+    ready, _ = compiled([Program(run=program) for program in programs])
+    rounds = interleaved(ready, least=repeats, most=repeats)
     return [statistics.median(column) for column in rounds.T.tolist()]

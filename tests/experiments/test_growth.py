@@ -122,7 +122,6 @@ def test_a_point_is_measured(tiny_pair):
         source_len=4,
         repeats=1,
         step_repeats=3,
-        step_calls=50,
     )
     models = Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
     (found,) = growth.run(options, models=models)

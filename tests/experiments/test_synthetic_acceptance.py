@@ -100,7 +100,6 @@ def timing(tiny_sizes, quick_compilation) -> Timing:
         source_len=8,
         decode_len=120,
         repeats=4,
-        step_calls=2,
         step_repeats=2,
     )
     seen = []

@@ -53,5 +53,10 @@ def test_compiling_is_counted_apart_and_calls_are_made_enough():
     ready, seconds = compiled(programs, machine.clock)
     assert seconds == pytest.approx(5.0)
     assert [program.calls for program in ready] == [10, 1]
+    # A few microseconds drown in what a single timing costs.
+    small = machine.program("d", 4e-6, before=1.0)
+    assert compiled([small], machine.clock)[0][0].calls == 10_000
+    nothing = machine.program("e", 0.0)
+    assert compiled([nothing], machine.clock)[0][0].calls == 2**14
     given = machine.program("c", 0.001, calls=2)
     assert compiled([given], machine.clock)[0][0].calls == 2

@@ -59,5 +59,4 @@ def draft_cost(pair: Pair, draft: str, text: str, options) -> float:
         settings=options.sampling(),
         verifier=options.make_verifier(),
         repeats=5,
-        calls=20,
     ).c

@@ -39,7 +39,6 @@ def _options(setting: Setting):
             source_len=64 if on_cpu else 512,
             decode_len=64 if on_cpu else 128,
             repeats=3 if setting.quick else 9,
-            step_calls=10 if on_cpu else 40,
             step_repeats=3 if setting.quick else 9,
             seed=setting.seed,
         )
