@@ -113,7 +113,7 @@ def step(
             num_accepted=num_accepted,
             # A position was verified when its draft entered the output or was replaced.
             verified=positions < jnp.minimum(num_appended, proposal.counts)[:, None],
-            beta=_beta(verifier, proposal, logits[:, :gamma], target_probs[:, :gamma], settings),
+            beta=_beta(verifier, proposal, logits, target_probs, settings),
         ),
     )
     return state, Iteration(
@@ -130,7 +130,7 @@ def _beta(verifier: Verifier, proposal: Proposal, logits, target_probs, settings
     """The probability that each draft is accepted (Theorem 3.5)."""
     if settings.greedy:
         # All of the target's mass is on one token: no sum over the vocabulary.
-        best = argmax(logits)[..., None]
+        best = argmax(logits)[:, : proposal.tokens.shape[1], None]
         return jnp.take_along_axis(proposal.probs, best, axis=-1)[..., 0]
     return verifier.overlap(target_probs, proposal.probs)
 

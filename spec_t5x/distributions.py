@@ -93,12 +93,25 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
+    kept = {"top_k": settings.top_k, "top_p": settings.top_p}
+
+    def in_few_passes(logits, temperature):
+        temperatures = jnp.broadcast_to(temperature, (*logits.shape[:-1], 1))[..., 0]
+        return cpu_kernels.standardize(
+            logits, temperatures, **kept, least_temperature=MIN_TEMPERATURE
+        )
+
+    return _on_a_cpu(in_few_passes, functools.partial(_standardize, **kept), logits, temperature)
+
+
+def _standardize(logits, temperature, *, top_k: int, top_p: float):
+    """As XLA's operations; the temperature broadcasts to the logits."""
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
-    if settings.top_k:
-        warped = keep_top_k(warped, settings.top_k)
-    probs = _on_a_cpu(cpu_kernels.softmax, functools.partial(jax.nn.softmax, axis=-1), warped)
-    if settings.top_p:
-        probs = keep_top_p(probs, settings.top_p)
+    if top_k:
+        warped = keep_top_k(warped, top_k)
+    probs = jax.nn.softmax(warped, axis=-1)
+    if top_p:
+        probs = keep_top_p(probs, top_p)
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
 
 
@@ -118,12 +131,12 @@ def log_sum_exp(values: Float32[Array, "*rows vocab"]) -> Float32[Array, "*rows"
     )
 
 
-def _on_a_cpu(kernel: Callable, otherwise: Callable, values: Array) -> Array:
+def _on_a_cpu(kernel: Callable, otherwise: Callable, *values: Array) -> Array:
     """By the CPU's kernel where the program runs there and the kernel is for these values."""
-    if not cpu_kernels.can_summarize(values):
-        return otherwise(values)
+    if not all(map(cpu_kernels.can_summarize, values)):
+        return otherwise(*values)
     # Also a process on a CPU may compile for a TPU.
-    return lax.platform_dependent(values, cpu=kernel, default=otherwise)
+    return lax.platform_dependent(*values, cpu=kernel, default=otherwise)
 
 
 def _argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
@@ -218,10 +231,42 @@ def normalize(masses: Float[Array, "*rows vocab"]) -> Float[Array, "*rows vocab"
 
 
 def overlap(
-    target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
-) -> Float[Array, "*rows"]:
-    """``beta = sum min(p, q) = 1 - D_LK(p, q)`` (Theorem 3.5)."""
-    return jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1)
+    target_probs: Float[Array, "*batch rows vocab"],
+    draft_probs: Float[Array, "*batch drafts vocab"],
+) -> Float[Array, "*batch drafts"]:
+    """``beta = sum min(p, q) = 1 - D_LK(p, q)`` for each of the draft's rows (Theorem 3.5).
+
+    The target may have more rows, which are not looked at.
+    """
+
+    def in_one_pass(target_probs, draft_probs):
+        ones = jnp.ones(target_probs.shape[:-1], jnp.float32)
+        return cpu_kernels.compare(target_probs, draft_probs, ones)[0]
+
+    def by_xla(target_probs, draft_probs):
+        beside = target_probs[..., : draft_probs.shape[-2], :]
+        return jnp.sum(jnp.minimum(beside, draft_probs), axis=-1)
+
+    return _on_a_cpu(in_one_pass, by_xla, target_probs, draft_probs)
+
+
+def excess(
+    factors: Float[Array, "*batch rows"],
+    target_probs: Float[Array, "*batch rows vocab"],
+    draft_probs: Float[Array, "*batch drafts vocab"],
+) -> Float[Array, "*batch rows"]:
+    """``sum max(f p - q, 0)`` for each row, f its factor; q is zero after the draft's rows."""
+
+    def by_xla(factors, target_probs, draft_probs):
+        missing = target_probs.shape[-2] - draft_probs.shape[-2]
+        none = [(0, 0)] * (draft_probs.ndim - 2)
+        draft_probs = jnp.pad(draft_probs, [*none, (0, missing), (0, 0)])
+        return jnp.sum(jnp.maximum(factors[..., None] * target_probs - draft_probs, 0.0), axis=-1)
+
+    def in_one_pass(factors, target_probs, draft_probs):
+        return cpu_kernels.compare(target_probs, draft_probs, factors)[1]
+
+    return _on_a_cpu(in_one_pass, by_xla, factors, target_probs, draft_probs)
 
 
 def sample(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Int[Array, ""]:
@@ -232,12 +277,32 @@ def sample(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Int[Array, ""]:
     of every token (15 times slower on a CPU), and resolve probabilities finer than
     one uniform of 24 bits could.
     """
+    return _on_a_cpu(cpu_kernels.sample, _sample, probs, _two_uniforms(key, probs))
+
+
+def sample_residual(
+    key: Key[Array, ""], target_probs: Float[Array, "vocab"], draft_probs: Float[Array, "vocab"]
+) -> Int[Array, ""]:
+    """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1."""
+
+    def by_xla(target_probs, draft_probs, uniforms):
+        return _sample(residual(target_probs, draft_probs), uniforms)
+
+    uniforms = _two_uniforms(key, target_probs)
+    return _on_a_cpu(cpu_kernels.sample_residual, by_xla, target_probs, draft_probs, uniforms)
+
+
+def _two_uniforms(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Float[Array, "2"]:
+    """For a block, and for a token in it."""
+    return jax.random.uniform(key, (2,), probs.dtype)
+
+
+def _sample(probs: Float[Array, "vocab"], uniforms: Float[Array, "2"]) -> Int[Array, ""]:
     vocab = probs.shape[0]
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, (0, -vocab % width)).reshape(-1, width)
-    for_block, for_token = jax.random.uniform(key, (2,), probs.dtype)
-    block = _invert(for_block, jnp.sum(blocks, axis=1))
-    return block * width + _invert(for_token, blocks[block])
+    block = _invert(uniforms[0], jnp.sum(blocks, axis=1))
+    return block * width + _invert(uniforms[1], blocks[block])
 
 
 def _invert(uniform: Float[Array, ""], masses: Float[Array, "n"]) -> Int[Array, ""]:

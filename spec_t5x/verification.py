@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.distributions import normalize, residual, sample
+from spec_t5x.distributions import excess, normalize, residual, sample, sample_residual
 from spec_t5x.types import Array, Bool, Float, Int, Key
 
 
@@ -66,8 +66,8 @@ def token_verification(
     """
     uniforms = jax.random.uniform(key, draft_tokens.shape)
     accepted = count_accepted(uniforms, draft_tokens, draft_probs, target_probs, lenience)
-    emission = emission_probs(accepted, draft_probs, target_probs)
-    return Verdict(num_accepted=accepted, next_token=sample(emit_key, emission))
+    emission = emission_rows(accepted, draft_probs, target_probs)
+    return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
 
 
 def count_accepted(
@@ -87,17 +87,17 @@ def count_accepted(
     return _leading((of_draft > 0) & (uniforms * lenience * of_draft < of_target))
 
 
-def emission_probs(
+def emission_rows(
     num_accepted: Int[Array, ""],
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
-) -> Float[Array, "vocab"]:
-    """Distribution of the token after ``num_accepted`` drafts (Algorithm 1).
+) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
+    """p and q, whose residual the token after ``num_accepted`` drafts is drawn from.
 
     ``norm(max(0, p - q))`` at the first rejected draft, the target's own after the
-    last one.
+    last one (Algorithm 1).
     """
-    return residual(target_probs[num_accepted], _draft_row(draft_probs, num_accepted))
+    return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
 
 
 # Block verification
@@ -118,8 +118,8 @@ def block_verification(
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
     accepted = count_block_accepted(jax.random.uniform(key, draft_tokens.shape), thresholds)
-    emission = block_emission_probs(accepted, draft_probs, target_probs, carried)
-    return Verdict(num_accepted=accepted, next_token=sample(emit_key, emission))
+    emission = block_emission_rows(accepted, draft_probs, target_probs, carried)
+    return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
 
 
 def block_thresholds(
@@ -147,14 +147,12 @@ def block_thresholds(
 
     one = jnp.ones((), target_probs.dtype)
     _, carried = lax.scan(carry, one, (of_target, of_draft, proposed))
-    excess = jnp.maximum(carried[:-1, None] * target_probs[1:-1] - draft_probs[1:], 0.0)
-    # Of the last row all that the target has: a draft padded with zeros would be copied.
-    last = carried[-1:] * jnp.sum(target_probs[-1], keepdims=True)
-    mass = jnp.concatenate([jnp.sum(excess, axis=-1), last])
-    denominator = mass + 1 - carried
+    carried = jnp.concatenate([one[None], carried])
+    mass = excess(carried, target_probs, draft_probs)[1:]
+    denominator = mass + 1 - carried[1:]
     # Nothing in the denominator: draft and target agree so far, and in the next row.
     thresholds = jnp.where(denominator > 0, _divide(mass, denominator), 1.0)
-    return jnp.where(proposed, thresholds, 0.0), jnp.concatenate([one[None], carried])
+    return jnp.where(proposed, thresholds, 0.0), carried
 
 
 def count_block_accepted(
@@ -165,19 +163,19 @@ def count_block_accepted(
     return jnp.max(jnp.where(uniforms < thresholds, positions, 0), initial=0)
 
 
-def block_emission_probs(
+def block_emission_rows(
     num_accepted: Int[Array, ""],
     draft_probs: Float[Array, "gamma vocab"],
     target_probs: Float[Array, "gamma+1 vocab"],
     carried: Float[Array, "gamma+1"],
-) -> Float[Array, "vocab"]:
-    """Distribution of the token after ``num_accepted`` drafts of a block.
+) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
+    """What the token after ``num_accepted`` drafts of a block is drawn from the residual of.
 
     ``norm(max(0, p_i t - d))`` with the carried ratio: the residual of token
     verification, ``norm(max(0, t - d))``, would be wrong here.
     """
     scaled = carried[num_accepted] * target_probs[num_accepted]
-    return normalize(residual(scaled, _draft_row(draft_probs, num_accepted)))
+    return scaled, _draft_row(draft_probs, num_accepted)
 
 
 # Rejection sampling, the comparison of section A.2

@@ -49,7 +49,10 @@ class Verifier:
         return gamma + 1
 
     def overlap(self, target_probs: Array, draft_probs: Array) -> Array:
-        """Chance that a draft is accepted, at each position: beta, whose mean is alpha."""
+        """Chance that a draft is accepted, at each position: beta, whose mean is alpha.
+
+        Of ``[batch, gamma]`` positions; the target has a row more, after the last draft.
+        """
         return overlap(target_probs, draft_probs)
 
     def verify_row(

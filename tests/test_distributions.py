@@ -309,7 +309,7 @@ def test_residual_without_mass_is_the_target():
 def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(seed):
     rng = np.random.default_rng(seed)
     target, draft = rng.dirichlet([0.5] * 5, size=2)
-    beta = overlap(jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32))
+    (beta,) = overlap(jnp.asarray([target], jnp.float32), jnp.asarray([draft], jnp.float32))
     np.testing.assert_allclose(beta, 1 - np.abs(target - draft).sum() / 2, atol=1e-6)
     # min(p, q) + (1 - beta) residual(p, q) = p: what makes the scheme lossless.
     remainder = residual(jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32))

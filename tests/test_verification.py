@@ -14,16 +14,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from spec_t5x.distributions import gumbel_argmax, residual, sample
+from spec_t5x.distributions import gumbel_argmax, normalize, residual, sample
 from spec_t5x.verification import (
     Verdict,
-    block_emission_probs,
+    block_emission_rows,
     block_thresholds,
     block_verification,
     count_accepted,
     count_block_accepted,
     count_unrejected,
-    emission_probs,
+    emission_rows,
     lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
@@ -149,12 +149,12 @@ def count_block(uniforms, tokens, draft, target):
 
 
 def emit_after_tokens(num_accepted, tokens, draft, target):
-    return emission_probs(num_accepted, draft, target)
+    return residual(*emission_rows(num_accepted, draft, target))
 
 
 def emit_after_block(num_accepted, tokens, draft, target):
     carried = block_thresholds(tokens, draft, target)[1]
-    return block_emission_probs(num_accepted, draft, target, carried)
+    return normalize(residual(*block_emission_rows(num_accepted, draft, target, carried)))
 
 
 def emit_from_the_target(num_accepted, tokens, draft, target):

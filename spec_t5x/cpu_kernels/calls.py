@@ -85,7 +85,7 @@ def is_small(inputs: Array) -> bool:
 
 
 def can_summarize(values: Array) -> bool:
-    """Whether ``summarize`` and ``softmax`` are for these: float32, and JAX's device is one CPU."""
+    """Whether the kernels over a vocabulary are for these: float32, and the device is one CPU."""
     return (
         values.dtype == jnp.float32
         and jax.default_backend() == "cpu"
@@ -109,10 +109,61 @@ def summarize(
     return tuple(call(values, with_sums=with_sums))
 
 
-def softmax(values: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
-    """``exp(values)`` over its sum, for each row."""
-    shape = jax.ShapeDtypeStruct(values.shape, jnp.float32)
-    return jax.ffi.ffi_call("SpecT5XSoftmax", shape, vmap_method="broadcast_all")(values)
+def standardize(
+    logits: Float32[Array, "*rows width"],
+    temperatures: Float32[Array, "*rows"],
+    *,
+    top_k: int,
+    top_p: float,
+    least_temperature: float,
+) -> Float32[Array, "*rows width"]:
+    """The distribution that is sampled, row by row, in few passes over a row.
+
+    Softmax at the row's temperature of the ``top_k`` largest logits, or the nucleus of mass
+    ``top_p`` of it (0 keeps all); argmax, the first of several, up to ``least_temperature``.
+    """
+    shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
+    call = jax.ffi.ffi_call("SpecT5XStandardize", shape, vmap_method="broadcast_all")
+    return call(
+        logits,
+        temperatures,
+        top_k=np.int64(top_k),
+        top_p=np.float32(top_p),
+        least_temperature=np.float32(least_temperature),
+    )
+
+
+def compare(
+    target_probs: Float32[Array, "*batch rows width"],
+    draft_probs: Float32[Array, "*batch drafts width"],
+    factors: Float32[Array, "*batch rows"],
+) -> tuple[Float32[Array, "*batch drafts"], Float32[Array, "*batch rows"]]:
+    """``sum min(p, q)`` and ``sum max(f p - q, 0)`` of rows of both, f a factor for each.
+
+    Where the target has a row more than the draft, q is zero.
+    """
+    shapes = [jax.ShapeDtypeStruct(a.shape[:-1], jnp.float32) for a in (draft_probs, target_probs)]
+    call = jax.ffi.ffi_call("SpecT5XCompare", shapes, vmap_method="broadcast_all")
+    return tuple(call(target_probs, draft_probs, factors))
+
+
+def sample(
+    probs: Float32[Array, "*rows width"], uniforms: Float32[Array, "*rows 2"]
+) -> Int[Array, "*rows"]:
+    """A token of each row's distribution, by two numbers in [0, 1): ``distributions.sample``."""
+    shape = jax.ShapeDtypeStruct(probs.shape[:-1], jnp.int32)
+    return jax.ffi.ffi_call("SpecT5XSample", shape, vmap_method="broadcast_all")(probs, uniforms)
+
+
+def sample_residual(
+    target_probs: Float32[Array, "*rows width"],
+    draft_probs: Float32[Array, "*rows width"],
+    uniforms: Float32[Array, "*rows 2"],
+) -> Int[Array, "*rows"]:
+    """The same, of ``max(p - q, 0)``; of p where nothing is left."""
+    shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
+    call = jax.ffi.ffi_call("SpecT5XSampleResidual", shape, vmap_method="broadcast_all")
+    return call(target_probs, draft_probs, uniforms)
 
 
 def extend_attention(

@@ -439,51 +439,266 @@ ffi::Error Summarize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
   return ffi::Error::Success();
 }
 
-// exp(values) over its sum, for each row. As above; what is minus infinity gets zero.
-ffi::Error Softmax(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> values,
-                   ffi::ResultBuffer<ffi::F32> outputs) {
-  const int64_t width = values.dimensions().back();
-  const int64_t rows = values.element_count() / width;
-  const int64_t blocks = (width + kSummaryBlock - 1) / kSummaryBlock;
-  const bool share = rows * width >= 4 * kSummaryBlock;
-  std::vector<BlockSummary> found(rows * blocks);
-  const float* from = values.typed_data();
-  Share(pool, rows * blocks, share, [&](int64_t piece) {
-    const int64_t row = piece / blocks, begin = piece % blocks * kSummaryBlock;
-    found[piece] =
-        SummarizeBlock(from + row * width, begin, std::min(width, begin + kSummaryBlock), true);
-  });
-  std::vector<float> tops(rows), inverses(rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    const BlockSummary* of_row = found.data() + row * blocks;
-    float top = of_row[0].largest, sum = 0.0f;
-    for (int64_t block = 1; block < blocks; ++block) top = std::max(top, of_row[block].largest);
-    for (int64_t block = 0; block < blocks; ++block) {
-      if (of_row[block].sum > 0) sum += of_row[block].sum * std::exp(of_row[block].largest - top);
-    }
-    tops[row] = top;
-    inverses[row] = 1.0f / sum;
+// Passes over a row of probabilities, below which another thread is not woken: numbers.
+constexpr int64_t kNumbersWorthSharing = 4 * kSummaryBlock;
+
+// Calls work(lanes, i) for each register of a row; what lies beyond its end is ``filler``.
+template <typename Work>
+inline void ForLanes(const float* values, int64_t width, float filler, const Work& work) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) work(Load(values + i), i);
+  if (i == width) return;
+  float rest[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < width ? values[i + lane] : filler;
+  work(Load(rest), i);
+}
+
+// Stores a register, or as much of it as the row has room for.
+inline void StoreWithin(float* values, int64_t width, int64_t i, Lanes lanes) {
+  if (i + kLanes <= width) {
+    Store(values + i, lanes);
+  } else {
+    for (int lane = 0; i + lane < width; ++lane) values[i + lane] = lanes[lane];
   }
-  float* to = outputs->typed_data();
-  Share(pool, rows * blocks, share, [&](int64_t piece) {
-    const int64_t row = piece / blocks, begin = piece % blocks * kSummaryBlock;
-    const int64_t end = std::min(width, begin + kSummaryBlock);
-    const float* row_values = from + row * width;
-    float* row_outputs = to + row * width;
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      Store(row_outputs + i, Exp(Load(row_values + i) - tops[row]) * inverses[row]);
+}
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// The bits of a float as a number, in the order of the floats; and back.
+inline int32_t Ordered(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+inline float Unordered(int32_t ordered) {
+  const int32_t bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF);
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The largest threshold that enough of a row reaches, by bisection over the floats between
+// ``low``, which always is one, and ``high``, which never is. ``enough(threshold, exactly)``
+// may end the search.
+template <typename Enough>
+float Threshold(float low, float high, const Enough& enough) {
+  int32_t least = Ordered(low), most = Ordered(high);
+  while (static_cast<int64_t>(most) - least > 1) {
+    const int32_t middle = (least & most) + ((least ^ most) >> 1);
+    bool exactly = false;
+    if (enough(Unordered(middle), exactly)) {
+      least = middle;
+      if (exactly) break;
+    } else {
+      most = middle;
     }
-    if (i < end) {
-      float rest[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) {
-        rest[lane] = i + lane < end ? row_values[i + lane] : tops[row];
-      }
-      const Lanes weights = Exp(Load(rest) - tops[row]) * inverses[row];
-      for (int lane = 0; i + lane < end; ++lane) row_outputs[i + lane] = weights[lane];
-    }
+  }
+  return Unordered(least);
+}
+
+// The least of the ``top_k`` largest values.
+float SmallestKept(const float* values, int64_t width, float largest, int64_t top_k) {
+  const float above = Unordered(Ordered(largest) + 1);
+  return Threshold(kLowest, above, [&](float threshold, bool& exactly) {
+    IntLanes reached = {};
+    ForLanes(values, width, kLowest,
+             [&](Lanes lanes, int64_t) { reached += lanes >= threshold; });
+    int64_t count = 0;
+    for (int lane = 0; lane < kLanes; ++lane) count -= reached[lane];
+    exactly = count == top_k;
+    return count >= top_k;
+  });
+}
+
+// Keeps the likeliest tokens whose mass reaches ``top_p``, and makes them sum to 1.
+void KeepNucleus(float* probs, int64_t width, float largest, float top_p) {
+  const float least = Threshold(0.0f, Unordered(Ordered(largest) + 1), [&](float threshold, bool&) {
+    Lanes mass = {};
+    ForLanes(probs, width, 0.0f,
+             [&](Lanes lanes, int64_t) { mass += lanes >= threshold ? lanes : Lanes{}; });
+    return Sum(mass) >= top_p;
+  });
+  Lanes kept = {};
+  ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t) { kept += lanes >= least ? lanes : Lanes{}; });
+  const float total = Sum(kept);
+  ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t i) {
+    StoreWithin(probs, width, i, (lanes >= least ? lanes : Lanes{}) / total);
+  });
+}
+
+// Of one row of logits the distribution that is sampled: argmax up to ``least_temperature``,
+// or temperature, then top-k or top-p (0 for none).
+void StandardizeRow(const float* logits, int64_t width, float temperature, int64_t top_k,
+                    float top_p, float least_temperature, float* probs) {
+  if (!(temperature > least_temperature)) {
+    const int64_t best = SummarizeBlock(logits, 0, width, false).where;
+    std::fill(probs, probs + width, 0.0f);
+    probs[std::min(best, width - 1)] = 1.0f;
+    return;
+  }
+  Lanes tops = Lanes{} + kLowest;
+  ForLanes(logits, width, kLowest, [&](Lanes lanes, int64_t i) {
+    const Lanes warped = lanes / temperature;
+    tops = warped > tops ? warped : tops;
+    StoreWithin(probs, width, i, warped);
+  });
+  float largest = kLowest;
+  for (int lane = 0; lane < kLanes; ++lane) largest = std::max(largest, tops[lane]);
+  const float least =
+      0 < top_k && top_k < width ? SmallestKept(probs, width, largest, top_k) : kLowest;
+  Lanes sums = {};
+  ForLanes(probs, width, kLowest, [&](Lanes lanes, int64_t i) {
+    const Lanes weights = lanes >= least ? Exp(lanes - largest) : Lanes{};
+    sums += weights;
+    StoreWithin(probs, width, i, weights);
+  });
+  const float inverse = 1.0f / Sum(sums);
+  ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t i) {
+    StoreWithin(probs, width, i, lanes * inverse);
+  });
+  // exp(0) is 1: the likeliest token's probability.
+  if (top_p > 0) KeepNucleus(probs, width, inverse, top_p);
+}
+
+ffi::Error Standardize(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits,
+                       ffi::Buffer<ffi::F32> temperatures, ffi::ResultBuffer<ffi::F32> probs,
+                       int64_t top_k, float top_p, float least_temperature) {
+  const int64_t width = logits.dimensions().back();
+  const int64_t rows = logits.element_count() / width;
+  if (static_cast<int64_t>(temperatures.element_count()) != rows) {
+    return ffi::Error::InvalidArgument("a temperature is needed for each row");
+  }
+  Share(pool, rows, rows * width >= kNumbersWorthSharing, [&](int64_t row) {
+    StandardizeRow(logits.typed_data() + row * width, width, temperatures.typed_data()[row],
+                   top_k, top_p, least_temperature, probs->typed_data() + row * width);
   });
   return ffi::Error::Success();
+}
+
+// How target and draft compare, for rows of each: sum min(p, q), and sum max(f p - q, 0) with
+// a factor f for each row of the target's. Where the target has a row more than the draft, the
+// draft has nothing there.
+ffi::Error Compare(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target, ffi::Buffer<ffi::F32> draft,
+                   ffi::Buffer<ffi::F32> factors, ffi::ResultBuffer<ffi::F32> overlaps,
+                   ffi::ResultBuffer<ffi::F32> excesses) {
+  auto shape = target.dimensions();
+  const int64_t width = shape.back(), of_target = shape[shape.size() - 2];
+  const int64_t of_draft = draft.dimensions()[shape.size() - 2];
+  const int64_t rows = target.element_count() / width;
+  Share(pool, rows, rows * width >= kNumbersWorthSharing, [&](int64_t row) {
+    const float* p = target.typed_data() + row * width;
+    const int64_t place = row % of_target, in_draft = row / of_target * of_draft + place;
+    const float factor = factors.typed_data()[row];
+    Lanes overlap = {}, excess = {};
+    if (place < of_draft) {
+      const float* q = draft.typed_data() + in_draft * width;
+      int64_t i = 0;
+      for (; i + kLanes <= width; i += kLanes) {
+        const Lanes ours = Load(p + i), theirs = Load(q + i), more = factor * ours - theirs;
+        overlap += ours < theirs ? ours : theirs;
+        excess += more > 0.0f ? more : Lanes{};
+      }
+      for (; i < width; ++i) {
+        overlap[0] += std::min(p[i], q[i]);
+        excess[0] += std::max(factor * p[i] - q[i], 0.0f);
+      }
+      overlaps->typed_data()[in_draft] = Sum(overlap);
+    } else {
+      ForLanes(p, width, 0.0f, [&](Lanes lanes, int64_t) { excess += factor * lanes; });
+    }
+    excesses->typed_data()[row] = Sum(excess);
+  });
+  return ffi::Error::Success();
+}
+
+// The first index whose cumulative mass exceeds ``uniform`` of the total, and has a mass of
+// its own; the last one with any where rounding leaves none.
+int64_t Invert(float uniform, const float* masses, int64_t count) {
+  float total = 0.0f;
+  for (int64_t i = 0; i < count; ++i) total += masses[i];
+  const float wanted = uniform * total;
+  float cumulative = 0.0f;
+  int64_t last = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    cumulative += masses[i];
+    if (masses[i] > 0) {
+      last = i;
+      if (cumulative > wanted) return i;
+    }
+  }
+  return last;
+}
+
+// A token of each row: a block of about sqrt(width) tokens, then a token in it. With a draft
+// one of max(target - draft, 0), or of the target where nothing is left.
+void SampleRow(const float* target, const float* draft, int64_t width, const float* uniforms,
+               int32_t* token) {
+  const int64_t in_block = std::max<int64_t>(1, std::sqrt(static_cast<double>(width)));
+  const int64_t blocks = (width + in_block - 1) / in_block;
+  std::vector<float> masses(blocks), within(in_block);
+  auto fill = [&](const float* less) {
+    bool any = false;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t begin = block * in_block, size = std::min(in_block, width - begin);
+      Lanes sums = {};
+      int64_t i = 0;
+      for (; i + kLanes <= size; i += kLanes) {
+        Lanes lanes = Load(target + begin + i);
+        if (less) {
+          lanes -= Load(less + begin + i);
+          lanes = lanes > 0.0f ? lanes : Lanes{};
+        }
+        sums += lanes;
+      }
+      float sum = Sum(sums);
+      for (; i < size; ++i) {
+        sum += less ? std::max(target[begin + i] - less[begin + i], 0.0f) : target[begin + i];
+      }
+      masses[block] = sum;
+      any |= sum > 0;
+    }
+    return any;
+  };
+  if (!fill(draft) && draft) {
+    draft = nullptr;
+    fill(draft);
+  }
+  const int64_t begin = Invert(uniforms[0], masses.data(), blocks) * in_block;
+  const int64_t size = std::min(in_block, width - begin);
+  for (int64_t i = 0; i < size; ++i) {
+    within[i] = draft ? std::max(target[begin + i] - draft[begin + i], 0.0f) : target[begin + i];
+  }
+  *token = static_cast<int32_t>(begin + Invert(uniforms[1], within.data(), size));
+}
+
+ffi::Error SampleRows(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& target,
+                      const float* draft, const ffi::Buffer<ffi::F32>& uniforms,
+                      ffi::ResultBuffer<ffi::S32>& tokens) {
+  const int64_t width = target.dimensions().back();
+  const int64_t rows = target.element_count() / width;
+  if (static_cast<int64_t>(uniforms.element_count()) != 2 * rows) {
+    return ffi::Error::InvalidArgument("two uniform numbers are needed for each row");
+  }
+  Share(pool, rows, rows * width >= kNumbersWorthSharing, [&](int64_t row) {
+    SampleRow(target.typed_data() + row * width, draft ? draft + row * width : nullptr, width,
+              uniforms.typed_data() + 2 * row, tokens->typed_data() + row);
+  });
+  return ffi::Error::Success();
+}
+
+ffi::Error Sample(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> probs,
+                  ffi::Buffer<ffi::F32> uniforms, ffi::ResultBuffer<ffi::S32> tokens) {
+  return SampleRows(pool, probs, nullptr, uniforms, tokens);
+}
+
+ffi::Error SampleResidual(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target,
+                          ffi::Buffer<ffi::F32> draft, ffi::Buffer<ffi::F32> uniforms,
+                          ffi::ResultBuffer<ffi::S32> tokens) {
+  if (target.element_count() != draft.element_count()) {
+    return ffi::Error::InvalidArgument("target and draft need rows of one shape");
+  }
+  return SampleRows(pool, target, draft.typed_data(), uniforms, tokens);
 }
 
 // One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
@@ -644,11 +859,39 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSummarize, Summarize,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<bool>("with_sums"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSoftmax, Softmax,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XStandardize, Standardize,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<int64_t>("top_k")
+                                  .Attr<float>("top_p")
+                                  .Attr<float>("least_temperature"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XCompare, Compare,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSample, Sample,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSampleResidual, SampleResidual,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                               ffi::Ffi::Bind()

@@ -26,7 +26,10 @@ _SYMBOLS = (
     "SpecT5XDot",
     "SpecT5XNormalize",
     "SpecT5XSummarize",
-    "SpecT5XSoftmax",
+    "SpecT5XStandardize",
+    "SpecT5XCompare",
+    "SpecT5XSample",
+    "SpecT5XSampleResidual",
     "SpecT5XExtend",
     "SpecT5XAttend",
 )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x import distributions
 from spec_t5x.cpu_kernels import calls
 from spec_t5x.cpu_kernels.library import available
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
@@ -92,17 +93,120 @@ def test_summaries_of_rows_without_some_tokens():
     np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 16, 37, 2048, 5000])
-def test_softmax(width):
-    values = 5 * draws(3, 7, width)
-    values[1, :, : width // 2] = -np.inf
-    # A whole block of the row without any.
-    values[2, 0, 2000:5000] = -np.inf if width > 2000 else values[2, 0, 2000:5000]
-    found = np.asarray(calls.softmax(values))
-    np.testing.assert_allclose(found, jax.nn.softmax(values, axis=-1), rtol=2e-6, atol=1e-9)
-    assert (found[np.isneginf(values)] == 0).all()
+WIDTHS = [1, 16, 37, 2048, 5000]
+
+
+def by_xla(logits, temperatures, **kept):
+    """What the kernels are to give, by XLA's operations alone."""
+    return distributions._standardize(logits, temperatures[..., None], **kept)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (40, 0.0), (0, 0.3), (0, 0.95)])
+def test_what_is_sampled_is_what_xla_makes_of_the_logits(width, kept):
+    kept = dict(zip(("top_k", "top_p"), kept, strict=True))
+    logits = 3 * draws(3, 4, width)
+    # Ties at the top, at the edge of what is kept, and tokens that are excluded.
+    logits[0] = np.round(logits[0])
+    logits[1, :, : width // 2] = -np.inf
+    temperatures = np.tile(np.float32([[1.0], [0.7], [0.0]]), (1, 4))
+    least = distributions.MIN_TEMPERATURE
+    found = np.asarray(calls.standardize(logits, temperatures, **kept, least_temperature=least))
+    np.testing.assert_allclose(found, by_xla(logits, temperatures, **kept), rtol=5e-6, atol=1e-9)
+    assert (found[np.isneginf(logits)] == 0).all()
+    assert (np.max(found[2], axis=-1) == 1).all()
     # The same row beside others, or alone.
-    np.testing.assert_array_equal(calls.softmax(values[2, 3]), found[2, 3])
+    alone = calls.standardize(
+        logits[1, 3], np.asarray(0.7, np.float32), **kept, least_temperature=least
+    )
+    np.testing.assert_array_equal(alone, found[1, 3])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_top_k_keeps_the_largest_and_what_ties_with_the_last(width):
+    ranks = np.random.default_rng(0).permutation(width).astype(np.float32)
+    logits = np.stack([ranks, -ranks, np.floor(ranks / 3), 1e30 * ranks])
+    ones = np.ones(4, np.float32)
+    for k in (1, 2, 7, width):
+        found = calls.standardize(logits, ones, top_k=k, top_p=0.0, least_temperature=1e-4)
+        threshold = np.sort(logits, axis=-1)[:, -min(k, width), None]
+        found = np.asarray(found)
+        assert (found[logits < threshold] == 0).all()
+        # What is kept far below the largest has no mass left in float32.
+        heavy = logits > logits.max(axis=-1, keepdims=True) - 80
+        assert (found[heavy & (logits >= threshold)] > 0).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_overlap_and_excess_of_rows(width):
+    rng = np.random.default_rng(width)
+    target, draft = (rng.dirichlet(np.full(width, 0.3), (2, n)).astype(np.float32) for n in (4, 3))
+    factors = np.float32([[1.0, 0.5, 0.25, 0.75], [1.0, 1.0, 1.0, 0.0]])
+    overlaps, excesses = calls.compare(target, draft, factors)
+    np.testing.assert_allclose(overlaps, np.minimum(target[:, :3], draft).sum(-1), rtol=1e-5)
+    longer = np.pad(draft, ((0, 0), (0, 1), (0, 0)))
+    expected = np.maximum(factors[..., None] * target - longer, 0).sum(-1)
+    np.testing.assert_allclose(excesses, expected, rtol=1e-5, atol=1e-7)
+    # Of a row that both share nothing is left, to the last bit.
+    same = calls.compare(target, target, np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(same[1], np.zeros((2, 4)))
+
+
+def fine_uniforms():
+    """Pairs of numbers in [0, 1), both ends among them."""
+    line = np.concatenate([np.linspace(0, 1, 200, endpoint=False), [np.nextafter(1, 0)]])
+    return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16, 50])
+def test_tokens_come_as_often_as_their_mass(width):
+    """On a grid of uniform numbers, which every cell of the square has its share of."""
+    rng = np.random.default_rng(width)
+    target, draft = rng.dirichlet(np.full(width, 0.5), 2).astype(np.float32)
+    target[rng.random(width) < 0.3] = 0.0
+    target[-1] += 0.1
+    uniforms = fine_uniforms()
+    rows = [np.tile(row, (len(uniforms), 1)) for row in (target, draft)]
+    left = np.asarray(distributions.residual(target, draft))
+    for masses, tokens in (
+        (target, calls.sample(rows[0], uniforms)),
+        (left, calls.sample_residual(*rows, uniforms)),
+    ):
+        counts = np.bincount(tokens, minlength=width)
+        assert counts.size == width and not counts[masses == 0].any()
+        # Each of two cuts may be a line of the grid off, at either end.
+        shares = counts / len(uniforms)
+        np.testing.assert_allclose(shares, masses / masses.sum(), atol=4 / 200)
+
+
+def test_tokens_are_those_that_xla_draws():
+    """But where a sum's rounding decides, which is rare."""
+    rng = np.random.default_rng(0)
+    target, draft = rng.dirichlet(np.full(300, 0.2), (2, 4000)).astype(np.float32)
+    uniforms = rng.random((4000, 2), dtype=np.float32)
+    draw = jax.vmap(distributions._sample)
+    for tokens, expected in (
+        (calls.sample(target, uniforms), draw(target, uniforms)),
+        (
+            calls.sample_residual(target, draft, uniforms),
+            draw(distributions.residual(jnp.asarray(target), jnp.asarray(draft)), uniforms),
+        ),
+    ):
+        assert np.mean(np.asarray(tokens) == expected) > 0.999
+
+
+def test_where_nothing_is_left_the_target_is_sampled():
+    target = np.float32([[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
+    uniforms = np.float32([[0.9, 0.9], [0.0, 0.0]])
+    np.testing.assert_array_equal(calls.sample_residual(target, target, uniforms), [2, 1])
+
+
+def test_shapes_that_do_not_fit_are_refused(unchecked):
+    probs, uniforms = np.ones((2, 3), np.float32), np.zeros((1, 2), np.float32)
+    with pytest.raises(Exception, match="two uniform numbers"):
+        jax.block_until_ready(calls.sample(probs, uniforms))
+    with pytest.raises(Exception, match="rows of one shape"):
+        jax.block_until_ready(calls.sample_residual(probs, probs[:1], np.zeros((2, 2), np.float32)))
 
 
 def test_summaries_are_shared_by_threads_and_mapped_over():
