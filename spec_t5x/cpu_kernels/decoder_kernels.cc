@@ -14,9 +14,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -464,63 +466,85 @@ inline void StoreWithin(float* values, int64_t width, int64_t i, Lanes lanes) {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// The bits of a float as a number, in the order of the floats; and back.
-inline int32_t Ordered(float value) {
-  int32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+// What a threshold is looked for in: blocks of a row, passed over where they hold nothing
+// that could be it.
+constexpr int64_t kCandidateBlock = 4 * kLanes;
+
+std::vector<float> BlockMaxima(const float* values, int64_t width) {
+  std::vector<float> maxima((width + kCandidateBlock - 1) / kCandidateBlock, kLowest);
+  for (size_t block = 0; block < maxima.size(); ++block) {
+    const int64_t begin = block * kCandidateBlock;
+    Lanes tops = Lanes{} + kLowest;
+    ForLanes(values + begin, std::min(kCandidateBlock, width - begin), kLowest,
+             [&](Lanes lanes, int64_t) { tops = lanes > tops ? lanes : tops; });
+    for (int lane = 0; lane < kLanes; ++lane) maxima[block] = std::max(maxima[block], tops[lane]);
+  }
+  return maxima;
 }
 
-inline float Unordered(int32_t ordered) {
-  const int32_t bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF);
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-// The largest threshold that enough of a row reaches, by bisection over the floats between
-// ``low``, which always is one, and ``high``, which never is. ``enough(threshold, exactly)``
-// may end the search.
-template <typename Enough>
-float Threshold(float low, float high, const Enough& enough) {
-  int32_t least = Ordered(low), most = Ordered(high);
-  while (static_cast<int64_t>(most) - least > 1) {
-    const int32_t middle = (least & most) + ((least ^ most) >> 1);
-    bool exactly = false;
-    if (enough(Unordered(middle), exactly)) {
-      least = middle;
-      if (exactly) break;
-    } else {
-      most = middle;
+// All values of at least ``bound``.
+std::vector<float> AtLeast(const float* values, int64_t width, const std::vector<float>& maxima,
+                           float bound) {
+  std::vector<float> found(width + 1);
+  int64_t count = 0;
+  for (size_t block = 0; block < maxima.size(); ++block) {
+    if (!(maxima[block] >= bound)) continue;
+    const int64_t begin = block * kCandidateBlock;
+    const int64_t end = std::min(width, begin + kCandidateBlock);
+    // Without a branch, which could not be foretold.
+    for (int64_t i = begin; i < end; ++i) {
+      found[count] = values[i];
+      count += values[i] >= bound;
     }
   }
-  return Unordered(least);
+  found.resize(count);
+  return found;
+}
+
+float Largest(std::vector<float> values, int64_t rank) {
+  std::nth_element(values.begin(), values.begin() + rank - 1, values.end(), std::greater<float>());
+  return values[rank - 1];
 }
 
 // The least of the ``top_k`` largest values.
-float SmallestKept(const float* values, int64_t width, float largest, int64_t top_k) {
-  const float above = Unordered(Ordered(largest) + 1);
-  return Threshold(kLowest, above, [&](float threshold, bool& exactly) {
-    IntLanes reached = {};
-    ForLanes(values, width, kLowest,
-             [&](Lanes lanes, int64_t) { reached += lanes >= threshold; });
-    int64_t count = 0;
-    for (int lane = 0; lane < kLanes; ++lane) count -= reached[lane];
-    exactly = count == top_k;
-    return count >= top_k;
-  });
+float SmallestKept(const float* values, int64_t width, int64_t top_k) {
+  const std::vector<float> maxima = BlockMaxima(values, width);
+  // So many blocks have a value that is no smaller: neither is the one looked for.
+  const bool few = top_k <= static_cast<int64_t>(maxima.size());
+  const float bound = few ? Largest(maxima, top_k) : kLowest;
+  std::vector<float> candidates = AtLeast(values, width, maxima, bound);
+  // Numbers that are none are no candidates.
+  if (static_cast<int64_t>(candidates.size()) < top_k) return kLowest;
+  return Largest(std::move(candidates), top_k);
 }
 
 // Keeps the likeliest tokens whose mass reaches ``top_p``, and makes them sum to 1.
 void KeepNucleus(float* probs, int64_t width, float largest, float top_p) {
-  const float least = Threshold(0.0f, Unordered(Ordered(largest) + 1), [&](float threshold, bool&) {
+  // Tokens below this have less mass, all together, than the nucleus leaves out.
+  const float bound = std::max(0.0f, 0.5f * (1.0f - top_p) / width);
+  const std::vector<float> candidates = AtLeast(probs, width, BlockMaxima(probs, width), bound);
+  // By bisection over the bits of the threshold, which order as the numbers do that are not
+  // negative: the lower bound always keeps enough, the upper one never does.
+  auto number = [](int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  };
+  int32_t low, high;
+  std::memcpy(&low, &bound, sizeof(low));
+  std::memcpy(&high, &largest, sizeof(high));
+  for (++high; high - low > 1;) {
+    const int32_t middle = low + (high - low) / 2;
+    const float threshold = number(middle);
     Lanes mass = {};
-    ForLanes(probs, width, 0.0f,
+    ForLanes(candidates.data(), candidates.size(), 0.0f,
              [&](Lanes lanes, int64_t) { mass += lanes >= threshold ? lanes : Lanes{}; });
-    return Sum(mass) >= top_p;
-  });
+    (Sum(mass) >= top_p ? low : high) = middle;
+  }
+  const float least = number(low);
   Lanes kept = {};
-  ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t) { kept += lanes >= least ? lanes : Lanes{}; });
+  ForLanes(candidates.data(), candidates.size(), 0.0f,
+           [&](Lanes lanes, int64_t) { kept += lanes >= least ? lanes : Lanes{}; });
   const float total = Sum(kept);
   ForLanes(probs, width, 0.0f, [&](Lanes lanes, int64_t i) {
     StoreWithin(probs, width, i, (lanes >= least ? lanes : Lanes{}) / total);
@@ -545,8 +569,7 @@ void StandardizeRow(const float* logits, int64_t width, float temperature, int64
   });
   float largest = kLowest;
   for (int lane = 0; lane < kLanes; ++lane) largest = std::max(largest, tops[lane]);
-  const float least =
-      0 < top_k && top_k < width ? SmallestKept(probs, width, largest, top_k) : kLowest;
+  const float least = 0 < top_k && top_k < width ? SmallestKept(probs, width, top_k) : kLowest;
   Lanes sums = {};
   ForLanes(probs, width, kLowest, [&](Lanes lanes, int64_t i) {
     const Lanes weights = lanes >= least ? Exp(lanes - largest) : Lanes{};
