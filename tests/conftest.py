@@ -13,24 +13,17 @@ import jaxtyping
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
-from jax._src import compiler as jax_compiler
+from jax._src import compiler
 
 from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
+from tests import quick_compilation as quick
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared"
-
-# What else is spent on speed: fusions in a language of their own, a program in many parts.
-# Without, programs compile in half the time.
-QUICK_OPTIONS = {
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-_get_compile_options = jax_compiler.get_compile_options
 
 # What the tiny vocabularies are trained on.
 ENGLISH = [
@@ -117,15 +110,9 @@ def quick_compilation():
     before = jax.config.values[name]
     jax.config.update(name, True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax_compiler, "get_compile_options", _quick_options)
+        patch.setattr(compiler, "get_compile_options", quick.get_compile_options)
         yield
     jax.config.update(name, before)
-
-
-def _quick_options(*args, env_options_overrides=None, **kwargs):
-    """JAX's own, with what only ``XLA_FLAGS`` can say otherwise, and for all tests."""
-    overrides = {**QUICK_OPTIONS, **(env_options_overrides or {})}
-    return _get_compile_options(*args, env_options_overrides=overrides, **kwargs)
 
 
 @pytest.fixture(scope="session")

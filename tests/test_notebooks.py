@@ -8,6 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests import quick_compilation
+
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 # What must be seen in the outputs of each.
@@ -25,6 +27,9 @@ def environment(monkeypatch):
     """The kernels' own: this package, on the CPU, in as little of it as they need."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # Their programs run for a moment: compiling them is the cost.
+    for name, value in quick_compilation.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick_compilation import FLAGS
+
 CHILD = Path(__file__).with_name("child.py")
 WORDS = ("cat", "table", "my", "sister", "a", "green", "book")
 SHARD_SIZE, NUM_INPUTS = 4, 118
@@ -43,8 +45,11 @@ class Command:
         names = {
             "ARGUMENTS": ["infer", *arguments, *map(str, flags)],
             "LOG": str(self.folder / log),
-            "ENVIRONMENT": {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled")}
-            | (environment or {}),
+            "ENVIRONMENT": {
+                "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+                "XLA_FLAGS": FLAGS,
+                **(environment or {}),
+            },
             "FILE_LIMIT": file_limit,
         }
         context = multiprocessing.get_context("forkserver")
@@ -197,7 +202,7 @@ def test_a_shard_that_does_not_fit_is_named(undisturbed):
 
 def test_several_devices_give_the_same_text(undisturbed):
     spread = undisturbed.into("spread")
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    devices = {"XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=4"}
     assert spread.run("--model_parallel", 2, environment=devices) == 0, spread.said()
 
     def texts(command):

@@ -17,6 +17,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.logical_axes import constrain, partition_spec
 from spec_t5x.models.partitioning import RULES, make_mesh, param_shardings, shard_batch
 from spec_t5x.models.sizes import size
+from tests import quick_compilation
 
 REPOSITORY = Path(__file__).parents[2]
 MESH = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
@@ -32,7 +33,7 @@ def found():
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "XLA_FLAGS": f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count=8",
         },
         capture_output=True,
         text=True,

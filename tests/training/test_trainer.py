@@ -36,6 +36,8 @@ from spec_t5x.training.trainer import (
     model_inputs,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
 CONFIG = T5Config(
     vocab_size=32,
@@ -47,16 +49,6 @@ CONFIG = T5Config(
     num_decoder_layers=1,
     dropout_rate=0.1,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """The programs here run for a few steps only: compiling them is the cost."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.values[name]
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, before)
 
 
 def write_pairs(path, number, seed):

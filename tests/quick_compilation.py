@@ -1,0 +1,27 @@
+"""How programs that run for a moment are compiled soonest, in this process and in others.
+
+Without optimizations, as JAX's own setting has it, and without what XLA spends on speed
+regardless: fusions in a language of their own, and a program in many parts. Leaving that out
+halves what is left.
+"""
+
+from jax._src import compiler
+
+OPTIONS = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+# For other processes: as ``XLA_FLAGS``, and with JAX's own setting beside them.
+FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())
+ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": FLAGS}
+
+_get_compile_options = compiler.get_compile_options
+
+
+def get_compile_options(*args, env_options_overrides=None, **kwargs):
+    """JAX's function of this name, with ``OPTIONS``.
+
+    ``XLA_FLAGS`` is read once, and would hold for the tests of optimized programs too.
+    """
+    overrides = {**OPTIONS, **(env_options_overrides or {})}
+    return _get_compile_options(*args, env_options_overrides=overrides, **kwargs)
