@@ -34,17 +34,20 @@ CONFIG = DecoderOnlyConfig(
 )
 TOKENS = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 30).at[:, 0].set(0)
 
+# One program for each number of tokens.
+SCORE = jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
+
 
 @functools.cache
 def model(prefix_lm=False, scale=2.5):
     module = DecoderOnlyTransformer(CONFIG)
-    params = init_variables(module, jax.random.key(0))["params"]
+    params = jax.jit(functools.partial(init_variables, module))(jax.random.key(0))["params"]
     # Logits wide enough apart to make texts that differ.
     return DecoderOnlyModel(jax.tree.map(lambda leaf: scale * leaf, params), module, prefix_lm)
 
 
 def at_once(target, tokens):
-    return target.score(target.prefill(tokens, LENGTH + 4), tokens)[0]
+    return SCORE(target, target.prefill(tokens, LENGTH + 4), tokens)[0]
 
 
 @pytest.mark.parametrize("widths", [[1] * LENGTH, [4, 1, 5, 2], [11, 1]])
@@ -53,7 +56,7 @@ def test_cached_in_pieces_equals_at_once(widths):
     expected = at_once(target, TOKENS)
     cache, found, start = target.prefill(TOKENS, LENGTH + 4), [], 0
     for width in widths:
-        logits, cache = target.score(cache, TOKENS[:, start : start + width])
+        logits, cache = SCORE(target, cache, TOKENS[:, start : start + width])
         found.append(logits)
         start += width
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected, atol=2e-4)
@@ -62,10 +65,10 @@ def test_cached_in_pieces_equals_at_once(widths):
 def test_rows_roll_back_on_their_own():
     target = model()
     cache = target.prefill(TOKENS, LENGTH + 4)
-    _, cache = target.score(cache, TOKENS.at[:, 3:].set(7))
+    _, cache = SCORE(target, cache, TOKENS.at[:, 3:].set(7))
     lengths = jnp.array([3, 1, 2])
     rest = jnp.stack([jnp.roll(row, -n) for row, n in zip(TOKENS, lengths, strict=True)])
-    logits, _ = target.score(target.rollback(cache, lengths), rest[:, :9])
+    logits, _ = SCORE(target, target.rollback(cache, lengths), rest[:, :9])
     expected = at_once(target, TOKENS)
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(logits[row], expected[row, length : length + 9], atol=2e-4)
@@ -78,6 +81,7 @@ def test_a_prefix_sees_itself_in_both_directions():
     lengths = jnp.sum(PROMPTS[:, 1:] != 0, axis=1)
     last = PROMPTS[jnp.arange(ROWS), lengths][:, None]
 
+    @jax.jit
     def next_logits(target, prompts):
         cache = prefill(target, prompts, prompts, lengths, LENGTH)
         return target.score(cache, last)[0][:, 0]
