@@ -7,6 +7,8 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.guard import guard
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GAMMA = 4
 # An iteration costs 4 * 0.1 + 1.38 = 1.78.
 COSTS = {"c": 0.1, "verification": 1.38, "start": 2.0}

@@ -16,6 +16,8 @@ from spec_t5x import speculative_execution
 from spec_t5x.errors import InputError
 from spec_t5x.speculative_execution import execute_speculatively
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROBS = jnp.array([0.1, 0.6, 0.3, 0.0])
 GUESSED = jnp.array([0.5, 0.3, 0.0, 0.2])
 DRAWS = 3000

@@ -24,6 +24,8 @@ from spec_t5x.models.t5 import T5Config, Transformer
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 # Differences in float32 between two implementations of one network.
 TOLERANCE = 2e-4
 

@@ -18,6 +18,8 @@ from spec_t5x.interfaces import Context
 from spec_t5x.outputs import row_keys
 from spec_t5x.testing.toy_models import StubTarget
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GREEDY = sampling(0.0)
 VOCAB, SOURCE, WIDTH, GAMMA = 12, 10, 12, 4
 

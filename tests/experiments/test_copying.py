@@ -7,6 +7,8 @@ from spec_t5x.experiments import copying
 from spec_t5x.experiments.copying import ReferenceTarget, measure
 from spec_t5x.interfaces import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def test_a_reference_that_is_its_source_takes_few_calls():
     """5, then 6 7 8 9 and 4 in one call, then the end."""
