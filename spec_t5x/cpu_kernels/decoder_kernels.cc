@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <thread>
@@ -99,14 +100,15 @@ constexpr int64_t kBytesWorthSharing = 96 * 1024;
 
 constexpr int kColumnBlock = 4 * kLanes;
 constexpr int kInnerBlock = 64;
+constexpr int kRowsAhead = 12;
 
-// Rows of one block of columns and of k; U registers of columns.
+// Rows of one block of columns and of k; kWidth registers of columns.
 template <int kRows, int kWidth>
 inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weights,
                           int64_t columns, int64_t num_k, bool first, bool prefetch,
                           float* outputs) {
   Lanes sums[kRows][kWidth];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int u = 0; u < kWidth; ++u) {
@@ -120,7 +122,7 @@ inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weigh
       // To the second cache: rows that are a power of two apart share few places of the first.
 #pragma GCC unroll 4
       for (int u = 0; u < kWidth; ++u) {
-        __builtin_prefetch(row + 12 * columns + u * kLanes, 0, 2);
+        __builtin_prefetch(row + kRowsAhead * columns + u * kLanes, 0, 2);
       }
     }
     Lanes loaded[kWidth];
@@ -129,48 +131,36 @@ inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weigh
       loaded[u] = Load(row + u * kLanes);
       Keep(loaded[u]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const float factor = inputs[r * inner + k];
 #pragma GCC unroll 4
       for (int u = 0; u < kWidth; ++u) sums[r][u] += factor * loaded[u];
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int u = 0; u < kWidth; ++u) Store(outputs + r * columns + u * kLanes, sums[r][u]);
   }
 }
 
-// All rows of some columns, whose weights stay in a near cache between groups of rows.
+// All rows of some columns, whose weights stay in a near cache between groups of rows: as few
+// groups as can be, since memory is idle while a block is worked on again.
 template <int kWidth>
 void MultiplyColumns(const float* inputs, int64_t rows, int64_t inner, const float* weights,
                      int64_t columns, float* outputs) {
+  using Block = void (*)(const float*, int64_t, const float*, int64_t, int64_t, bool, bool, float*);
+  constexpr Block kBlocks[] = {MultiplyBlock<1, kWidth>, MultiplyBlock<2, kWidth>,
+                               MultiplyBlock<3, kWidth>, MultiplyBlock<4, kWidth>,
+                               MultiplyBlock<5, kWidth>, MultiplyBlock<6, kWidth>};
+  const int64_t most = std::size(kBlocks), groups = (rows + most - 1) / most;
   for (int64_t k = 0; k < inner; k += kInnerBlock) {
     const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
-    const float* block = weights + k * columns;
-    for (int64_t row = 0; row < rows;) {
-      const float* from = inputs + row * inner + k;
-      float* to = outputs + row * columns;
-      const bool prefetch = row == 0;
-      switch (std::min<int64_t>(4, rows - row)) {
-        case 1:
-          MultiplyBlock<1, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
-          row += 1;
-          break;
-        case 2:
-          MultiplyBlock<2, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
-          row += 2;
-          break;
-        case 3:
-          MultiplyBlock<3, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
-          row += 3;
-          break;
-        default:
-          MultiplyBlock<4, kWidth>(from, inner, block, columns, num_k, k == 0, prefetch, to);
-          row += 4;
-      }
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t row = rows * group / groups, end = rows * (group + 1) / groups;
+      kBlocks[end - row - 1](inputs + row * inner + k, inner, weights + k * columns, columns,
+                             num_k, k == 0, group == 0, outputs + row * columns);
     }
   }
 }
@@ -381,6 +371,8 @@ inline Lanes Exp(Lanes x) {
 // brings a larger value. Pieces are rows, and blocks of long rows.
 constexpr int64_t kSummaryBlock = 2048;
 
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
 struct BlockSummary {
   float largest;
   int64_t where;
@@ -388,25 +380,24 @@ struct BlockSummary {
 };
 
 BlockSummary SummarizeBlock(const float* values, int64_t begin, int64_t end, bool with_sum) {
-  const float lowest = -std::numeric_limits<float>::infinity();
   int64_t i = begin;
-  Lanes tops = Lanes{} + lowest;
+  Lanes tops = Lanes{} + kLowest;
   for (; i + kLanes <= end; i += kLanes) {
     const Lanes lanes = Load(values + i);
     tops = lanes > tops ? lanes : tops;
   }
-  float largest = lowest;
+  float largest = kLowest;
   for (int lane = 0; lane < kLanes; ++lane) largest = std::max(largest, tops[lane]);
   for (; i < end; ++i) largest = std::max(largest, values[i]);
   int64_t where = begin;
   while (where < end && values[where] != largest) ++where;
   BlockSummary summary{largest, where, 0.0f};
-  if (!with_sum || largest == lowest) return summary;
+  if (!with_sum || largest == kLowest) return summary;
   Lanes sums = {};
   for (i = begin; i + kLanes <= end; i += kLanes) sums += Exp(Load(values + i) - largest);
   if (i < end) {
     float rest[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < end ? values[i + lane] : lowest;
+    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < end ? values[i + lane] : kLowest;
     sums += Exp(Load(rest) - largest);
   }
   summary.sum = Sum(sums);
@@ -463,8 +454,6 @@ inline void StoreWithin(float* values, int64_t width, int64_t i, Lanes lanes) {
     for (int lane = 0; i + lane < width; ++lane) values[i + lane] = lanes[lane];
   }
 }
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // What a threshold is looked for in: blocks of a row, passed over where they hold nothing
 // that could be it.
@@ -724,27 +713,67 @@ ffi::Error SampleResidual(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target,
   return SampleRows(pool, target, draft.typed_data(), uniforms, tokens);
 }
 
+// out[t] = sum over d of queries[d] * keys[t, d] for kKeys keys; each by the same additions.
+template <int kKeys>
+inline void KeyProducts(const float* query, const float* keys, int64_t head_dim, float* out) {
+  Lanes sums[kKeys] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    const Lanes factor = Load(query + d);
+#pragma GCC unroll 4
+    for (int t = 0; t < kKeys; ++t) sums[t] += factor * Load(keys + t * head_dim + d);
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < kKeys; ++t) {
+    float sum = Sum(sums[t]);
+    for (int64_t rest = d; rest < head_dim; ++rest) {
+      sum = std::fma(query[rest], keys[t * head_dim + rest], sum);
+    }
+    out[t] = sum;
+  }
+}
+
+// kWidth registers of the context, whose sums do not wait for one another.
+template <int kWidth>
+inline void WeighValues(const float* weights, const float* values, int64_t length,
+                        int64_t head_dim, float factor, float* context) {
+  Lanes sums[kWidth] = {};
+  for (int64_t j = 0; j < length; ++j) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kWidth; ++u) sums[u] += weights[j] * Load(values + j * head_dim + u * kLanes);
+  }
+#pragma GCC unroll 4
+  for (int u = 0; u < kWidth; ++u) Store(context + u * kLanes, sums[u] * factor);
+}
+
 // One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
 // ``scores`` has room for ``length``, rounded up to whole registers.
 void AttendOne(const float* query, const float* keys, const float* values, const float* bias,
                int64_t bias_step, const float* mask, int64_t length, int64_t head_dim,
                float scale, float* scores, float* context) {
-  for (int64_t j = 0; j < length; ++j) {
-    Lanes sums = {};
-    const float* key = keys + j * head_dim;
-    int64_t d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) sums += Load(query + d) * Load(key + d);
-    float score = Sum(sums);
-    for (; d < head_dim; ++d) score = std::fma(query[d], key[d], score);
-    score *= scale;
-    if (bias) score += bias[j * bias_step];
-    if (mask) score += mask[j];
-    scores[j] = score;
+  int64_t key = 0;
+  for (; key + 4 <= length; key += 4) {
+    KeyProducts<4>(query, keys + key * head_dim, head_dim, scores + key);
+  }
+  for (; key < length; ++key) {
+    KeyProducts<1>(query, keys + key * head_dim, head_dim, scores + key);
+  }
+  for (int64_t j = 0; j < length; ++j) scores[j] *= scale;
+  if (bias) {
+    for (int64_t j = 0; j < length; ++j) scores[j] += bias[j * bias_step];
+  }
+  if (mask) {
+    for (int64_t j = 0; j < length; ++j) scores[j] += mask[j];
   }
   const int64_t padded = (length + kLanes - 1) / kLanes * kLanes;
-  for (int64_t j = length; j < padded; ++j) scores[j] = -std::numeric_limits<float>::infinity();
-  float largest = scores[0];
-  for (int64_t j = 1; j < length; ++j) largest = std::max(largest, scores[j]);
+  for (int64_t j = length; j < padded; ++j) scores[j] = kLowest;
+  Lanes tops = Lanes{} + kLowest;
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    const Lanes lanes = Load(scores + j);
+    tops = lanes > tops ? lanes : tops;
+  }
+  float largest = kLowest;
+  for (int lane = 0; lane < kLanes; ++lane) largest = std::max(largest, tops[lane]);
   Lanes totals = {};
   for (int64_t j = 0; j < padded; j += kLanes) {
     const Lanes weights = Exp(Load(scores + j) - largest);
@@ -753,10 +782,11 @@ void AttendOne(const float* query, const float* keys, const float* values, const
   }
   const float inverse = 1.0f / Sum(totals);
   int64_t d = 0;
+  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
+    WeighValues<4>(scores, values + d, length, head_dim, inverse, context + d);
+  }
   for (; d + kLanes <= head_dim; d += kLanes) {
-    Lanes sums = {};
-    for (int64_t j = 0; j < length; ++j) sums += scores[j] * Load(values + j * head_dim + d);
-    Store(context + d, sums * inverse);
+    WeighValues<1>(scores, values + d, length, head_dim, inverse, context + d);
   }
   for (; d < head_dim; ++d) {
     float sum = 0.0f;
@@ -766,7 +796,7 @@ void AttendOne(const float* query, const float* keys, const float* values, const
 }
 
 // Multiplications of attention below which another thread is not woken.
-constexpr int64_t kProductsWorthSharing = 100 * 1000;
+constexpr int64_t kProductsWorthSharing = 40 * 1000;
 
 // Self-attention of new tokens over a cache, into which they are written first.
 //
