@@ -35,7 +35,7 @@ from spec_t5x.experiments.benchmark import machine
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
-from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5 import T5Config
 from spec_t5x.outputs import row_keys
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
@@ -274,8 +274,8 @@ def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
         path: _random_array(key, path.endswith("scale"), shape, dtype)
         for key, (path, shape) in zip(keys, expected_shapes(config).items(), strict=True)
     }
-    module = Transformer(dataclasses.replace(config, dtype=dtype))
-    return T5Model(params=unflatten_dict(flat, sep="/"), module=module)
+    params = unflatten_dict(flat, sep="/")
+    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -444,8 +444,8 @@ def _abstract(config: T5Config, dtype: str) -> T5Model:
     flat = {
         path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in expected_shapes(config).items()
     }
-    module = Transformer(dataclasses.replace(config, dtype=dtype))
-    return T5Model(params=unflatten_dict(flat, sep="/"), module=module)
+    params = unflatten_dict(flat, sep="/")
+    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
 
 
 def _bytes(tree: PyTree) -> int:
