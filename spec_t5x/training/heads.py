@@ -47,20 +47,26 @@ def fit_heads(
 
     ``result.state.params`` are the heads' alone. Losses and accuracies are means over the
     heads; ``options.distillation_weight`` is the share of the target's distributions in
-    the loss, against the text.
+    the loss, against the text, and ``options.objective`` how they are learnt.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of other heads.
     """
 
-    def losses(params, target_params, inputs, distillation_weight=0.0):
+    def losses(params, target_params, inputs, **learnt):
         frozen = target.replace(params=target_params)
         heads = T5Heads.create(params, frozen)
-        return heads_losses(heads, frozen, inputs, distillation_weight=distillation_weight)
+        return heads_losses(heads, frozen, inputs, **learnt)
 
     def loss_fn(params, inputs, key, target_params):
         del key  # the heads have no dropout
-        sums = losses(params, target_params, inputs, options.distillation_weight)
+        sums = losses(
+            params,
+            target_params,
+            inputs,
+            distillation_weight=options.distillation_weight * options.learns_from_teacher,
+            objective=options.objective,
+        )
         return mean_loss(sums), sums
 
     eval_step = jax.jit(losses)
@@ -91,7 +97,12 @@ def init_heads(
 
 
 def heads_losses(
-    heads: T5Heads, target: T5Model, inputs: Inputs, *, distillation_weight: float = 0.0
+    heads: T5Heads,
+    target: T5Model,
+    inputs: Inputs,
+    *,
+    distillation_weight: float = 0.0,
+    objective: str = "forward_kl",
 ) -> LossSums:
     """Losses summed over heads and tokens.
 
@@ -99,7 +110,7 @@ def heads_losses(
         heads: bound to ``target``.
         target: gives states and, where ``distillation_weight`` is not 0, labels.
         inputs: a batch's, in the order of ``trainer.model_inputs``.
-        distillation_weight: see ``losses.token_losses``.
+        distillation_weight, objective: see ``losses.token_losses``.
     """
     text = inputs[2]
     states, target_logits = _read(target, inputs)
@@ -115,6 +126,7 @@ def heads_losses(
                 text[:, ahead:],
                 teacher_logits=target_logits[:, ahead:] if distillation_weight else None,
                 distillation_weight=distillation_weight,
+                objective=objective,
             )
         )
     return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)

@@ -13,6 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
 
 
@@ -79,20 +80,6 @@ def _cross_entropy_backward(label_smoothing, z_loss, residuals, cotangents):
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
-def kl_divergence(
-    teacher_logits: Float32[Array, "batch length vocab"],
-    student_logits: Float32[Array, "batch length vocab"],
-) -> Float32[Array, "batch length"]:
-    """KL(teacher || student) of every token, in nats; no gradient to the teacher."""
-    teacher_logits = jax.lax.stop_gradient(teacher_logits)
-    teacher_z = jax.nn.logsumexp(teacher_logits, axis=-1)
-    student_z = jax.nn.logsumexp(student_logits, axis=-1)
-    # Without the log-probabilities, two more arrays of the logits' size.
-    teacher = jnp.exp(teacher_logits - teacher_z[..., None])
-    apart = jnp.sum(teacher * (teacher_logits - student_logits), axis=-1)
-    return apart - teacher_z + student_z
-
-
 def token_losses(
     logits: Float32[Array, "batch length vocab"],
     targets: Int[Array, "batch length"],
@@ -101,16 +88,18 @@ def token_losses(
     z_loss: float = 0.0,
     teacher_logits: Float32[Array, "batch length vocab"] | None = None,
     distillation_weight: float = 0.0,
+    objective: str = "forward_kl",
 ) -> LossSums:
     """Loss summed over the tokens of a batch; padding does not count.
 
-    With a teacher the loss of a token is ``(1 - w) * cross_entropy +
-    w * KL(teacher || student)``, w being ``distillation_weight``.
+    With a teacher the loss of a token is ``(1 - w) * cross_entropy + w * divergence``, w
+    being ``distillation_weight`` and the divergence that of the name ``objective`` in
+    ``distillation_losses.DIVERGENCES``. For "cross_entropy" the teacher is of no use.
     """
     counts = (targets != PAD_ID).astype(jnp.float32)
     loss, plain = cross_entropy(logits, targets, label_smoothing, z_loss)
-    if teacher_logits is not None:
-        divergence = kl_divergence(teacher_logits, logits)
+    if teacher_logits is not None and objective != CROSS_ENTROPY:
+        divergence = DIVERGENCES[objective](teacher_logits, logits)
         if distillation_weight == 1.0:
             # Not 0 times the other, whose gradient would take a pass of its own.
             loss = divergence

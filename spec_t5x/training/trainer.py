@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
 from spec_t5x.training.evaluate import DevMetrics, dev_metrics
 from spec_t5x.training.losses import LossSums, mean_loss, token_losses
 from spec_t5x.training.progress import ProgressReporter
@@ -45,7 +46,10 @@ class TrainOptions:
     seed: int = 0
     label_smoothing: float = 0.0
     z_loss: float = 1e-4
-    distillation_weight: float = 0.5  # used with a teacher only
+    # Used with a teacher only: what is minimised (``distillation_losses.OBJECTIVES``), and
+    # its share of the loss; the rest is the text's own cross-entropy.
+    objective: str = "forward_kl"
+    distillation_weight: float = 0.5
     log_period: int = 50
     eval_period: int = 1000
     checkpoint_period: int = 1000
@@ -59,6 +63,15 @@ class TrainOptions:
             raise InputError(f"steps is {self.steps}: give 1 or more")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
+            )
+
+    @property
+    def learns_from_teacher(self) -> bool:
+        """Whether a teacher's distributions enter the loss."""
+        return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,14 +151,17 @@ def distillation_step(
         optimizer, options: as there.
     """
 
+    is_taught = teacher_logits is not None and options.learns_from_teacher
+
     def loss_fn(params, inputs, key, teacher_params):
         sums = token_losses(
             logits(params, inputs, key),
             inputs[2],
             label_smoothing=options.label_smoothing,
             z_loss=options.z_loss,
-            teacher_logits=teacher_logits and teacher_logits(teacher_params, inputs),
+            teacher_logits=teacher_logits(teacher_params, inputs) if is_taught else None,
             distillation_weight=options.distillation_weight,
+            objective=options.objective,
         )
         return mean_loss(sums), sums
 

@@ -18,13 +18,9 @@ from spec_t5x.data.batching import Batches, tokenise_file
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.distillation_losses import DIVERGENCES, forward_kl
 from spec_t5x.training.evaluate import bleu, translation_bleu
-from spec_t5x.training.losses import (
-    cross_entropy,
-    kl_divergence,
-    mean_loss,
-    token_losses,
-)
+from spec_t5x.training.losses import cross_entropy, mean_loss, token_losses
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.schedules import make_schedule
@@ -193,7 +189,7 @@ def test_a_teacher_changes_what_is_learnt(data, tmp_path):
         return Transformer(CONFIG).apply({"params": params}, *inputs, enable_dropout=False)
 
     def distance(result):
-        divergence = kl_divergence(logits(teacher.params), logits(result.state.params))
+        divergence = forward_kl(logits(teacher.params), logits(result.state.params))
         return float(divergence[inputs[2] > 0].mean())
 
     assert distance(student) < 0.5 * distance(alone)
@@ -251,23 +247,35 @@ def test_accuracy():
     assert token_losses(logits, TARGETS).num_correct == 4
 
 
-def test_kl_divergence():
-    teacher, student = random_logits(0), random_logits(1)
-    np.testing.assert_allclose(kl_divergence(teacher, teacher), 0.0, atol=1e-6)
-    probs, others = jax.nn.softmax(teacher), jax.nn.softmax(student)
-    expected = (probs * jnp.log(probs / others)).sum(-1)
-    np.testing.assert_allclose(kl_divergence(teacher, student), expected, rtol=1e-4)
-    gradient = jax.grad(lambda x: kl_divergence(x, student).sum())(teacher)
-    assert not gradient.any()
-
-
-def test_distillation_mixes():
+@pytest.mark.parametrize("objective", DIVERGENCES)
+def test_distillation_mixes(objective):
     student, teacher = random_logits(0), random_logits(1)
     weights = (TARGETS > 0).astype(jnp.float32)
-    sums = token_losses(student, TARGETS, teacher_logits=teacher, distillation_weight=0.25)
+    sums = token_losses(
+        student,
+        TARGETS,
+        teacher_logits=teacher,
+        distillation_weight=0.25,
+        objective=objective,
+    )
     expected = 0.75 * cross_entropy(student, TARGETS)[0]
-    expected += 0.25 * kl_divergence(teacher, student)
+    expected += 0.25 * DIVERGENCES[objective](teacher, student)
     np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
+
+
+def test_cross_entropy_needs_no_teacher():
+    student, teacher = random_logits(0), random_logits(1)
+    taught = token_losses(
+        student,
+        TARGETS,
+        teacher_logits=teacher,
+        distillation_weight=1.0,
+        objective="cross_entropy",
+    )
+    assert_identical(taught, token_losses(student, TARGETS))
+    assert not TrainOptions(steps=1, objective="cross_entropy").learns_from_teacher
+    with pytest.raises(InputError, match="objective is 'kl': choose one of cross_entropy, forw"):
+        TrainOptions(steps=1, objective="kl")
 
 
 # Schedules and optimizers.
