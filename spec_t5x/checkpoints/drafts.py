@@ -11,15 +11,16 @@
     mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
     cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
 
-DIR may be left out where the target is a packaged one. A T5X checkpoint, which has no
-vocabulary, is taken to have the target's.
+A directory alone may also hold n-gram tables, heads, or a draft that shares its target's
+encoder (``spec-t5x distill``). DIR may be left out where the target is a packaged one. A
+T5X checkpoint, which has no vocabulary, is taken to have the target's.
 """
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_t5x.checkpoints import heads, ngram_tables
+from spec_t5x.checkpoints import heads, ngram_tables, shared_drafts
 from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import (
@@ -35,6 +36,7 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
@@ -127,6 +129,7 @@ class _Maker:
         makers = {
             ngram_tables.FORMAT: lambda: self._ngram(text, None),
             heads.FORMAT: lambda: self._medusa(text),
+            shared_drafts.FORMAT: lambda: self._shared_encoder(text),
         }
         config = directory / CONFIG_NAME
         kind = read_json(config).get("format") if config.is_file() else None
@@ -179,6 +182,18 @@ class _Maker:
         loaded = heads.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft.create(loaded.params, self.model, self.options.settings)
 
+    def _shared_encoder(self, argument: str) -> Draft:
+        self._refuse_decoder_only(argument)
+        loaded = shared_drafts.load_shared_draft(argument, self.target)
+        return SharedEncoderDraft.create(
+            loaded.params,
+            loaded.config,
+            loaded.layers,
+            self.model,
+            settings=self.options.settings,
+            stopping=self.options.stopping,
+        )
+
     def _early_exit(self, argument: str) -> Draft:
         self._refuse_stopping("early_exit")
         self._refuse_decoder_only("early_exit")
@@ -194,9 +209,13 @@ class _Maker:
         directory, _, inner = argument.partition(",")
         middle = self._transformer(directory)
         cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
-        return CascadeDraft(
-            middle.model, cheap._trailing(inner or "bigram"), settings=self.options.settings
-        )
+        cheapest = cheap._trailing(inner or "bigram")
+        if isinstance(cheapest, SharedEncoderDraft):
+            raise InputError(
+                f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
+                f"for {directory or 'another model'}: give a draft that shares nothing"
+            )
+        return CascadeDraft(middle.model, cheapest, settings=self.options.settings)
 
     def _trailing(self, text: str) -> Draft:
         """A draft that bears with others proposing too."""

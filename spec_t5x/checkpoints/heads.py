@@ -7,7 +7,6 @@ Embedding and output layer are the target's, and stay with it.
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from spec_t5x.checkpoints.files import (
 )
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.safetensors_arrays import read_arrays, write_arrays
+from spec_t5x.checkpoints.target_marks import check_belongs, target_marks
 from spec_t5x.checkpoints.validate import check_finite, check_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig
@@ -69,9 +70,6 @@ def save_heads(
         InputError: the directory is taken, the parameters do not fit the target or are
             not finite, or an argument is none of the above.
     """
-    # Imported where weights move, as in ``huggingface.py``.
-    from safetensors.numpy import save_file
-
     if dtype not in ("bfloat16", "float32"):
         raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
     num_heads, _, hidden_dim = np.shape(params["wi"])
@@ -81,10 +79,7 @@ def save_heads(
         "format": FORMAT,
         "version": VERSION,
         "heads": dataclasses.asdict(config),
-        "target": {
-            "vocabulary": target.vocabulary.fingerprint(),
-            "fingerprint": target_fingerprint(target),
-        },
+        "target": target_marks(target),
         "stored_dtype": dtype,
     }
     taken = sorted(set(metadata) & set(extra or {}))
@@ -93,7 +88,7 @@ def save_heads(
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
-        save_file(stored, stage / WEIGHTS_NAME)
+        write_arrays(stage / WEIGHTS_NAME, stored)
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
@@ -110,22 +105,16 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
     directory = find_directory(directory_or_name)
     metadata = read_json(directory / CONFIG_NAME)
     config = _read_config(metadata, directory / CONFIG_NAME)
-    _check_belongs(metadata, config, directory, target)
-    params = _read_params(directory / WEIGHTS_NAME)
+    sizes = {
+        "states of width": (config.emb_dim, target.config.emb_dim),
+        "logits of size": (config.vocab_size, target.config.vocab_size),
+    }
+    check_belongs("heads", directory, metadata, target, sizes)
+    params = read_arrays(directory / WEIGHTS_NAME)
     _check_params(params, config, str(directory / WEIGHTS_NAME))
     return LoadedHeads(
         params=jax.device_put(params), config=config, directory=directory, metadata=metadata
     )
-
-
-def target_fingerprint(target: LoadedModel) -> str:
-    """A hash that tells trained targets apart, whatever type they were loaded as.
-
-    Of the scale of the decoder's last norm, which all training changes; in bfloat16, the
-    coarsest type that models are stored and loaded in.
-    """
-    scale = np.asarray(target.params["decoder"]["decoder_norm"]["scale"])
-    return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
 
 
 def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
@@ -144,45 +133,6 @@ def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
     except (InputError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} describes no heads under 'heads' ({one_line(error)}): copy it again"
-        ) from error
-
-
-def _check_belongs(
-    metadata: dict[str, Any], config: HeadsConfig, directory: Path, target: LoadedModel
-) -> None:
-    marks = metadata.get("target")
-    marks = marks if isinstance(marks, dict) else {}
-    remedy = "give heads that were trained for this target"
-    for name, ours, theirs in (
-        ("states of width", config.emb_dim, target.config.emb_dim),
-        ("logits of size", config.vocab_size, target.config.vocab_size),
-        ("vocabulary", marks.get("vocabulary"), target.vocabulary.fingerprint()),
-        ("decoder", marks.get("fingerprint"), target_fingerprint(target)),
-    ):
-        if ours != theirs:
-            raise InputError(
-                f"heads {directory} are for {name} {_short(ours)} and target "
-                f"{target.directory} has {_short(theirs)}: {remedy}"
-            )
-
-
-def _short(mark: Any) -> str:
-    """Hashes as git shows them."""
-    return mark[:12] if isinstance(mark, str) else str(mark)
-
-
-def _read_params(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import safe_open
-
-    if not path.is_file():
-        raise InputError(f"no file {path}: copy the whole checkpoint")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = file.keys()
-            return {name: file.get_tensor(name).astype(np.float32) for name in names}
-    except Exception as error:  # safetensors raises assorted types
-        raise InputError(
-            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
         ) from error
 
 

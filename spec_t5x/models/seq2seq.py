@@ -5,9 +5,12 @@ import jax
 
 from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.interfaces import Nodes
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
+
+# A text can be rolled back without its source.
+AnyCache = DecoderCache | DecoderOnlyCache
 
 
 @flax.struct.dataclass
@@ -80,12 +83,12 @@ class T5Model:
         return self._apply(cache, nodes, method=Transformer.extend_nodes)
 
     def move(
-        self, cache: DecoderCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
-    ) -> DecoderCache:
+        self, cache: AnyCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> AnyCache:
         """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
         return cache.move(slots, starts)
 
-    def rollback(self, cache: DecoderCache, lengths: Int[Array, "batch"]) -> DecoderCache:
+    def rollback(self, cache: AnyCache, lengths: Int[Array, "batch"]) -> AnyCache:
         """The cache with each row's length set to ``lengths``."""
         return cache.at(lengths)
 

@@ -18,12 +18,15 @@ from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream
 from spec_t5x.guard import guard
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
+from spec_t5x.models.binding import bind
+from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
 from spec_t5x.types import Array, Int
@@ -68,6 +71,14 @@ def trailing(model, **settings):
     return TransformerDraft(model, may_trail=True, **settings)
 
 
+def shared_encoder(**settings):
+    """The first and the last of the target's decoder layers, with noise."""
+    layers = (0, 2)
+    params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
+    own = own_params(disturbed(bind(params, config), 0.05).params)
+    return SharedEncoderDraft.create(own, config, layers, target(), **settings)
+
+
 T5_DRAFTS = {
     "transformer": lambda: TransformerDraft(near()),
     "adaptive": lambda: TransformerDraft(near(), stopping=Stopping(c=0.2)),
@@ -83,12 +94,23 @@ T5_DRAFTS = {
         CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), trailing(tiny_t5(2)))
     ),
     "early exit": lambda: EarlyExitDraft.create(target(), 2),
+    "shared encoder": shared_encoder,
+    "shared encoder adaptive": lambda: shared_encoder(stopping=Stopping(c=0.2)),
+    "mixed with a shared encoder": lambda: MixedDraft(CopyDraft(VOCAB), shared_encoder()),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
 every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
 # Those that keep something between iterations, or decide by it.
 drafts_with_a_state = pytest.mark.parametrize(
-    "name", ["transformer", "adaptive", "copy", "mixed adaptive", "mixed with a cascade"]
+    "name",
+    [
+        "transformer",
+        "adaptive",
+        "copy",
+        "mixed adaptive",
+        "mixed with a cascade",
+        "shared encoder",
+    ],
 )
 
 
@@ -126,7 +148,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@pytest.mark.parametrize("name", ["mixed adaptive", "early exit"])
+@pytest.mark.parametrize("name", ["mixed adaptive", "early exit", "shared encoder"])
 def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
     costly = guard(c=0.1, verification=3.2, start=2.6, tolerance=0.8, limit=4.0)

@@ -1,0 +1,163 @@
+"""Drafts that share their target's encoder and embedding, on disk: only what is their own.
+
+config.json          format, version, the draft's sizes, the layers of the target that
+                     its own were, the target's marks, stored type
+draft.safetensors    the decoder, by our names, without the maps to keys and values of
+                     the source
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from spec_t5x.checkpoints.abstract import abstract_params
+from spec_t5x.checkpoints.files import (
+    CONFIG_NAME,
+    one_line,
+    read_json,
+    staged_directory,
+    write_json,
+)
+from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.safetensors_arrays import read_arrays, write_arrays
+from spec_t5x.checkpoints.target_marks import check_belongs, target_marks
+from spec_t5x.checkpoints.validate import check_finite, check_shapes
+from spec_t5x.errors import InputError
+from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+FORMAT = "spec_t5x_shared_draft"
+VERSION = 1
+WEIGHTS_NAME = "draft.safetensors"
+# Of a draft's sizes, what need not be the target's.
+_OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedSharedDraft:
+    """What is a draft's own, read from disk and checked against its target."""
+
+    # ``models.kept_layers.own_params``, of the type that the target was loaded as.
+    params: PyTree
+    # ``config.dtype`` is the target's.
+    config: T5Config
+    # Which decoder layer of the target's each of the draft's was.
+    layers: tuple[int, ...]
+    directory: Path
+    # config.json as it stands there.
+    metadata: dict[str, Any]
+
+
+def save_shared_draft(
+    directory: str | Path,
+    params: PyTree,
+    config: T5Config,
+    layers: Sequence[int],
+    target: LoadedModel,
+    *,
+    dtype: str = "bfloat16",
+    extra: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a draft, completely or not at all.
+
+    Args:
+        directory: where; its parents are made.
+        params: the draft's own (``models.kept_layers.own_params``).
+        config: the draft's sizes.
+        layers: which decoder layer of the target's each of the draft's was.
+        target: the model it was trained for.
+        dtype: "bfloat16" or "float32", of the stored weights.
+        extra: more entries for config.json (training steps, scores, ...).
+        overwrite: whether an earlier checkpoint may be replaced.
+
+    Raises:
+        InputError: the directory is taken, the parameters do not fit the sizes or are not
+            finite, or an argument is none of the above.
+    """
+    if dtype not in ("bfloat16", "float32"):
+        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    flat = flatten_dict(params, sep="/")
+    _check_params(flat, config, f"parameters for {directory}")
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "draft": config.to_dict(),
+        "layers": list(layers),
+        "target": target_marks(target),
+        "stored_dtype": dtype,
+    }
+    taken = sorted(set(metadata) & set(extra or {}))
+    if taken:
+        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in flat.items()}
+    with staged_directory(directory, overwrite=overwrite) as stage:
+        write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
+        write_arrays(stage / WEIGHTS_NAME, stored)
+
+
+def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
+    """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
+
+    Args:
+        directory_or_name: a directory, or the name of one that ships with the package.
+        target: the model that will verify it.
+
+    Raises:
+        InputError: the directory holds no such draft or a damaged one, or it is for
+            another target.
+    """
+    directory = find_directory(directory_or_name)
+    metadata = read_json(directory / CONFIG_NAME)
+    config, layers = _read_config(metadata, directory / CONFIG_NAME)
+    sizes = {
+        field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
+        for field in dataclasses.fields(T5Config)
+        if field.name not in _OF_DRAFTS
+    }
+    check_belongs("draft layers", directory, metadata, target, sizes)
+    flat = read_arrays(directory / WEIGHTS_NAME)
+    _check_params(flat, config, str(directory / WEIGHTS_NAME))
+    dtype = target.config.dtype
+    flat = {name: jnp.asarray(leaf, jnp.dtype(dtype)) for name, leaf in flat.items()}
+    return LoadedSharedDraft(
+        params=unflatten_dict(flat, sep="/"),
+        config=dataclasses.replace(config, dtype=dtype),
+        layers=layers,
+        directory=directory,
+        metadata=metadata,
+    )
+
+
+def _read_config(metadata: dict[str, Any], path: Path) -> tuple[T5Config, tuple[int, ...]]:
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: give a draft that "
+            "spec-t5x distill wrote for a shared encoder"
+        )
+    if metadata.get("version") != VERSION:
+        raise InputError(
+            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
+            f"{VERSION}: install the release that wrote it"
+        )
+    try:
+        return T5Config.from_dict(metadata["draft"]), tuple(map(int, metadata["layers"]))
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} describes no draft under 'draft' and 'layers' ({one_line(error)}): copy it "
+            "again"
+        ) from error
+
+
+def _check_params(flat: dict[str, Any], config: T5Config, source: str) -> None:
+    own = flatten_dict(own_params(abstract_params(config)), sep="/")
+    expected = {name: leaf.shape for name, leaf in own.items()}
+    check_shapes({name: np.shape(leaf) for name, leaf in flat.items()}, expected, source)
+    check_finite(flat, source)

@@ -1,0 +1,151 @@
+"""A draft that reads the source with its target's encoder: only a decoder of its own.
+
+An encoder is most of a small draft's cost where sources are long and texts short. A draft
+whose decoder was made of the target's layers (``models.kept_layers``) finds all that it
+needs of a source in the target's cache: the keys and values of those layers.
+"""
+
+from collections.abc import Sequence
+
+import flax.struct
+import jax.numpy as jnp
+
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts import stopping as stopping_lib
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
+from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.trees import Tree
+from spec_t5x.types import PAD_ID, Array, Int, PyTree
+
+
+@flax.struct.dataclass
+class SharedEncoderDraft(DraftBase):
+    """A ``TransformerDraft`` whose source is in the target's cache, and whose text in its own.
+
+    Nothing is encoded, and no prompt is fed before the first proposal: then the target's
+    cache is there, and the draft catches up with the text.
+    """
+
+    # Without an encoder; it may trail. Make it with ``create``.
+    draft: TransformerDraft
+    # Which decoder layer of the target's each of the draft's was.
+    layers: tuple[int, ...] = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def create(
+        cls,
+        own: PyTree,
+        config: T5Config,
+        layers: Sequence[int],
+        target: T5Model,
+        settings: Sampling | None = None,
+        stopping: Stopping | None = None,
+    ) -> "SharedEncoderDraft":
+        """Binds a draft's own parameters to its target.
+
+        Args:
+          own: ``models.kept_layers.own_params``.
+          config: of the draft.
+          layers: which decoder layer of the target's each of the draft's was.
+          target: gives the embedding, too.
+          settings, stopping: as of ``TransformerDraft``.
+
+        Raises:
+          InputError: layers that the target does not have, or not one for each of the
+            draft's.
+        """
+        total = target.config.num_decoder_layers
+        if len(layers) != config.num_decoder_layers or not all(0 <= i < total for i in layers):
+            raise InputError(
+                f"a draft of {config.num_decoder_layers} decoder layers shares layers "
+                f"{list(layers)} of a target of {total}: give one of the target's for each"
+            )
+        params = {**own, "token_embedder": target.params["token_embedder"]}
+        model = T5Model.create(params, config)
+        return cls(TransformerDraft(model, settings, stopping, may_trail=True), tuple(layers))
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's."""
+        return self.draft.vocab_size
+
+    @property
+    def varies(self) -> bool:
+        """With a stopping rule."""
+        return self.draft.varies
+
+    @property
+    def keeps_text(self) -> bool:
+        """In a cache of its own."""
+        return True
+
+    def prefill(
+        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
+    ) -> TransformerState:
+        """Room for a text; neither source nor prompts are looked at."""
+        config, batch = self.draft.model.config, prompts.shape[0]
+        cache = DecoderOnlyCache.empty(
+            batch,
+            max_length,
+            layers=config.num_decoder_layers,
+            heads=config.num_heads,
+            head_dim=config.head_dim,
+            dtype=config.dtype,
+        )
+        if self.draft.stopping is None:
+            return TransformerState(cache)
+        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        return TransformerState(cache, stopping_lib.start(lengths))
+
+    def propose(
+        self, state: TransformerState, context: Context, gamma: int
+    ) -> tuple[Proposal, TransformerState]:
+        """Up to ``gamma`` tokens, each sampled given the ones before it."""
+        proposal, state = self.draft.propose(self._with_source(state, context), context, gamma)
+        return proposal, _without_source(state)
+
+    def propose_tree(
+        self, state: TransformerState, context: Context, tree: Tree
+    ) -> tuple[TreeProposal, TransformerState]:
+        """A token for each node, drawn without replacement given the path to it.
+
+        Raises:
+          InputError: the draft adapts gamma, which a static tree cannot follow.
+        """
+        proposal, state = self.draft.propose_tree(self._with_source(state, context), context, tree)
+        return proposal, _without_source(state)
+
+    def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:
+        """Rolls back what was rejected."""
+        return self.draft.commit(state, outcome)
+
+    def commit_tree(
+        self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
+    ) -> TransformerState:
+        """Puts what was accepted in its place, and rolls back the rest."""
+        return self.draft.commit_tree(state, outcome, path)
+
+    def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
+        """Feeds what is missing before the last two tokens."""
+        state = self.draft.catch_up(self._with_source(state, context), context, width)
+        return _without_source(state)
+
+    def _with_source(self, state: TransformerState, context: Context) -> TransformerState:
+        own, of_target = state.cache, context.target_cache
+        sources = (of_target.layers[layer] for layer in self.layers)
+        layers = tuple(
+            LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
+            for text, source in zip(own.layers, sources, strict=True)
+        )
+        return state.replace(cache=DecoderCache(layers, of_target.source_mask, own.lengths))
+
+
+def _without_source(state: TransformerState) -> TransformerState:
+    cache = state.cache
+    layers = tuple(KeysValues(layer.keys, layer.values) for layer in cache.layers)
+    return state.replace(cache=DecoderOnlyCache(layers, cache.lengths))

@@ -1,0 +1,94 @@
+"""A smaller T5 made of layers of a larger one: what a draft for it can start from.
+
+Keeping every k-th layer is how DistilBERT starts (Sanh et al. 2019, arXiv 1910.01108).
+What the kept layers say together is poor before training, and learnt far sooner than from
+random parameters: embedding, output layer and widths are the larger model's.
+
+Such a draft may also *share* parameters with its target: embedding, encoder, and the maps
+to keys and values of the source in each kept decoder layer. Shared, they stay as they are,
+and what the target computes of a source with them serves the draft as well. The rest is
+the draft's *own*.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+_CROSS = "encoder_decoder_attention"
+_SHARED_MAPS = ("key", "value")
+
+
+def kept_layers(rule: str, total: int) -> tuple[int, ...]:
+    """The layers, from 0, that a rule keeps of ``total``.
+
+    >>> kept_layers("all", 3), kept_layers("first:2", 6), kept_layers("every:3", 8)
+    ((0, 1, 2), (0, 1), (0, 3, 6))
+
+    Raises:
+        InputError: no such rule, or a number that is not from 1 to ``total``.
+    """
+    if rule == "all":
+        return tuple(range(total))
+    name, _, number = rule.partition(":")
+    if name not in ("first", "every") or not number.isdigit():
+        raise InputError(f"layers to keep are {rule!r}: give all, first:K or every:K")
+    if not 1 <= int(number) <= total:
+        raise InputError(f"layers to keep are {rule!r}, of {total}: give K from 1 to {total}")
+    kept = range(total)[: int(number)] if name == "first" else range(total)[:: int(number)]
+    return tuple(kept)
+
+
+def keep_layers(
+    params: PyTree, config: T5Config, *, encoder: Sequence[int], decoder: Sequence[int]
+) -> tuple[PyTree, T5Config]:
+    """The T5 of these layers alone, and all that is no layer.
+
+    Args:
+        params, config: the larger model.
+        encoder, decoder: numbers of the layers to keep, in their order there.
+    """
+    smaller = dataclasses.replace(
+        config, num_encoder_layers=len(encoder), num_decoder_layers=len(decoder)
+    )
+    return {
+        **params,
+        "encoder": _with_layers(params["encoder"], encoder),
+        "decoder": _with_layers(params["decoder"], decoder),
+    }, smaller
+
+
+def own_params(params: PyTree) -> PyTree:
+    """What a draft has for itself of its parameters, where it shares the rest."""
+    decoder = {}
+    for name, module in params["decoder"].items():
+        if name.startswith("layers_"):
+            cross = {map_: v for map_, v in module[_CROSS].items() if map_ not in _SHARED_MAPS}
+            module = {**module, _CROSS: cross}
+        decoder[name] = module
+    return {"decoder": decoder}
+
+
+def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
+    """All parameters of a draft: its own, and those that it shares with its target.
+
+    Args:
+        own: see ``own_params``.
+        target_params: the target's.
+        layers: which decoder layer of the target's each of the draft's was.
+    """
+    decoder = dict(own["decoder"])
+    for number, layer in enumerate(layers):
+        module = decoder[f"layers_{number}"]
+        theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
+        shared = {name: theirs[name] for name in _SHARED_MAPS}
+        decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}
+    return {**target_params, "decoder": decoder}
+
+
+def _with_layers(stack: PyTree, layers: Sequence[int]) -> PyTree:
+    rest = {name: module for name, module in stack.items() if not name.startswith("layers_")}
+    kept = {f"layers_{number}": stack[f"layers_{layer}"] for number, layer in enumerate(layers)}
+    return {**rest, **kept}

@@ -1,0 +1,100 @@
+"""A draft in its target's encoder: says what a whole model of the same parameters says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from spec_t5x.verifiers import verifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SOURCES = jnp.array(
+    [[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0], [3, 1, 0, 0, 0, 0], [7, 6, 5, 4, 3, 1]]
+)
+PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9], [0, 0, 0]])
+LAYERS = (0, 2)
+
+
+@pytest.fixture(scope="module")
+def drafts():
+    """``drafts(tied)``: the target, and what makes its drafts.
+
+    Of each options a draft in the target's encoder, and one of the same parameters with an
+    encoder of its own.
+    """
+    return functools.cache(make_drafts)
+
+
+def make_drafts(tied=False):
+    target = tiny_t5(0, num_decoder_layers=3, logits_via_embedding=tied)
+    params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=LAYERS)
+    own = own_params(disturbed(target.replace(params=params), 0.1).params)
+    whole = T5Model.create(with_shared(own, target.params, LAYERS), config)
+
+    def make(**options):
+        shared = SharedEncoderDraft.create(own, config, LAYERS, target, **options)
+        return shared, TransformerDraft(whole, **options)
+
+    return target, make
+
+
+def decode(target, draft, settings, **options):
+    options = {"max_decode_len": 18, "gamma": 3, **options}
+    return jax.device_get(
+        speculative_decode(target, draft, SOURCES, PROMPTS, jax.random.key(3), settings, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tied", "options", "decoding"),
+    [
+        # T5 1.0's output layer is the shared embedding.
+        (True, {}, {}),
+        (False, {"stopping": Stopping(c=0.2)}, {}),
+        (False, {"settings": sampling(0.5)}, {"num_decodes": 2}),
+        (False, {}, {"verifier": verifier("tree", widths=(2, 1, 1))}),
+    ],
+    ids=["tied", "adaptive", "several decodes", "tree"],
+)
+def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
+    """Token for token, and iteration by iteration, with the same random numbers."""
+    target, make = drafts(tied)
+    shared, whole = (decode(target, draft, sampling(1.0), **decoding) for draft in make(**options))
+    np.testing.assert_array_equal(shared.tokens, whole.tokens)
+    for field in ("target_calls", "proposed", "accepted", "accepted_by_position"):
+        np.testing.assert_array_equal(getattr(shared.stats, field), getattr(whole.stats, field))
+    assert 0 < shared.stats.accepted.sum() < shared.stats.proposed.sum()
+
+
+def test_it_holds_no_encoder_and_encodes_nothing(drafts):
+    target, make = drafts()
+    shared, whole = make()
+    assert set(shared.draft.model.params) == {"token_embedder", "decoder"}
+    embedding = target.params["token_embedder"]["embedding"]
+    assert shared.draft.model.params["token_embedder"]["embedding"] is embedding
+
+    def num_operations(draft):
+        lowered = jax.jit(draft.prefill, static_argnums=2).lower(SOURCES, PROMPTS, 20)
+        return lowered.cost_analysis().get("flops", 0)
+
+    assert num_operations(shared) == 0 < num_operations(whole)
+
+
+@pytest.mark.parametrize("layers", [(0,), (0, 3), (-1, 0)])
+def test_layers_that_the_target_does_not_have(drafts, layers):
+    target, make = drafts()
+    draft = make()[0].draft.model
+    with pytest.raises(InputError, match="of a target of 3: give one of the target's for each"):
+        SharedEncoderDraft.create(draft.params, draft.config, layers, target)

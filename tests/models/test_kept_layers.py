@@ -1,0 +1,76 @@
+"""Networks made of another's layers, and what they may share with it."""
+
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.validate import check_params
+from spec_t5x.errors import InputError
+from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params, with_shared
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
+
+
+@pytest.mark.parametrize(
+    ("rule", "total", "kept"),
+    [
+        ("all", 3, (0, 1, 2)),
+        ("first:2", 6, (0, 1)),
+        ("first:6", 6, (0, 1, 2, 3, 4, 5)),
+        ("every:3", 8, (0, 3, 6)),
+        ("every:1", 2, (0, 1)),
+        ("every:4", 4, (0,)),
+    ],
+)
+def test_rules(rule, total, kept):
+    assert kept_layers(rule, total) == kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("last:2", "'last:2': give all, first:K or every:K"),
+        ("every", "'every': give all"),
+        ("first:-1", "'first:-1': give all"),
+        ("first:0", "'first:0', of 4: give K from 1 to 4"),
+        ("every:5", "'every:5', of 4: give K from 1 to 4"),
+    ],
+)
+def test_rules_that_keep_nothing(rule, message):
+    with pytest.raises(InputError, match=message):
+        kept_layers(rule, 4)
+
+
+def test_the_kept_layers_stand_in_their_order():
+    model = tiny_t5(0, num_encoder_layers=2, num_decoder_layers=4)
+    params, config = keep_layers(model.params, model.config, encoder=(1,), decoder=(0, 3))
+    check_params(params, config, "the smaller one")
+    assert (config.num_encoder_layers, config.num_decoder_layers) == (1, 2)
+    assert params["encoder"]["layers_0"] is model.params["encoder"]["layers_1"]
+    assert params["decoder"]["layers_0"] is model.params["decoder"]["layers_0"]
+    assert params["decoder"]["layers_1"] is model.params["decoder"]["layers_3"]
+    assert params["decoder"]["logits_dense"] is model.params["decoder"]["logits_dense"]
+
+
+def test_all_layers_are_the_model():
+    model = tiny_t5(0, num_encoder_layers=2, num_decoder_layers=3)
+    params, config = keep_layers(model.params, model.config, encoder=(0, 1), decoder=(0, 1, 2))
+    assert config == model.config
+    jax.tree.map(np.testing.assert_array_equal, params, model.params)
+
+
+def test_a_draft_is_its_own_parameters_and_those_of_the_target():
+    target = tiny_t5(0, num_decoder_layers=3)
+    params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=(0, 2))
+    own = own_params(disturbed(target.replace(params=params), 0.5).params)
+    assert list(own) == ["decoder"]
+    assert set(own["decoder"]["layers_1"]["encoder_decoder_attention"]) == {"query", "out"}
+    whole = with_shared(own, target.params, (0, 2))
+    check_params(whole, config, "the draft")
+    assert whole["encoder"] is target.params["encoder"]
+    assert whole["token_embedder"] is target.params["token_embedder"]
+    ours, theirs = whole["decoder"]["layers_1"], target.params["decoder"]["layers_2"]
+    for name in ("key", "value"):
+        of_source = "encoder_decoder_attention"
+        assert ours[of_source][name] is theirs[of_source][name]
+    assert np.any(ours["mlp"]["wo"]["kernel"] != theirs["mlp"]["wo"]["kernel"])
+    jax.tree.map(np.testing.assert_array_equal, own_params(whole), own)
