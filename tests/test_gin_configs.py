@@ -34,7 +34,9 @@ from spec_t5x.models.gpt import GPTConfig, abstract_variables
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.distill import DistillOptions
 from spec_t5x.training.run import DataOptions, OptimizerOptions
+from spec_t5x.training.run_distill import KeptLayers
 from spec_t5x.training.run_heads import train_heads  # noqa: F401, registered by the import
 from spec_t5x.training.run_lm import TextOptions
 from spec_t5x.training.trainer import TrainOptions
@@ -80,6 +82,8 @@ CLASSES = (
     TextOptions,
     OptimizerOptions,
     TrainOptions,
+    DistillOptions,
+    KeptLayers,
     Models,
     GenerateOptions,
     BenchmarkOptions,
@@ -103,6 +107,7 @@ OF_EVERY_TRAINING = {
 }
 TRAININGS = {
     "train": {"model": T5Config, **OF_EVERY_TRAINING},
+    "distill": {"layers": KeptLayers, "distillation": DistillOptions, **OF_EVERY_TRAINING},
     "train_heads": OF_EVERY_TRAINING,
     "train_lm": {"model": GPTConfig, **OF_EVERY_TRAINING, "data": TextOptions},
 }

@@ -46,6 +46,16 @@ class TokenisedPairs:
     def __len__(self) -> int:
         return len(self.source_ends)
 
+    def first(self, number: int) -> "TokenisedPairs":
+        """The first so many pairs, or all where there are fewer."""
+        return dataclasses.replace(
+            self,
+            source_ids=self.source_ids[: self.source_lengths[:number].sum()],
+            source_ends=self.source_ends[:number],
+            target_ids=self.target_ids[: self.target_lengths[:number].sum()],
+            target_ends=self.target_ends[:number],
+        )
+
     @property
     def source_lengths(self) -> np.ndarray:
         """Tokens of every source, EOS included, [pairs]."""

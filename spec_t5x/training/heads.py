@@ -21,16 +21,14 @@ from spec_t5x.models.t5 import Transformer
 from spec_t5x.training.losses import LossSums, mean_loss, token_losses
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.training.trainer import (
+    Inputs,
     TrainOptions,
     TrainResult,
     TrainState,
     gradient_step,
     run_steps,
 )
-from spec_t5x.types import Array, Float, Float32, Int
-
-# The source, the target text shifted right, the target text.
-Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
+from spec_t5x.types import Array, Float, Float32
 
 
 def fit_heads(

@@ -94,6 +94,11 @@ class ProgressReporter:
         self.say(f"step {step}  dev loss {cross_entropy:.4f}  dev acc {accuracy:.3f}")
         self._record(step=step, dev_loss=cross_entropy, dev_accuracy=accuracy)
 
+    def note(self, step: int, text: str, **values: Any) -> None:
+        """Shows something else that was found, and records ``values``."""
+        self.say(f"step {step}  {text}")
+        self._record(step=step, **values)
+
     def say(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         if self._bar:

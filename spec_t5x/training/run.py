@@ -21,8 +21,8 @@ import optax
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.vocabularies import make_vocabulary
-from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, tokenise_file
+from spec_t5x.checkpoints.vocabularies import VocabularyLike, make_vocabulary
+from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise_file
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -136,7 +136,7 @@ def train(
     """
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    initial = _load_initial(initial_checkpoint, data.vocabulary, model)
+    initial = load_initial(initial_checkpoint, data.vocabulary, model)
     loaded_teacher = _load_teacher(teacher, data.vocabulary, model) if teacher else None
     if initial and loaded_teacher:
         check_same_vocabulary(loaded_teacher, initial)
@@ -201,31 +201,38 @@ def load_batches(
     """The tokenised training and dev files; the tokens are kept in ``directory/cache``."""
 
     def load(name: str) -> Batches:
-        pairs = tokenise_file(
-            Path(data.directory) / name,
-            vocabulary,
-            **data.columns,
-            max_source_length=data.max_source_length,
-            max_target_length=data.max_target_length,
-            cache_dir=directory / "cache",
-            source_prefix=data.source_prefix,
-            truncate_sources=data.truncate_sources,
-        )
-        say(
-            f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
-            f"{pairs.target_lengths.mean():.1f} tokens; {pairs.num_dropped:,} dropped "
-            "(too long, or empty)"
-        )
-        return Batches(
-            pairs,
-            tokens_per_batch=data.tokens_per_batch,
-            seed=seed,
-            buckets=data.buckets,
-        )
+        return make_batches(data, load_pairs(data, name, vocabulary, directory), seed)
 
     train_batches = load(data.train_file)
     say(f"{train_batches.batches_per_epoch:,} batches an epoch")
     return train_batches, load(data.dev_file) if data.dev_file else None
+
+
+def load_pairs(
+    data: DataOptions, name: str, vocabulary: Vocabulary, directory: Path
+) -> TokenisedPairs:
+    """A tokenised file; the tokens are kept in ``directory/cache``."""
+    pairs = tokenise_file(
+        Path(data.directory) / name,
+        vocabulary,
+        **data.columns,
+        max_source_length=data.max_source_length,
+        max_target_length=data.max_target_length,
+        cache_dir=directory / "cache",
+        source_prefix=data.source_prefix,
+        truncate_sources=data.truncate_sources,
+    )
+    say(
+        f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
+        f"{pairs.target_lengths.mean():.1f} tokens; {pairs.num_dropped:,} dropped "
+        "(too long, or empty)"
+    )
+    return pairs
+
+
+def make_batches(data: DataOptions, pairs: TokenisedPairs, seed: int) -> Batches:
+    """The batches of a file's pairs, or of others with the same sources."""
+    return Batches(pairs, tokens_per_batch=data.tokens_per_batch, seed=seed, buckets=data.buckets)
 
 
 def _load_teacher(name: str, vocabulary: str | None, model: T5Config) -> LoadedModel:
@@ -250,7 +257,9 @@ def encoder_decoder(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-def _load_initial(name: str | None, vocabulary: str | None, model: T5Config) -> LoadedModel | None:
+def load_initial(
+    name: str | None, vocabulary: VocabularyLike | None, model: T5Config
+) -> LoadedModel | None:
     """The model to go on from, in float32."""
     if name is None:
         return None

@@ -9,12 +9,11 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
@@ -26,7 +25,7 @@ from spec_t5x.training.evaluate import DevMetrics, dev_metrics
 from spec_t5x.training.losses import LossSums, mean_loss, token_losses
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.schedules import Schedule
-from spec_t5x.types import Array, Key, PyTree
+from spec_t5x.types import Array, Int, Key, PyTree
 
 
 @flax.struct.dataclass
@@ -88,30 +87,49 @@ class TrainResult:
 
     state: TrainState
     dev: DevMetrics | None  # None without a dev set
-    finished: bool  # False if the time ran out first
+    finished: bool  # all steps taken, or ended by a watch; False if the time ran out first
 
 
-# The source, the target shifted right, the target: [batch, length] int32.
-Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+# The source, the target text shifted right, the target text.
+Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
 TrainStep = Callable[
     [TrainState, Inputs, Key[Array, ""], PyTree | None],
     tuple[TrainState, LossSums],
 ]
+# Of the state, the number of steps taken, and the batch that comes next.
+MakeInputs = Callable[[TrainState, int, Batch], Inputs]
+
+
+@runtime_checkable
+class Watch(Protocol):
+    """Looks at a run at its beginning and in every evaluation, and may end it early."""
+
+    def see(self, step: int, params: PyTree, reporter: ProgressReporter) -> None:
+        """Told the parameters after ``step`` steps; again, after a resumption."""
+
+    def is_over(self, step: int) -> bool:
+        """Whether no step shall follow the first ``step``."""
 
 
 def init_state(config: T5Config, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """Fresh parameters and optimizer state at step 0."""
-    model, tokens = Transformer(config), jnp.zeros((1, 8), jnp.int32)
 
     def init(key):
-        variables = model.init(key, tokens, tokens, tokens, enable_dropout=False)
-        return TrainState(
-            step=jnp.int32(0),
-            params=variables["params"],
-            opt_state=optimizer.init(variables["params"]),
-        )
+        params = _fresh_params(config, key)
+        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
     return jax.jit(init)(jax.random.key(seed))
+
+
+def init_params(config: T5Config, seed: int) -> PyTree:
+    """Fresh parameters, those of ``init_state``."""
+    return jax.jit(lambda key: _fresh_params(config, key))(jax.random.key(seed))
+
+
+def _fresh_params(config: T5Config, key: Key[Array, ""]) -> PyTree:
+    tokens = jnp.zeros((1, 8), jnp.int32)
+    variables = Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
+    return variables["params"]
 
 
 def make_train_step(
@@ -255,22 +273,27 @@ def fit(
 def run_steps(
     state: TrainState,
     train_step: TrainStep,
-    eval_step: Callable[[PyTree, Inputs], LossSums],
+    eval_step: Callable[[PyTree, Inputs], LossSums] | None,
     schedule: Schedule,
     train_batches: Batches,
     dev_batches: Batches | None,
     options: TrainOptions,
     directory: str | Path,
     frozen: PyTree | None = None,
+    make_inputs: MakeInputs | None = None,
+    watch: Watch | None = None,
 ) -> TrainResult:
     """``fit`` for any parameters: the loop around a step of one's own.
 
     Args:
         state: fresh; the newest checkpoint, if there is one, takes its place.
-        train_step, eval_step: jitted, see ``gradient_step`` and ``make_eval_step``.
+        train_step, eval_step: jitted, see ``gradient_step`` and ``make_eval_step``; without
+            dev_batches there is nothing to evaluate.
         schedule: shown.
         train_batches, dev_batches, options, directory: as in ``fit``.
         frozen: the step's last argument.
+        make_inputs: from a batch, what a step is fed; None takes the batch as it is.
+        watch: may end the run.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model.
@@ -292,6 +315,8 @@ def run_steps(
                 manager=manager,
                 reporter=reporter,
                 frozen=frozen and jax.device_put(frozen),
+                make_inputs=make_inputs or (lambda state, step, batch: model_inputs(batch)),
+                watch=watch,
             )
             return loop.run(state, train_batches.batches(start), deadline)
 
@@ -301,24 +326,29 @@ class _Loop:
     """What stays the same while the state goes round."""
 
     train_step: TrainStep
-    eval_step: Callable[[PyTree, Inputs], LossSums]
+    eval_step: Callable[[PyTree, Inputs], LossSums] | None
     dev_batches: Batches | None
     schedule: Schedule
     options: TrainOptions
     manager: ocp.CheckpointManager
     reporter: ProgressReporter
     frozen: PyTree | None
+    make_inputs: MakeInputs
+    watch: Watch | None
 
     def run(self, state: TrainState, batches: Iterable[Batch], deadline: float) -> TrainResult:
-        options, step, dev = self.options, int(state.step), None
+        options, step, dev, evaluated = self.options, int(state.step), None, None
         # Another stream than the initialisation's.
         run_key = jax.random.key(options.seed + 1, impl=options.prng_impl)
         logged: list[LossSums] = []
         batches = iter(batches)
-        while step < options.steps and time.monotonic() < deadline:
+        if self.watch and step == 0:
+            self._see(state)
+        while not self._is_over(step) and time.monotonic() < deadline:
             batch = next(batches)
-            state, sums = self.train_step(state, model_inputs(batch), run_key, self.frozen)
-            step, dev = step + 1, None
+            inputs = self.make_inputs(state, step, batch)
+            state, sums = self.train_step(state, inputs, run_key, self.frozen)
+            step += 1
             if logged:  # one step ahead of the device, no more
                 jax.block_until_ready(logged[-1])
             logged.append(sums)
@@ -327,13 +357,17 @@ class _Loop:
                 self._log(step, logged)
                 logged = []
             if _is_due(step, options.eval_period):
-                dev = self._evaluate(state)
+                dev, evaluated = self._evaluate(state), step
             if _is_due(step, options.checkpoint_period):
                 self._save(state)
         if self.manager.latest_step() != step:
             self._save(state)
-        dev = dev or self._evaluate(state)
-        return TrainResult(state=state, dev=dev, finished=step >= options.steps)
+        if evaluated != step:
+            dev = self._evaluate(state)
+        return TrainResult(state=state, dev=dev, finished=self._is_over(step))
+
+    def _is_over(self, step: int) -> bool:
+        return step >= self.options.steps or bool(self.watch and self.watch.is_over(step))
 
     def _log(self, step: int, logged: list[LossSums]) -> None:
         # Fetched, then added in float64: a jitted sum would compile for each length.
@@ -346,7 +380,13 @@ class _Loop:
             rate=float(self.schedule(step - 1)),
         )
 
+    def _see(self, state: TrainState) -> None:
+        with self.reporter.pause():
+            self.watch.see(int(state.step), state.params, self.reporter)
+
     def _evaluate(self, state: TrainState) -> DevMetrics | None:
+        if self.watch:
+            self._see(state)
         if self.dev_batches is None:
             return None
         with self.reporter.pause():

@@ -1,0 +1,258 @@
+"""Distillation of toy models: alpha rises, is what decoding sees, and decides."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.distributions import sampling
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.text_scores import score_texts
+from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.theory import expected_tokens
+from spec_t5x.training import distill as distill_lib
+from spec_t5x.training.distill import DistillOptions, Student, distill, make_score
+from spec_t5x.training.held_out_alpha import held_out_alpha
+from spec_t5x.training.target_texts import WritingOptions, write_texts
+from spec_t5x.training.trainer import TrainOptions, TrainState, model_inputs
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TARGET = tiny_t5(0, num_decoder_layers=3)
+LAYERS = (0, 2)
+LENGTH = 10
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """``texts(temperature, seed)``: the target's, for some sources, in batches of one shape."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(3, 9, 24)
+    pairs = TokenisedPairs(
+        source_ids=np.concatenate([[*rng.integers(3, 30, n - 1), 1] for n in lengths]),
+        source_ends=np.cumsum(lengths),
+        target_ids=np.ones(24, np.int32),
+        target_ends=np.arange(1, 25),
+        num_dropped=0,
+    )
+
+    def write(temperature, seed=0):
+        options = WritingOptions(
+            temperature=temperature,
+            max_length=LENGTH,
+            tokens_per_batch=10 * 8,
+            buckets=(LENGTH,),
+            seed=seed,
+        )
+        written = write_texts(TARGET, pairs, options, None)
+        return Batches(written, tokens_per_batch=10 * 8, seed=0, buckets=(LENGTH,))
+
+    return write
+
+
+def make_student(shares=True):
+    kept = {"encoder": (0,), "decoder": LAYERS}
+    params, config = keep_layers(TARGET.params, TARGET.config, **kept)
+    config = dataclasses.replace(config, dropout_rate=0.1)
+    if not shares:
+        return Student(config=config, params=params)
+    return Student(config=config, params=own_params(params), shared_layers=LAYERS)
+
+
+def run(
+    texts,
+    directory,
+    steps,
+    *,
+    student=None,
+    rate=3e-3,
+    temperatures=(0.0,),
+    patience=0,
+    on_policy=0.0,
+    **options,
+):
+    defaults = {"log_period": 0, "eval_period": 4, "checkpoint_period": 4}
+    return distill(
+        student or make_student(),
+        TARGET,
+        optax.adam(rate),
+        lambda step: rate,
+        texts(1.0),
+        {temperature: texts(temperature, seed=1) for temperature in temperatures},
+        TrainOptions(steps=steps, **{"distillation_weight": 1.0, **defaults, **options}),
+        DistillOptions(patience=patience, on_policy=on_policy),
+        directory,
+    )
+
+
+def records(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "held_out" in line]
+
+
+def assert_identical(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.mark.parametrize(
+    ("shares", "objective", "temperatures"),
+    [
+        (True, "cross_entropy", (0.0,)),
+        (True, "total_variation", (0.0,)),
+        (False, "forward_kl", (1.0, 0.0)),
+    ],
+)
+def test_alpha_rises(texts, tmp_path, shares, objective, temperatures):
+    student = make_student(shares)
+    result = run(
+        texts,
+        tmp_path,
+        60,
+        student=student,
+        objective=objective,
+        temperatures=temperatures,
+        eval_period=20,
+        checkpoint_period=0,
+    )
+    found = records(tmp_path)
+    # Of the start too, and at each temperature.
+    assert [line["step"] for line in found] == [s for s in (0, 20, 40, 60) for _ in temperatures]
+    for each, first in zip(result.held_out, found, strict=False):
+        before = first["held_out"]
+        assert each.temperature == before["temperature"]
+        assert each.alpha.value > before["alpha"]["value"] + 0.02
+        assert each.loss < before["loss"]
+        assert each.alpha.low < each.alpha.value < each.alpha.high
+        assert each.block_efficiency == pytest.approx(expected_tokens(each.alpha.value, 4))
+    # The best that was seen at the first temperature, not the last.
+    best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
+    assert result.held_out[0].alpha.value == best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alpha_is_what_the_draft_is_accepted_with(texts, temperature):
+    """As the decoding draft, with the target's cache, has it of the same texts."""
+    student, batches = make_student(), list(texts(temperature).one_pass())
+    score = make_score(student, TARGET, TrainOptions(steps=1))
+    found = held_out_alpha(
+        lambda inputs: score(student.params, inputs, temperature),
+        batches,
+        temperature=temperature,
+        gamma=4,
+    )
+    draft = SharedEncoderDraft.create(student.params, student.config, LAYERS, TARGET)
+    betas = []
+    for batch in batches:
+        source, _, text = model_inputs(batch)
+        scores = score_texts(
+            TARGET,
+            {"draft": draft},
+            source,
+            jnp.zeros((len(source), 1), jnp.int32),
+            text,
+            np.count_nonzero(text, axis=1),
+            jax.random.split(jax.random.key(0), len(source)),
+            sampling(temperature),
+        )["draft"]
+        betas.append(np.asarray(scores.betas[0])[text != 0])
+    betas = np.concatenate(betas)
+    assert found.alpha.count == betas.size and found.alpha.num_texts == 24
+    assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
+
+
+def test_an_interrupted_run_ends_like_an_undisturbed_one(texts, tmp_path, monkeypatch):
+    options = {"on_policy": 0.5, "eval_period": 3}
+    undisturbed = run(texts, tmp_path / "undisturbed", 10, **options)
+    real = Batches.batches
+
+    def killed_at_seven(self, start_step=0):
+        for step, batch in enumerate(real(self, start_step), start=start_step):
+            if step == 7:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(Batches, "batches", killed_at_seven)
+    with pytest.raises(KeyboardInterrupt):
+        run(texts, tmp_path / "killed", 10, **options)
+    monkeypatch.undo()
+    resumed = run(texts, tmp_path / "killed", 10, **options)
+    assert_identical(undisturbed.training.state, resumed.training.state)
+    assert_identical(undisturbed.params, resumed.params)
+    assert undisturbed.step == resumed.step
+    assert undisturbed.held_out == resumed.held_out
+
+
+def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
+    """Steps so large that they do harm: the start is the best."""
+    result = run(texts, tmp_path, 40, rate=1.0, patience=2)
+    assert result.training.finished and int(result.training.state.step) == 8
+    assert result.step == 0
+    assert_identical(result.params, make_student().params)
+    assert result.held_out[0].to_dict() == records(tmp_path)[0]["held_out"]
+    # Asked again, it does not go on.
+    again = run(texts, tmp_path, 40, rate=1.0, patience=2)
+    assert int(again.training.state.step) == 8 and again.held_out == result.held_out
+
+
+def test_patience_without_evaluations(texts, tmp_path):
+    with pytest.raises(InputError, match="patience is 2 and eval_period 0: give a period"):
+        run(texts, tmp_path, 8, patience=2, eval_period=0)
+
+
+def test_on_its_own_texts_the_draft_reads_what_it_writes(texts):
+    student, batches = make_student(), texts(1.0).batches()
+    options = DistillOptions(on_policy=0.5, temperature=0.0)
+    make_inputs = distill_lib._make_inputs(student, TARGET.params, options, seed=5)
+    state = TrainState(step=jnp.int32(0), params=student.params, opt_state=())
+    writer = T5Model.create(student.whole(student.params, TARGET.params), student.config)
+    own = 0
+    for step, batch in zip(range(16), batches, strict=False):
+        source, shifted, text = make_inputs(state, step, batch)
+        np.testing.assert_array_equal(source, batch.encoder_input_tokens)
+        np.testing.assert_array_equal(shifted[:, 1:], text[:, :-1])
+        assert not np.any(shifted[:, 0])
+        if text is batch.decoder_target_tokens:
+            continue
+        own += 1
+        expected = autoregressive_decode(
+            writer,
+            jnp.asarray(source),
+            jnp.zeros((len(source), 1), jnp.int32),
+            jax.random.key(0),
+            sampling(0.0),
+            max_decode_len=text.shape[1],
+        ).tokens[:, 0]
+        # As far as padding that the draft said itself.
+        is_text = np.cumprod(expected != 0, axis=1)
+        np.testing.assert_array_equal(text, expected * is_text)
+    assert 4 <= own <= 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"outputs": "draft"}, "outputs is 'draft': choose target or references"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"eval_temperatures": ()}, "eval_temperatures is ()"),
+        ({"eval_temperatures": 1.0}, "eval_temperatures is 1.0"),
+        ({"on_policy": 1.5}, "on_policy is 1.5: give 0..1"),
+        ({"dev_texts": 0}, "dev_texts is 0: give at least 1"),
+        ({"gamma": 0}, "gamma is 0"),
+        ({"patience": -1}, "patience is -1"),
+        ({"train_texts": 0}, "train_texts is 0"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(InputError) as caught:
+        DistillOptions(**changes)
+    assert message in str(caught.value)

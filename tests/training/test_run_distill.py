@@ -1,0 +1,151 @@
+"""``spec-t5x distill``: from files and a target to a draft that ``--draft`` takes."""
+
+import json
+import re
+
+import gin
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.drafts import make_draft
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.cli.main import main
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.seq2seq import T5Model
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+PAIRS = [("My sister", "Meine Schwester liest."), ("a bird", "ein Vogel"), ("We go", "Wir")]
+BINDINGS = {
+    "DEV_FILE": "'dev.tsv'",
+    "TRAIN_FILE": "'train.tsv'",
+    "SOURCE_PREFIX": "'to German: '",
+    "TRAIN_STEPS": "2",
+    "MAX_SOURCE_LENGTH": "16",
+    "MAX_TARGET_LENGTH": "16",
+    "DECODER_LAYERS": "'every:2'",
+    "DataOptions.buckets": "(16,)",
+    "DataOptions.tokens_per_batch": "64",
+    "DistillOptions.eval_temperatures": "(0.0,)",
+    "OptimizerOptions.warmup_steps": "1",
+    "OptimizerOptions.cooldown_steps": "0",
+    "TrainOptions.eval_period": "1",
+    "distill.export_dtype": "'float32'",
+}
+
+
+@pytest.fixture
+def distill(tiny_pair, tmp_path):
+    """``distill(**bindings)``: runs the command; its exit status."""
+    for name, pairs in {"train": PAIRS * 4, "dev": PAIRS}.items():
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
+
+    def run(**changes):
+        given = {
+            "CHECKPOINT_PATH": f"'{tiny_pair / 'target'}'",
+            "DATA_DIR": f"'{tmp_path}'",
+            "OUTPUT_DIR": f"'{tmp_path / 'output'}'",
+            **BINDINGS,
+            **{name.replace("__", "."): value for name, value in changes.items()},
+        }
+        gin.clear_config()
+        flags = [f"--gin.{name}={value}" for name, value in given.items()]
+        try:
+            return main(["distill", "--gin_file=gin_configs/runs/distill_draft.gin", *flags])
+        finally:
+            gin.clear_config()
+
+    return run
+
+
+def decode(target, draft):
+    options = GenerateOptions(gamma=2, max_decode_len=8)
+    texts = [source for source, _ in PAIRS]
+    generator = Generator.load(target, draft)
+    return [
+        [outputs[0] for outputs in which.generate(texts, options)]
+        for which in (generator, generator.plain())
+    ]
+
+
+def test_a_draft_in_the_targets_encoder(distill, tiny_pair, tmp_path, capfd):
+    target, output = tiny_pair / "target", tmp_path / "output"
+    assert distill(OBJECTIVE="'total_variation'", ON_POLICY="0.5") == 0
+    said = capfd.readouterr().err
+    assert "train.tsv: the target has written 12 of 12 texts (T=1)" in said
+    assert "dev.tsv: the target has written 3 of 3 texts (T=0)" in said
+    assert re.search(r"step 0  T=0: loss .* alpha 0\.\d+ \(.*\)  block efficiency", said)
+    assert re.search(r"finished at step 2; the best was step \d", said)
+
+    loaded = load(target)
+    draft = make_draft(output / "draft", loaded, T5Model.create(loaded.params, loaded.config))
+    assert type(draft) is SharedEncoderDraft and draft.layers == (0, 2)
+    config = json.loads((output / "draft" / "config.json").read_text())
+    (held_out,) = config["held_out"]
+    assert 0 < held_out["alpha"]["value"] < 1 and held_out["temperature"] == 0.0
+    speculative, plain = decode(target, output / "draft")
+    assert [each.output_ids for each in speculative] == [each.output_ids for each in plain]
+    assert sum(each.accepted for each in speculative) > 0
+
+    # The same command again finds all done; texts are not written a second time.
+    parts = {path: path.stat().st_mtime_ns for path in (output / "cache").rglob("*.npz")}
+    assert distill(OBJECTIVE="'total_variation'", ON_POLICY="0.5") == 0
+    assert "resumed at step 2" in capfd.readouterr().err
+    assert parts == {path: path.stat().st_mtime_ns for path in (output / "cache").rglob("*.npz")}
+    assert json.loads((output / "draft" / "config.json").read_text()) == config
+
+
+def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_path, capfd):
+    target, output = tiny_pair / "target", tmp_path / "output"
+    changes = {"ENCODER_LAYERS": "'first:1'", "OUTPUTS": "'references'", "TRAIN_STEPS": "1"}
+    assert distill(**changes, DistillOptions__train_texts="5") == 0
+    said = capfd.readouterr().err
+    assert "train.tsv: the target" not in said and "dev.tsv: the target has written" in said
+    draft, loaded = load(output / "draft"), load(target)
+    check_same_vocabulary(loaded, draft)
+    assert (draft.config.num_encoder_layers, draft.config.num_decoder_layers) == (1, 2)
+    assert draft.config.mlp_activations == loaded.config.mlp_activations
+    speculative, plain = decode(target, output / "draft")
+    assert [each.output_ids for each in speculative] == [each.output_ids for each in plain]
+
+
+def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
+    sizes = load(tiny_pair / "draft").config.to_dict()
+    changes = {f"T5Config__{name}": repr(value) for name, value in sizes.items()}
+    changes |= {"distill__layers": "None", "distill__model": "@T5Config()"}
+    # Without a step, what is exported is what it started from.
+    changes |= {"distill__initial_checkpoint": f"'{tiny_pair / 'draft'}'"}
+    assert distill(**changes, TRAIN_STEPS="1", OptimizerOptions__learning_rate="1e-30") == 0
+    draft, start = load(tmp_path / "output" / "draft"), load(tiny_pair / "draft")
+    assert draft.config == start.config
+    np.testing.assert_array_equal(
+        draft.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"],
+        start.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"DEV_FILE": "None"}, "DataOptions.dev_file is None: give held-out pairs"),
+        ({"DataOptions__vocabulary": "'bytes'"}, "leave it out, it is the target's"),
+        ({"distill__layers": "None"}, "and neither was given: give one of them"),
+        ({"distill__model": "@T5Config()"}, "and both were given: give one of them"),
+        ({"distill__initial_checkpoint": "'x'"}, "initial_checkpoint is 'x' and the draft starts"),
+        ({"DECODER_LAYERS": "'last:2'"}, "'last:2': give all, first:K or every:K"),
+        ({"ENCODER_LAYERS": "'every:9'"}, "'every:9', of 2: give K from 1 to 2"),
+        ({"OBJECTIVE": "'kl'"}, "objective is 'kl': choose one of cross_entropy,"),
+        ({"CHECKPOINT_PATH": "'lm-target'"}, "is a decoder alone: give an encoder-decoder"),
+        (
+            {"distill__layers": "None", "distill__model": "@T5Config()"},
+            "the target's vocab_size is 128, the draft's 32128: make them equal",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(distill, tmp_path, capfd, changes, message):
+    assert distill(**changes) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("spec-t5x: error: ") and message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
