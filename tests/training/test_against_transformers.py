@@ -1,0 +1,215 @@
+"""Loss, gradients and a step of the optimizer equal those of transformers' T5 in PyTorch."""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from spec_t5x.checkpoints.huggingface_names import tensor_names
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.losses import mean_loss, token_losses
+from spec_t5x.training.optimizers import make_optimizer
+from spec_t5x.training.trainer import TrainOptions, TrainState, make_train_step
+from spec_t5x.types import PyTree
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Of the largest number of a tensor: two implementations in float32.
+TOLERANCE = 1e-4
+VOCAB_SIZE = 160
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-2, 0.1, 0.5
+# T5 1.0 is ("relu", tied), T5 1.1 ("gated-gelu", untied).
+VERSIONS = {"1.0": ("relu", True), "1.1": ("gated-gelu", False)}
+
+
+class Pair(NamedTuple):
+    """One model, theirs and ours."""
+
+    theirs: Any
+    params: PyTree
+    config: T5Config
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory) -> Path:
+    """Some SentencePiece model; the tests work on ids."""
+    words = ["zwölf", "Boxkämpfer", "jagen", "Viktor", "quer", "über", "den", "Sylter", "Deich"]
+    lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
+    return train_sentencepiece(lines, tmp_path_factory.mktemp("vocabulary") / "tiny", 40)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, spiece):
+    """``pair(version)``: a model of transformers' without dropout, and what ``load`` has of it."""
+
+    @functools.cache
+    def make(version: str) -> Pair:
+        activation, tied = VERSIONS[version]
+        torch.manual_seed(0)
+        config = transformers.T5Config(
+            vocab_size=VOCAB_SIZE,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_heads=3,
+            num_layers=2,
+            decoder_start_token_id=0,
+            dropout_rate=0.0,
+            feed_forward_proj=activation,
+            tie_word_embeddings=tied,
+        )
+        theirs = transformers.T5ForConditionalGeneration(config)
+        if not tied:
+            # Version 5 ties every T5 that it builds.
+            theirs.lm_head = torch.nn.Linear(config.d_model, VOCAB_SIZE, bias=False)
+            theirs.all_tied_weights_keys = {}
+        directory = tmp_path_factory.mktemp("theirs")
+        theirs.save_pretrained(directory)
+        (directory / "spiece.model").write_bytes(spiece.read_bytes())
+        loaded = load(directory)
+        assert loaded.config.logits_via_embedding == tied
+        return Pair(theirs.train(), loaded.params, loaded.config)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sources, targets shifted right and targets, of lengths of their own, padded."""
+    rng = np.random.default_rng(0)
+    source, target = (rng.integers(3, VOCAB_SIZE, (4, n)).astype(np.int32) for n in (11, 9))
+    for tokens, lengths in ((source, (11, 5, 8, 2)), (target, (4, 9, 1, 6))):
+        for row, length in zip(tokens, lengths, strict=True):
+            row[length - 1], row[length:] = 1, 0
+    return source, np.pad(target[:, :-1], ((0, 0), (1, 0))), target
+
+
+def their_loss(theirs, batch):
+    """What ``labels`` makes of it there: the shift, the mean over tokens."""
+    source, _, target = batch
+    return theirs(
+        input_ids=torch.tensor(source).long(),
+        attention_mask=torch.tensor(source != 0).long(),
+        labels=torch.tensor(np.where(target == 0, -100, target)).long(),
+    ).loss
+
+
+def our_loss(config, batch, **options):
+    def loss(params):
+        logits = Transformer(config).apply({"params": params}, *batch, enable_dropout=False)
+        return mean_loss(token_losses(logits, batch[2], **options))
+
+    return loss
+
+
+def tensors_of(theirs, config: T5Config, value) -> dict[str, np.ndarray]:
+    """By our paths, ``value`` of each of their parameters, as our network has it."""
+    named = dict(theirs.named_parameters())
+    found = {}
+    for path, (name, is_transposed) in tensor_names(config).items():
+        tensor = value(named[name]).detach().numpy().copy()
+        found[path] = tensor.T if is_transposed else tensor
+    # None of theirs is without a counterpart; a tied output layer has no name of its own.
+    assert len(found) == len(named)
+    return found
+
+
+def assert_alike(ours: PyTree, theirs: dict[str, np.ndarray]):
+    flat = flatten_dict(ours, sep="/")
+    assert set(flat) == set(theirs)
+    for path, expected in theirs.items():
+        largest = np.abs(expected).max()
+        assert largest > 0, path
+        np.testing.assert_allclose(
+            flat[path], expected, rtol=0, atol=TOLERANCE * largest, err_msg=path
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_loss_and_gradients(pair, batch, version):
+    theirs, params, config = pair(version)
+    theirs.zero_grad()
+    expected = their_loss(theirs, batch)
+    expected.backward()
+    loss, gradients = jax.jit(jax.value_and_grad(our_loss(config, batch)))(params)
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+    assert_alike(gradients, tensors_of(theirs, config, lambda parameter: parameter.grad))
+
+
+def test_loss_and_gradients_with_label_smoothing_and_z_loss(pair, batch):
+    theirs, params, config = pair("1.1")
+    source, shifted, target = batch
+    theirs.zero_grad()
+    logits = theirs(
+        input_ids=torch.tensor(source).long(),
+        attention_mask=torch.tensor(source != 0).long(),
+        decoder_input_ids=torch.tensor(shifted).long(),
+    ).logits
+    is_token = torch.tensor(target != 0)
+    expected = torch.nn.functional.cross_entropy(
+        logits[is_token], torch.tensor(target).long()[is_token], label_smoothing=0.1
+    )
+    expected = expected + 0.01 * torch.logsumexp(logits[is_token], dim=-1).square().mean()
+    expected.backward()
+    options = {"label_smoothing": 0.1, "z_loss": 0.01}
+    loss, gradients = jax.jit(jax.value_and_grad(our_loss(config, batch, **options)))(params)
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+    assert_alike(gradients, tensors_of(theirs, config, lambda parameter: parameter.grad))
+
+
+def test_a_step_of_adamw(pair, batch):
+    """Clipped by the global norm, with weight decay of matrices alone."""
+    theirs, params, config = pair("1.1")
+    before = tensors_of(theirs, config, lambda parameter: parameter)
+    theirs.zero_grad()
+    their_loss(theirs, batch).backward()
+    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), CLIP_NORM)
+    assert norm > CLIP_NORM
+    gradients = tensors_of(theirs, config, lambda parameter: parameter.grad)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98), eps=1e-8).step()
+    after = tensors_of(theirs, config, lambda parameter: parameter)
+    with torch.no_grad():
+        # As it was, for other tests.
+        named = dict(theirs.named_parameters())
+        for path, (name, is_transposed) in tensor_names(config).items():
+            kept = before[path].T if is_transposed else before[path]
+            named[name].copy_(torch.tensor(np.ascontiguousarray(kept)))
+
+    optimizer = make_optimizer(
+        "adamw", lambda step: LEARNING_RATE, clip_norm=CLIP_NORM, weight_decay=WEIGHT_DECAY
+    )
+    assert config.dropout_rate == 0.0
+    step = make_train_step(config, optimizer, TrainOptions(steps=1, z_loss=0.0))
+    params = jax.tree.map(lambda leaf: jax.numpy.array(leaf), params)
+    state = TrainState(step=jax.numpy.int32(0), params=params, opt_state=optimizer.init(params))
+    state, _ = step(state, batch, jax.random.key(0), None)
+
+    ours = flatten_dict(state.params, sep="/")
+    for path, expected in after.items():
+        # The first step goes by the sign of the gradient: where that is next to nothing,
+        # rounding decides. Where it is nothing, as of tokens that do not occur, both decay.
+        size = np.abs(gradients[path])
+        clear = (size > 1e-3 * size.max()) | (size == 0)
+        assert clear.mean() > 0.9, path
+        moved = np.abs(expected - before[path])
+        assert moved[size > 0].min() > 0
+        np.testing.assert_allclose(
+            np.asarray(ours[path])[clear],
+            expected[clear],
+            rtol=0,
+            atol=TOLERANCE * moved.max(),
+            err_msg=path,
+        )
