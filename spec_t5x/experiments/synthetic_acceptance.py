@@ -35,7 +35,7 @@ from spec_t5x.experiments.benchmark import machine
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.outputs import row_keys
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
@@ -445,7 +445,7 @@ def _abstract(config: T5Config, dtype: str) -> T5Model:
         path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in expected_shapes(config).items()
     }
     params = unflatten_dict(flat, sep="/")
-    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
+    return T5Model(params, Transformer(dataclasses.replace(config, dtype=dtype)))
 
 
 def _bytes(tree: PyTree) -> int:
