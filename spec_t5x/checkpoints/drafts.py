@@ -192,6 +192,7 @@ class _Maker:
             self.model,
             settings=self.options.settings,
             stopping=self.options.stopping,
+            head=loaded.head,
         )
 
     def _early_exit(self, argument: str) -> Draft:

@@ -14,7 +14,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     # Imported where weights move, as in ``huggingface.py``.
     from safetensors.numpy import save_file
 
-    save_file(dict(arrays), path)
+    # Written is the memory as it lies: that of a transposed array lies otherwise.
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

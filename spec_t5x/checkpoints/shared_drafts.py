@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -30,12 +31,14 @@ from spec_t5x.checkpoints.target_marks import check_belongs, target_marks
 from spec_t5x.checkpoints.validate import check_finite, check_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x_shared_draft"
 VERSION = 1
 WEIGHTS_NAME = "draft.safetensors"
+_IDS = "narrow_head/ids"
 # Of a draft's sizes, what need not be the target's.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 
@@ -50,6 +53,8 @@ class LoadedSharedDraft:
     config: T5Config
     # Which decoder layer of the target's each of the draft's was.
     layers: tuple[int, ...]
+    # Of a narrow output layer; None where all tokens are known.
+    head: NarrowHead | None
     directory: Path
     # config.json as it stands there.
     metadata: dict[str, Any]
@@ -62,6 +67,7 @@ def save_shared_draft(
     layers: Sequence[int],
     target: LoadedModel,
     *,
+    head: NarrowHead | None = None,
     dtype: str = "bfloat16",
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
@@ -70,10 +76,12 @@ def save_shared_draft(
 
     Args:
         directory: where; its parents are made.
-        params: the draft's own (``models.kept_layers.own_params``).
+        params: the draft's own (``models.kept_layers.own_params``; with a head,
+            ``models.narrow_head.narrowed_params``).
         config: the draft's sizes.
         layers: which decoder layer of the target's each of the draft's was.
         target: the model it was trained for.
+        head: which tokens its narrow output layer knows.
         dtype: "bfloat16" or "float32", of the stored weights.
         extra: more entries for config.json (training steps, scores, ...).
         overwrite: whether an earlier checkpoint may be replaced.
@@ -85,12 +93,14 @@ def save_shared_draft(
     if dtype not in ("bfloat16", "float32"):
         raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
     flat = flatten_dict(params, sep="/")
-    _check_params(flat, config, f"parameters for {directory}")
+    num_known = None if head is None else head.ids.shape[0]
+    _check_params(flat, config, num_known, f"parameters for {directory}")
     metadata = {
         "format": FORMAT,
         "version": VERSION,
         "draft": config.to_dict(),
         "layers": list(layers),
+        "tokens_known": num_known,
         "target": target_marks(target),
         "stored_dtype": dtype,
     }
@@ -98,6 +108,8 @@ def save_shared_draft(
     if taken:
         raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in flat.items()}
+    if head is not None:
+        stored[_IDS] = np.asarray(head.ids, np.int32)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
         write_arrays(stage / WEIGHTS_NAME, stored)
@@ -116,7 +128,7 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
     """
     directory = find_directory(directory_or_name)
     metadata = read_json(directory / CONFIG_NAME)
-    config, layers = _read_config(metadata, directory / CONFIG_NAME)
+    config, layers, num_known = _read_config(metadata, directory / CONFIG_NAME)
     sizes = {
         field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
         for field in dataclasses.fields(T5Config)
@@ -124,19 +136,24 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
     }
     check_belongs("draft layers", directory, metadata, target, sizes)
     flat = read_arrays(directory / WEIGHTS_NAME)
-    _check_params(flat, config, str(directory / WEIGHTS_NAME))
+    ids = flat.pop(_IDS, None)
+    _check_params(flat, config, num_known, str(directory / WEIGHTS_NAME))
+    head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
     dtype = target.config.dtype
     flat = {name: jnp.asarray(leaf, jnp.dtype(dtype)) for name, leaf in flat.items()}
     return LoadedSharedDraft(
         params=unflatten_dict(flat, sep="/"),
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
+        head=head,
         directory=directory,
         metadata=metadata,
     )
 
 
-def _read_config(metadata: dict[str, Any], path: Path) -> tuple[T5Config, tuple[int, ...]]:
+def _read_config(
+    metadata: dict[str, Any], path: Path
+) -> tuple[T5Config, tuple[int, ...], int | None]:
     if metadata.get("format") != FORMAT:
         raise InputError(
             f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: give a draft that "
@@ -148,7 +165,9 @@ def _read_config(metadata: dict[str, Any], path: Path) -> tuple[T5Config, tuple[
             f"{VERSION}: install the release that wrote it"
         )
     try:
-        return T5Config.from_dict(metadata["draft"]), tuple(map(int, metadata["layers"]))
+        layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
+        num_known = None if num_known is None else int(num_known)
+        return T5Config.from_dict(metadata["draft"]), layers, num_known
     except (InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} describes no draft under 'draft' and 'layers' ({one_line(error)}): copy it "
@@ -156,8 +175,14 @@ def _read_config(metadata: dict[str, Any], path: Path) -> tuple[T5Config, tuple[
         ) from error
 
 
-def _check_params(flat: dict[str, Any], config: T5Config, source: str) -> None:
-    own = flatten_dict(own_params(abstract_params(config)), sep="/")
-    expected = {name: leaf.shape for name, leaf in own.items()}
+def _check_params(
+    flat: dict[str, Any], config: T5Config, num_known: int | None, source: str
+) -> None:
+    own = own_params(abstract_params(config))
+    if num_known is not None:
+        own["decoder"].pop("logits_dense", None)
+        kernel = jax.ShapeDtypeStruct((config.emb_dim, num_known), jnp.float32)
+        own["narrow_head"] = {"kernel": kernel}
+    expected = {name: leaf.shape for name, leaf in flatten_dict(own, sep="/").items()}
     check_shapes({name: np.shape(leaf) for name, leaf in flat.items()}, expected, source)
     check_finite(flat, source)

@@ -17,6 +17,7 @@ from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.trees import Tree
@@ -45,6 +46,7 @@ class SharedEncoderDraft(DraftBase):
         target: T5Model,
         settings: Sampling | None = None,
         stopping: Stopping | None = None,
+        head: NarrowHead | None = None,
     ) -> "SharedEncoderDraft":
         """Binds a draft's own parameters to its target.
 
@@ -54,6 +56,8 @@ class SharedEncoderDraft(DraftBase):
           layers: which decoder layer of the target's each of the draft's was.
           target: gives the embedding, too.
           settings, stopping: as of ``TransformerDraft``.
+          head: which tokens the draft knows, where its output layer is a narrow one
+            (``models.narrow_head.narrowed_params``).
 
         Raises:
           InputError: layers that the target does not have, or not one for each of the
@@ -65,8 +69,10 @@ class SharedEncoderDraft(DraftBase):
                 f"a draft of {config.num_decoder_layers} decoder layers shares layers "
                 f"{list(layers)} of a target of {total}: give one of the target's for each"
             )
-        params = {**own, "token_embedder": target.params["token_embedder"]}
-        model = T5Model.create(params, config)
+        embedding = {"token_embedder": target.params["token_embedder"]}
+        model = T5Model.create({**embedding, "decoder": own["decoder"]}, config)
+        if head is not None:
+            model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
         return cls(TransformerDraft(model, settings, stopping, may_trail=True), tuple(layers))
 
     @property

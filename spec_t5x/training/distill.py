@@ -20,11 +20,12 @@ from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.distributions import overlap, sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import with_shared
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.training.best_checkpoint import BestCheckpoint
 from spec_t5x.training.held_out_alpha import AlphaWatch, HeldOutAlpha, HeldOutScores
-from spec_t5x.training.losses import mean_loss, token_losses
+from spec_t5x.training.losses import LossSums, mean_loss, token_losses
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.training.target_texts import written_tokens
 from spec_t5x.training.trainer import (
@@ -36,7 +37,7 @@ from spec_t5x.training.trainer import (
     model_inputs,
     run_steps,
 )
-from spec_t5x.types import PAD_ID, Array, Float32, Key, PyTree
+from spec_t5x.types import PAD_ID, Array, Float32, Int, Key, PyTree
 
 OUTPUTS = ("target", "references")
 
@@ -93,12 +94,30 @@ class Student:
     # Which decoder layer of the target's each of the draft's was, where the draft shares
     # the target's encoder and embedding, and leaves them as they are.
     shared_layers: tuple[int, ...] | None = None
+    # Which tokens the draft knows, where its output layer is a narrow one.
+    head: NarrowHead | None = None
+
+    def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
+        """The same with an output layer that knows these tokens, as it knows them now."""
+        whole = self.whole(self.params, target_params)
+        params = narrowed_params(self.params, whole, self.config, ids)
+        # Of its own from now on, where it was the target's embedding.
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+        head = NarrowHead.create(ids, self.config.vocab_size)
+        return dataclasses.replace(self, params=params, head=head)
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
         """All parameters of the network."""
         if self.shared_layers is None:
             return params
         return with_shared(params, target_params, self.shared_layers)
+
+    def model(self, params: PyTree, target_params: PyTree) -> T5Model:
+        """The network, bound to all its parameters."""
+        model = T5Model.create(self.whole(params, target_params), self.config)
+        if self.head is None:
+            return model
+        return NarrowT5.narrowed(model, self.head, params["narrow_head"]["kernel"])
 
     def logits(
         self,
@@ -115,7 +134,10 @@ class Student:
             # What is shared stays as it is in the target, also while the rest learns.
             own_encoder = learns and self.shared_layers is None
             encoded = network.encode(source, enable_dropout=own_encoder)
-            return network.decode(encoded, source, shifted, text, enable_dropout=learns)
+            states = network.decode_states(encoded, source, shifted, text, enable_dropout=learns)
+            if self.head is None:
+                return network.logits(states)
+            return self.head.logits(params["narrow_head"]["kernel"], states)
 
         return Transformer(self.config).apply(
             {"params": self.whole(params, target_params)},
@@ -202,19 +224,19 @@ def make_step(
 ):
     """The jitted step, see ``trainer.gradient_step``; frozen are the target's parameters."""
 
+    if student.head is not None and options.label_smoothing:
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
+            "know all tokens"
+        )
+
     def loss_fn(params, inputs, key, target_params):
         target_logits = None
         if options.learns_from_teacher:
             target_logits = _target_logits(target_config, target_params, inputs)
-        sums = token_losses(
-            student.logits(params, target_params, inputs, key),
-            inputs[2],
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            teacher_logits=target_logits,
-            distillation_weight=options.distillation_weight,
-            objective=options.objective,
-        )
+        logits = student.logits(params, target_params, inputs, key)
+        regularisers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
+        sums = _losses(student, logits, target_logits, inputs[2], options, **regularisers)
         return mean_loss(sums), sums
 
     return gradient_step(loss_fn, optimizer)
@@ -229,13 +251,7 @@ def make_score(student: Student, target: T5Model, options: TrainOptions):
         logits = student.logits(params, target_params, inputs)
         settings = dataclasses.replace(sampling(), temperature=temperature, greedy=greedy)
         betas = overlap(standardize(target_logits, settings), standardize(logits, settings))
-        sums = token_losses(
-            logits,
-            inputs[2],
-            teacher_logits=target_logits,
-            distillation_weight=options.distillation_weight,
-            objective=options.objective,
-        )
+        sums = _losses(student, logits, target_logits, inputs[2], options)
         # Sums of probabilities, rounded.
         is_token = inputs[2] != PAD_ID
         return HeldOutScores(sums=sums, betas=jnp.where(is_token, jnp.minimum(betas, 1.0), 0.0))
@@ -245,6 +261,33 @@ def make_score(student: Student, target: T5Model, options: TrainOptions):
         return score(params, target.params, inputs, settings.temperature, settings.greedy)
 
     return of_batch
+
+
+def _losses(
+    student: Student,
+    logits: Float32[Array, "batch length vocab"],
+    target_logits: Float32[Array, "batch length vocab"] | None,
+    text: Int[Array, "batch length"],
+    options: TrainOptions,
+    **regularisers: float,
+) -> LossSums:
+    """What is minimised of a draft's logits, summed over the tokens that count."""
+    if student.head is not None:
+        if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
+            # Infinite, of what the draft cannot say: it learns how the rest is shared out.
+            knows = student.head.knows[None, None]
+            target_logits = jnp.where(knows, target_logits, -jnp.inf)
+        if options.distillation_weight < 1 or not options.learns_from_teacher:
+            # So is the cross-entropy: other tokens of the text are passed over.
+            text = jnp.where(student.head.knows[text], text, PAD_ID)
+    return token_losses(
+        logits,
+        text,
+        teacher_logits=target_logits,
+        distillation_weight=options.distillation_weight,
+        objective=options.objective,
+        **regularisers,
+    )
 
 
 def _target_logits(config: T5Config, params: PyTree, inputs: Inputs) -> Array:
@@ -263,9 +306,8 @@ def _make_inputs(student: Student, target_params: PyTree, options: DistillOption
         if np.random.default_rng([seed, step]).random() >= options.on_policy:
             return model_inputs(batch)
         source, _, text = model_inputs(batch)
-        writer = T5Model.create(student.whole(state.params, target_params), student.config)
         own = written_tokens(
-            writer,
+            student.model(state.params, target_params),
             source,
             jax.random.split(jax.random.fold_in(key, step), len(source)),
             sampling(options.temperature),

@@ -96,7 +96,7 @@ def token_losses(
     being ``distillation_weight`` and the divergence that of the name ``objective`` in
     ``distillation_losses.DIVERGENCES``. For "cross_entropy" the teacher is of no use.
     """
-    counts = (targets != PAD_ID).astype(jnp.float32)
+    counts = targets != PAD_ID
     loss, plain = cross_entropy(logits, targets, label_smoothing, z_loss)
     if teacher_logits is not None and objective != CROSS_ENTROPY:
         divergence = DIVERGENCES[objective](teacher_logits, logits)
@@ -108,11 +108,16 @@ def token_losses(
     # Ties count as correct; argmax would cost another pass with indices.
     right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     correct = right >= jnp.max(logits, axis=-1)
+
+    def total(values: Array) -> Array:
+        # Chosen, not multiplied: a model may give padding no chance at all.
+        return jnp.sum(jnp.where(counts, values, 0.0))
+
     return LossSums(
-        loss=jnp.sum(loss * counts),
-        cross_entropy=jnp.sum(plain * counts),
-        num_correct=jnp.sum(correct * counts),
-        num_tokens=jnp.sum(counts),
+        loss=total(loss),
+        cross_entropy=total(plain),
+        num_correct=total(correct.astype(jnp.float32)),
+        num_tokens=jnp.sum(counts, dtype=jnp.float32),
     )
 
 

@@ -22,6 +22,7 @@ from spec_t5x.checkpoints.shared_drafts import save_shared_draft
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
+from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.platform_dtype import resolve_dtype
@@ -51,7 +52,17 @@ class KeptLayers:
     # Or "shared": encoder, embedding and the maps to keys and values of the source are the
     # target's and stay as they are.
     encoder: str = SHARED
+    # With a shared encoder: so many tokens, the most frequent of the texts that are trained
+    # on, are all that the draft's output layer knows. None is all tokens.
+    tokens_known: int | None = None
     dropout_rate: float = 0.0
+
+    def __post_init__(self):
+        if self.tokens_known is not None and self.encoder != SHARED:
+            raise InputError(
+                f"tokens_known is {self.tokens_known} and encoder {self.encoder!r}: a narrow "
+                f"output layer goes with a {SHARED!r} encoder, leave one of them out"
+            )
 
 
 for _settings in (DistillOptions, KeptLayers):
@@ -98,13 +109,16 @@ def distill(
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     transformation, schedule = optimizer.build(options.steps)
-    train_batches, held_out = _texts(data, loaded, writer, directory, options, distillation)
+    train_pairs, held_out = _texts(data, loaded, writer, directory, options, distillation)
+    if layers is not None and layers.tokens_known is not None:
+        ids = likeliest_ids(train_pairs.target_ids, layers.tokens_known, loaded.config.vocab_size)
+        student = student.narrowed(loaded.params, ids)
     result = distill_lib.distill(
         student,
         writer,
         transformation,
         schedule,
-        train_batches,
+        make_batches(data, train_pairs, options.seed),
         held_out,
         options,
         distillation,
@@ -164,6 +178,8 @@ def _student(
 
 def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
     config = dataclasses.replace(target.config, dropout_rate=layers.dropout_rate)
+    if layers.tokens_known is not None:
+        check_number(layers.tokens_known, config.vocab_size)
     is_shared = layers.encoder == SHARED
     encoder_rule = "all" if is_shared else layers.encoder
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
@@ -188,7 +204,7 @@ def _texts(
     directory: Path,
     options: TrainOptions,
     distillation: DistillOptions,
-) -> tuple[Batches, dict[float, Batches]]:
+) -> tuple[TokenisedPairs, dict[float, Batches]]:
     """What is trained on, and by temperature what alpha is measured on."""
 
     def written(pairs: TokenisedPairs, temperature: float, seed: int, what: str) -> TokenisedPairs:
@@ -221,7 +237,7 @@ def _texts(
     # Where the draft writes all texts itself, the target's would not be looked at.
     if distillation.outputs == "target" and distillation.on_policy < 1:
         train_pairs = written(train_pairs, distillation.temperature, options.seed, data.train_file)
-    return make_batches(data, train_pairs, options.seed), held_out
+    return train_pairs, held_out
 
 
 def _export(
@@ -237,7 +253,13 @@ def _export(
         save_model(directory, result.params, student.config, target.vocabulary, **options)
     else:
         save_shared_draft(
-            directory, result.params, student.config, student.shared_layers, target, **options
+            directory,
+            result.params,
+            student.config,
+            student.shared_layers,
+            target,
+            head=student.head,
+            **options,
         )
     ending = "finished" if result.training.finished else "out of time"
     say(f"{ending} at step {int(result.training.state.step)}; the best was step {result.step}:")

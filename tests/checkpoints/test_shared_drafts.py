@@ -19,7 +19,8 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import bind
-from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 
 LAYERS = (0, 2)
 
@@ -88,6 +89,26 @@ def test_bfloat16_is_the_default_and_the_encoder_is_not_there(saved, target):
     assert loaded.metadata["step"] == 7 and loaded.directory == saved
 
 
+def test_a_narrow_head_is_kept(target, tmp_path):
+    own, config = make_own(target)
+    whole = with_shared(own, target.params, LAYERS)
+    head = NarrowHead.create(np.array([1, 2, 7, 40, 95]), 96)
+    narrow = narrowed_params(own, whole, config, head.ids)
+    directory = tmp_path / "narrow"
+    options = {"head": head, "dtype": "float32"}
+    save_shared_draft(directory, narrow, config, LAYERS, target, **options)
+    loaded = load_shared_draft(directory, target)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, narrow)
+    np.testing.assert_array_equal(loaded.head.ids, head.ids)
+    model = bind(target.params, target.config)
+    draft = make_draft(directory, target, model, DraftOptions(dtype="float32"))
+    assert type(draft.draft.model) is NarrowT5 and draft.vocab_size == 96
+    message = message_of(save_shared_draft, tmp_path / "x", own, config, LAYERS, target, head=head)
+    assert "narrow_head/kernel" in message
+    edit_config(directory, tokens_known=6)
+    assert "is [16, 5], not [16, 6]" in message_of(load_shared_draft, directory, target)
+
+
 def test_it_is_loaded_as_the_type_of_its_target(saved, target):
     halved = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), target.params)
     config = dataclasses.replace(target.config, dtype="bfloat16")
@@ -131,6 +152,7 @@ def test_drafts_of_another_target_of_the_same_sizes(saved, target, random_params
         ({"version": 2}, "has version 2, this spec_t5x reads 1"),
         ({"draft": None}, "describes no draft under 'draft' and 'layers'"),
         ({"draft": {"emb_dim": 0}}, "describes no draft under 'draft' and 'layers'"),
+        ({"tokens_known": "many"}, "describes no draft under 'draft' and 'layers'"),
         ({"layers": 3}, "describes no draft under 'draft' and 'layers'"),
         ({"target": None}, "are for vocabulary None"),
     ],

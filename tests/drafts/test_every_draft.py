@@ -27,6 +27,7 @@ from spec_t5x.guard import guard
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.models.binding import bind
 from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
 from spec_t5x.types import Array, Int
@@ -75,7 +76,10 @@ def shared_encoder(**settings):
     """The first and the last of the target's decoder layers, with noise."""
     layers = (0, 2)
     params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
-    own = own_params(disturbed(bind(params, config), 0.05).params)
+    params = disturbed(bind(params, config), 0.05).params
+    own = own_params(params)
+    if settings.get("head"):
+        own = narrowed_params(own, params, config, settings["head"].ids)
     return SharedEncoderDraft.create(own, config, layers, target(), **settings)
 
 
@@ -96,6 +100,9 @@ T5_DRAFTS = {
     "early exit": lambda: EarlyExitDraft.create(target(), 2),
     "shared encoder": shared_encoder,
     "shared encoder adaptive": lambda: shared_encoder(stopping=Stopping(c=0.2)),
+    "shared encoder, narrow head": lambda: shared_encoder(
+        head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)
+    ),
     "mixed with a shared encoder": lambda: MixedDraft(CopyDraft(VOCAB), shared_encoder()),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }

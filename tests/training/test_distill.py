@@ -21,6 +21,7 @@ from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.theory import expected_tokens
 from spec_t5x.training import distill as distill_lib
 from spec_t5x.training.distill import DistillOptions, Student, distill, make_score
+from spec_t5x.training.distillation_losses import DIVERGENCES
 from spec_t5x.training.held_out_alpha import held_out_alpha
 from spec_t5x.training.target_texts import WritingOptions, write_texts
 from spec_t5x.training.trainer import TrainOptions, TrainState, model_inputs
@@ -59,13 +60,14 @@ def texts():
     return write
 
 
-def make_student(shares=True):
+def make_student(shares=True, known=None):
     kept = {"encoder": (0,), "decoder": LAYERS}
     params, config = keep_layers(TARGET.params, TARGET.config, **kept)
     config = dataclasses.replace(config, dropout_rate=0.1)
     if not shares:
         return Student(config=config, params=params)
-    return Student(config=config, params=own_params(params), shared_layers=LAYERS)
+    student = Student(config=config, params=own_params(params), shared_layers=LAYERS)
+    return student if known is None else student.narrowed(TARGET.params, known)
 
 
 def run(
@@ -104,15 +106,16 @@ def assert_identical(left, right):
 
 
 @pytest.mark.parametrize(
-    ("shares", "objective", "temperatures"),
+    ("student", "objective", "temperatures"),
     [
-        (True, "cross_entropy", (0.0,)),
-        (True, "total_variation", (0.0,)),
-        (False, "forward_kl", (1.0, 0.0)),
+        ({}, "cross_entropy", (0.0,)),
+        ({"known": np.arange(1, 27)}, "total_variation", (0.0,)),
+        ({"shares": False}, "forward_kl", (1.0, 0.0)),
     ],
+    ids=["shared encoder", "narrow head", "layers of its own"],
 )
-def test_alpha_rises(texts, tmp_path, shares, objective, temperatures):
-    student = make_student(shares)
+def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
+    student = make_student(**student)
     result = run(
         texts,
         tmp_path,
@@ -136,6 +139,73 @@ def test_alpha_rises(texts, tmp_path, shares, objective, temperatures):
     # The best that was seen at the first temperature, not the last.
     best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
     assert result.held_out[0].alpha.value == best
+
+
+KNOWN = np.arange(1, 30, 2)
+
+
+def losses(student, objective, weight=1.0):
+    """Loss and gradient of a batch of two rows, as training has them, and its arrays."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(1, 30, (2, 4))
+    inputs = rng.integers(1, 30, (2, 5)), np.pad(text[:, :-1], ((0, 0), (1, 0))), text
+    options = TrainOptions(steps=1, objective=objective, distillation_weight=weight)
+    target_logits = distill_lib._target_logits(TARGET.config, TARGET.params, inputs)
+
+    def loss(params):
+        logits = student.logits(params, TARGET.params, inputs)
+        sums = distill_lib._losses(student, logits, target_logits, text, options)
+        return sums.loss, (sums, logits)
+
+    (_, (sums, logits)), gradient = jax.value_and_grad(loss, has_aux=True)(student.params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    return sums, logits, target_logits, text
+
+
+@pytest.mark.parametrize("objective", DIVERGENCES)
+def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say(objective):
+    student = make_student(known=KNOWN)
+    sums, logits, target_logits, _ = losses(student, objective)
+    assert sums.num_tokens == 8
+    p, q = (np.asarray(jax.nn.softmax(each), np.float64) for each in (target_logits, logits))
+    assert not np.any(q[..., ::2]) and np.any(p[..., ::2])
+    if objective in ("forward_kl", "jeffreys"):
+        # The rest of what the target says, as if it were all.
+        p = p * np.isin(np.arange(30), KNOWN)
+        p /= p.sum(axis=-1, keepdims=True)
+    known_p, known_q = p[..., KNOWN], q[..., KNOWN]
+    expected = {
+        "forward_kl": known_p * np.log(known_p / known_q),
+        "reverse_kl": known_q * np.log(known_q / known_p),
+        "jeffreys": (known_p - known_q) * np.log(known_p / known_q),
+        "total_variation": np.maximum(p - q, 0),
+    }[objective].sum()
+    assert float(sums.loss) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("objective", "weight"), [("cross_entropy", 1.0), ("forward_kl", 0.5)])
+def test_tokens_of_the_text_that_a_draft_does_not_know_are_passed_over(objective, weight):
+    sums, logits, _, text = losses(make_student(known=KNOWN), objective, weight)
+    is_known = np.isin(text, KNOWN)
+    assert 0 < is_known.sum() < text.size
+    assert sums.num_tokens == is_known.sum() and np.isfinite(sums.loss)
+    if objective == "cross_entropy":
+        log_probs = np.asarray(jax.nn.log_softmax(logits))
+        log_probs = np.take_along_axis(log_probs, text[..., None], axis=-1)
+        assert float(sums.loss) == pytest.approx(-log_probs[..., 0][is_known].sum(), rel=1e-5)
+
+
+def test_a_narrow_output_layer_begins_as_the_whole_one(texts):
+    student, whole = make_student(known=KNOWN), make_student()
+    inputs = model_inputs(next(texts(1.0).one_pass()))
+    ours = student.logits(student.params, TARGET.params, inputs)
+    theirs = whole.logits(whole.params, TARGET.params, inputs)
+    np.testing.assert_allclose(ours[..., KNOWN], theirs[..., KNOWN], rtol=1e-5, atol=1e-5)
+
+
+def test_labels_are_not_smoothed_over_tokens_that_are_not_known(texts, tmp_path):
+    with pytest.raises(InputError, match="label_smoothing is 0.1: leave it 0 for a draft"):
+        run(texts, tmp_path, 1, student=make_student(known=KNOWN), label_smoothing=0.1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

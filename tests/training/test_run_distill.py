@@ -96,6 +96,20 @@ def test_a_draft_in_the_targets_encoder(distill, tiny_pair, tmp_path, capfd):
     assert json.loads((output / "draft" / "config.json").read_text()) == config
 
 
+def test_a_draft_that_knows_some_tokens(distill, tiny_pair, tmp_path):
+    """Those of the texts that it was trained on; in the target's text are others as well."""
+    target, output = tiny_pair / "target", tmp_path / "output"
+    assert distill(TOKENS_KNOWN="10", TRAIN_STEPS="1") == 0
+    loaded = load(target)
+    draft = make_draft(output / "draft", loaded, T5Model.create(loaded.params, loaded.config))
+    known = np.asarray(draft.draft.model.head.ids)
+    assert known.size == 10 and 1 in known
+    speculative, plain = decode(target, output / "draft")
+    assert [each.output_ids for each in speculative] == [each.output_ids for each in plain]
+    said = {token for each in plain for token in each.output_ids}
+    assert said - set(known.tolist()) and said & set(known.tolist())
+
+
 def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_path, capfd):
     target, output = tiny_pair / "target", tmp_path / "output"
     changes = {"ENCODER_LAYERS": "'first:1'", "OUTPUTS": "'references'", "TRAIN_STEPS": "1"}
@@ -135,6 +149,11 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
         ({"distill__initial_checkpoint": "'x'"}, "initial_checkpoint is 'x' and the draft starts"),
         ({"DECODER_LAYERS": "'last:2'"}, "'last:2': give all, first:K or every:K"),
         ({"ENCODER_LAYERS": "'every:9'"}, "'every:9', of 2: give K from 1 to 2"),
+        (
+            {"TOKENS_KNOWN": "9", "ENCODER_LAYERS": "'all'"},
+            "tokens_known is 9 and encoder 'all': a narrow output layer goes with a 'shared'",
+        ),
+        ({"TOKENS_KNOWN": "128"}, "a narrow head of 128 of 128 tokens: give 1 to 127"),
         ({"OBJECTIVE": "'kl'"}, "objective is 'kl': choose one of cross_entropy,"),
         ({"CHECKPOINT_PATH": "'lm-target'"}, "is a decoder alone: give an encoder-decoder"),
         (

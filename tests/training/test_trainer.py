@@ -238,6 +238,9 @@ def test_padding_does_not_count():
     assert sums.num_tokens == 5
     changed = logits.at[0, 2].set(100.0)
     assert_identical(sums, token_losses(changed, TARGETS))
+    # Also where it has no chance.
+    never = token_losses(logits.at[0, 2, 0].set(-jnp.inf), TARGETS)
+    assert_identical(sums, never)
     empty = token_losses(logits, jnp.zeros_like(TARGETS))
     assert mean_loss(empty) == 0.0
 

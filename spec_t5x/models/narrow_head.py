@@ -1,0 +1,154 @@
+"""An output layer that knows some tokens only: the likely ones, for a draft.
+
+Of a small draft with a large vocabulary the output layer is most of each step, and most of
+what it scores is never said. A draft may leave tokens out: the target says them where they
+are due, at the price of a rejection (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). Tokens
+that are left out have the logit minus infinity, so that all else sees a whole vocabulary.
+"""
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Nodes
+from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.layers import Dense
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Float, Float32, Int, PyTree
+
+
+@flax.struct.dataclass
+class NarrowHead:
+    """Which tokens the layer knows; how it scores them are parameters."""
+
+    # Of the tokens that it knows, increasing.
+    ids: Int[Array, "known"]
+    # For each token of the vocabulary its place among ``ids``, or their number.
+    places: Int[Array, "vocab"]
+
+    @classmethod
+    def create(cls, ids: Int[Array, "known"], vocab_size: int) -> "NarrowHead":
+        """The layer of these tokens.
+
+        Raises:
+          InputError: ids that are not increasing, or outside of the vocabulary.
+        """
+        ids = np.asarray(ids, np.int32)
+        if not ids.size or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= vocab_size:
+            raise InputError(
+                f"a narrow head of {ids.size} ids for a vocabulary of {vocab_size}: give "
+                "increasing ids of it"
+            )
+        places = np.full(vocab_size, ids.size, np.int32)
+        places[ids] = np.arange(ids.size)
+        return cls(ids=jnp.asarray(ids), places=jnp.asarray(places))
+
+    @property
+    def knows(self) -> Array:
+        """Whether each token of the vocabulary is known, ``[vocab]``."""
+        return self.places < self.ids.shape[0]
+
+    def logits(
+        self, kernel: Float[Array, "embed known"], states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """Of all tokens, from the decoder's normed states."""
+        dense = Dense(kernel.shape[1], ("embed", "vocab"), parent=None)
+        known = dense.apply({"params": {"kernel": kernel}}, states)
+        # One column more, for all that is not known.
+        padded = jnp.pad(known, ((0, 0), (0, 0), (0, 1)), constant_values=-jnp.inf)
+        return jnp.take(padded, self.places, axis=-1)
+
+
+@flax.struct.dataclass
+class NarrowT5(T5Model):
+    """A ``T5Model`` with a narrow output layer in place of its own, which it need not have."""
+
+    head: NarrowHead = flax.struct.field(kw_only=True)
+    kernel: Float[Array, "embed known"] = flax.struct.field(kw_only=True)
+
+    @classmethod
+    def narrowed(cls, model: T5Model, head: NarrowHead, kernel) -> "NarrowT5":
+        """The model with another output layer."""
+        return cls(model.params, model.module, model.kernels, head=head, kernel=jnp.asarray(kernel))
+
+    def score(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        logits, _, cache = self.score_states(cache, tokens)
+        return logits, cache
+
+    def score_states(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache]:
+        """``score``, with the normed decoder states that the logits were made from."""
+
+        def extend(network: Transformer, cache, tokens):
+            return self._scored(*network.decoder.extend(network.token_embedder(tokens), cache))
+
+        return self._apply(cache, tokens, method=extend)
+
+    def score_node_states(
+        self, cache: DecoderCache, nodes: Nodes
+    ) -> tuple[
+        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderCache
+    ]:
+        """``score_nodes``, with the decoder states that the logits were made from."""
+
+        def extend(network: Transformer, cache, nodes):
+            embedded = network.token_embedder(nodes.tokens)
+            return self._scored(*network.decoder.extend_nodes(embedded, cache, nodes))
+
+        return self._apply(cache, nodes, method=extend)
+
+    def _scored(self, states, cache):
+        return self.head.logits(self.kernel, states), states, cache
+
+
+def check_number(number: int, vocab_size: int) -> None:
+    """Raises ``InputError`` for a number of known tokens not from 1 to below ``vocab_size``."""
+    if not 1 <= number < vocab_size:
+        raise InputError(
+            f"a narrow head of {number} of {vocab_size} tokens: give 1 to {vocab_size - 1}"
+        )
+
+
+def likeliest_ids(tokens: Int[Array, "tokens"], number: int, vocab_size: int) -> np.ndarray:
+    """The most frequent tokens of some texts, increasing; end of sequence is one of them.
+
+    Args:
+        tokens: of all texts.
+        number: how many to give.
+        vocab_size: ids that there are.
+
+    Raises:
+        InputError: ``number`` is not from 1 to below ``vocab_size``.
+    """
+    check_number(number, vocab_size)
+    counts = np.bincount(np.asarray(tokens), minlength=vocab_size)
+    counts[PAD_ID], counts[EOS_ID] = -1, counts.max() + 1
+    # Of tokens as frequent as one another, those of lower ids, as vocabularies have them.
+    return np.sort(np.argsort(-counts, kind="stable")[:number]).astype(np.int32)
+
+
+def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTree:
+    """A draft's own parameters with a narrow output layer, which begins as its whole one.
+
+    Args:
+        own: see ``kept_layers.own_params``.
+        params, config: all of the draft's.
+        ids: of the tokens to know ``[known]``.
+
+    Returns:
+        ``{"decoder": …, "narrow_head": {"kernel": [embed, known]}}``, where the decoder has
+        no output layer of its own.
+    """
+    if config.logits_via_embedding:
+        # Which rescales its states.
+        kernel = params["token_embedder"]["embedding"][ids].T * config.emb_dim**-0.5
+    else:
+        kernel = params["decoder"]["logits_dense"]["kernel"][:, ids]
+    decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
+    return {"decoder": decoder, "narrow_head": {"kernel": kernel}}

@@ -1,0 +1,92 @@
+"""An output layer of some tokens: says of them what the whole one says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.distributions import sampling, standardize
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Nodes, NodeTarget, StatefulTarget
+from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, likeliest_ids, narrowed_params
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.testing.toy_models import tiny_t5
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+IDS = np.array([1, 3, 4, 8, 9, 20, 29], np.int32)
+KNOWN = np.isin(np.arange(30), IDS)
+SOURCES = jnp.array([[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0]])
+TOKENS = jnp.array([[0, 4, 7], [0, 8, 3]])
+
+
+def make_narrow(tied):
+    """A model, and the same with a narrow output layer and none of its own."""
+    model = tiny_t5(0, num_decoder_layers=2, logits_via_embedding=tied)
+    own = narrowed_params(own_params(model.params), model.params, model.config, IDS)
+    assert "logits_dense" not in own["decoder"]
+    decoder = {k: v for k, v in model.params["decoder"].items() if k != "logits_dense"}
+    without = T5Model.create({**model.params, "decoder": decoder}, model.config)
+    head = NarrowHead.create(IDS, 30)
+    return model, NarrowT5.narrowed(without, head, own["narrow_head"]["kernel"])
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["1.1", "1.0"])
+def test_known_tokens_have_the_logits_of_the_whole_layer(tied):
+    whole, narrow = make_narrow(tied)
+    assert isinstance(narrow, NodeTarget) and isinstance(narrow, StatefulTarget)
+    assert narrow.vocab_size == 30
+
+    @functools.partial(jax.jit, static_argnames="method")
+    def logits_of(model, method):
+        cache = model.prefill(SOURCES, 8)
+        if method == "score_nodes":
+            positions = jnp.broadcast_to(jnp.arange(3)[None], (2, 3))
+            slots = jnp.broadcast_to(jnp.arange(8)[None], (2, 8))
+            visible = slots[:, None] <= positions[..., None]
+            nodes = Nodes(
+                tokens=TOKENS,
+                positions=positions,
+                slots=positions,
+                slot_positions=slots,
+                visible=visible,
+            )
+            return model.score_nodes(cache, nodes)[0]
+        return getattr(model, method)(cache, TOKENS)[0]
+
+    for method in ("score", "score_states", "score_nodes"):
+        ours, theirs = logits_of(narrow, method), logits_of(whole, method)
+        np.testing.assert_allclose(ours[..., IDS], theirs[..., IDS], rtol=1e-5, atol=1e-5)
+        assert np.all(np.isneginf(ours[..., ~KNOWN]))
+        # Sampled, by any settings, are known tokens alone.
+        for settings in (sampling(0.0), sampling(1.0), sampling(1.0, 9), sampling(0.7, 0, 0.99)):
+            probs = standardize(ours, settings)
+            np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
+            assert not np.any(probs[..., ~KNOWN])
+
+
+def test_what_is_known():
+    head = NarrowHead.create(IDS, 30)
+    np.testing.assert_array_equal(head.knows, KNOWN)
+
+
+@pytest.mark.parametrize("ids", [[], [3, 3], [4, 2], [-1, 2], [2, 30]])
+def test_ids_that_are_none(ids):
+    with pytest.raises(InputError, match="for a vocabulary of 30: give increasing ids of it"):
+        NarrowHead.create(np.array(ids, np.int32), 30)
+
+
+def test_the_likeliest_tokens_of_texts():
+    tokens = np.array([5, 5, 5, 9, 9, 7, 7, 2, 0, 0, 0, 0, 0])
+    # End of sequence first, padding last; of 7 and 9, and of all the others, the lower ids.
+    assert likeliest_ids(tokens, 1, 12).tolist() == [1]
+    assert likeliest_ids(tokens, 3, 12).tolist() == [1, 5, 7]
+    assert likeliest_ids(tokens, 4, 12).tolist() == [1, 5, 7, 9]
+    assert likeliest_ids(tokens, 7, 12).tolist() == [1, 2, 3, 4, 5, 7, 9]
+    assert likeliest_ids(tokens, 11, 12).tolist() == list(range(1, 12))
+    for number in (0, 12):
+        with pytest.raises(InputError, match=f"a narrow head of {number} of 12 tokens"):
+            likeliest_ids(tokens, number, 12)
