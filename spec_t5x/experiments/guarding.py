@@ -39,8 +39,9 @@ from spec_t5x.types import PAD_ID
 
 HELP = "what a hopeless draft costs"
 
-# Timings that a guard's costs are medians of.
+# Timings that a guard's costs are medians of; a set-up is short, and so are its whims long.
 _COSTS_REPEATS = 3
+_SETUPS = 7
 # Names of drafts.
 OWN, UNIFORM, RANDOM, AS_TARGET = "own", "uniform", "random", "as_target"
 
@@ -245,11 +246,12 @@ def _costs(generator: Generator, batches: list[Batch], decoding: GenerateOptions
         batches[0], max_decode_steps=np.zeros_like(batches[0].max_decode_steps)
     )
     for number in range(_COSTS_REPEATS + 1):
-        setups = [_timed(which, nothing, decoding)[0] for which in ways]
+        setups = [[_timed(which, nothing, decoding)[0] for which in ways] for _ in range(_SETUPS)]
         runs = [[_timed(which, batch, decoding) for which in ways] for batch in batches]
         if number:
             # The first time was for compiling.
-            seconds.append([*setups, *np.sum([[r[0] for r in run] for run in runs], axis=0)])
+            decodes = np.sum([[r[0] for r in run] for run in runs], axis=0)
+            seconds.append([*np.median(setups, axis=0), *decodes])
     medians = np.median(seconds, axis=0)
     loops = np.maximum(medians[2:] - len(batches) * medians[:2], 1e-9)
     steps = [
