@@ -126,8 +126,9 @@ def _settings(options: Any, models: Any, decoding: Any) -> dict[str, Any]:
     from spec_t5x.experiments.benchmark import machine
 
     values = dataclasses.asdict(options)
-    if values.get("data"):
-        values["data"] = Path(values["data"]).name
+    for name in ("data", "figure"):
+        if values.get(name):
+            values[name] = Path(values[name]).name
     names = {"target": Path(models.target).name, "draft": models.draft and Path(models.draft).name}
     return {
         "machine": machine(),

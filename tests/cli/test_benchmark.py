@@ -12,6 +12,9 @@ import pytest
 from spec_t5x.cli import benchmark
 from spec_t5x.cli.benchmark import ABOUT, DEFAULT_SUBJECT, SUBJECTS
 from spec_t5x.cli.main import _parser, main
+from spec_t5x.cli.settings import Models
+from spec_t5x.experiments import growth
+from spec_t5x.generation import GenerateOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,3 +113,10 @@ def test_a_flag_that_the_subject_has_not_is_refused(stand_in, capsys):
     stand_in(lambda *_, **__: None)
     assert main(["benchmark", "--num_inputs", "3"]) == 2
     assert "--num_inputs is 3: the benchmark of drafts has no such" in capsys.readouterr().err
+
+
+def test_where_files_were_is_not_kept():
+    options = growth.GrowthOptions(figure="somewhere/curves.svg")
+    kept = benchmark._settings(options, Models(target="somewhere/target"), GenerateOptions())
+    assert kept["options"]["figure"] == "curves.svg"
+    assert kept["options"]["target"] == "target"
