@@ -23,6 +23,7 @@ from spec_t5x.checkpoints.files import (
 )
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.own_formats import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.safetensors_arrays import read_arrays, write_arrays
 from spec_t5x.checkpoints.target_marks import check_belongs, target_marks
 from spec_t5x.checkpoints.validate import check_finite, check_shapes
@@ -70,8 +71,7 @@ def save_heads(
         InputError: the directory is taken, the parameters do not fit the target or are
             not finite, or an argument is none of the above.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    check_stored_dtype(dtype)
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
     _check_params(params, config, f"parameters for {directory}")
@@ -82,12 +82,10 @@ def save_heads(
         "target": target_marks(target),
         "stored_dtype": dtype,
     }
-    taken = sorted(set(metadata) & set(extra or {}))
-    if taken:
-        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+    metadata = with_extra(metadata, extra)
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
     with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
+        write_json(stage / CONFIG_NAME, metadata)
         write_arrays(stage / WEIGHTS_NAME, stored)
 
 
@@ -118,16 +116,7 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
 
 
 def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
-    if metadata.get("format") != FORMAT:
-        raise InputError(
-            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: "
-            "give heads that spec-t5x train-heads wrote"
-        )
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
-            f"{VERSION}: install the release that wrote it"
-        )
+    check_format(metadata, path, FORMAT, VERSION, "give heads that spec-t5x train-heads wrote")
     try:
         return HeadsConfig(**metadata["heads"])
     except (InputError, KeyError, TypeError) as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.own_formats import check_stored_dtype
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
@@ -100,8 +101,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
     Raises:
         InputError: a dtype or an activation that is not among T5's there.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    check_stored_dtype(dtype)
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
         raise InputError(

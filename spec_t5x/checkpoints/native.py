@@ -21,6 +21,7 @@ from spec_t5x.checkpoints.files import (
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.locations import Location
 from spec_t5x.checkpoints.orbax_trees import orbax_entries, write_tree
+from spec_t5x.checkpoints.own_formats import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
 from spec_t5x.checkpoints.tensorstore_arrays import TensorStoreWeights, open_arrays
 from spec_t5x.checkpoints.validate import check_vocabulary_fits
@@ -177,8 +178,7 @@ def describe(
     Raises:
         InputError: an unknown ``dtype``, or an extra entry of a name of the format's own.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    check_stored_dtype(dtype)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -187,10 +187,7 @@ def describe(
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,
     }
-    taken = sorted(set(metadata) & set(extra))
-    if taken:
-        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
-    return {**metadata, **extra}
+    return with_extra(metadata, extra)
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -213,16 +210,7 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     Raises:
         InputError: it is of another format or version, or describes none.
     """
-    if metadata.get("format") != FORMAT:
-        raise InputError(
-            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: "
-            "load it with spec_t5x.checkpoints.loading.load"
-        )
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
-            f"{VERSION}: install the release that wrote it"
-        )
+    check_format(metadata, path, FORMAT, VERSION, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", "t5")
     if network not in _NETWORKS:
         raise InputError(

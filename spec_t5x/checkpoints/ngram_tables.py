@@ -27,6 +27,7 @@ from spec_t5x.checkpoints.files import (
 )
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.own_formats import check_format, with_extra
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
@@ -76,11 +77,9 @@ def save_ngram(
         "vocab_size": draft.vocab_size,
         "vocabulary": vocabulary.fingerprint(),
     }
-    taken = sorted(set(metadata) & set(extra or {}))
-    if taken:
-        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+    metadata = with_extra(metadata, extra)
     with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
+        write_json(stage / CONFIG_NAME, metadata)
         # ``save_file`` would make a file that nobody else may read.
         (stage / TABLES_NAME).write_bytes(save(_to_arrays(draft)))
 
@@ -116,16 +115,7 @@ def load_ngram(
 
 
 def _check_config(metadata: dict[str, Any], path: Path) -> None:
-    if metadata.get("format") != FORMAT:
-        raise InputError(
-            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: "
-            "give n-grams that spec-t5x train-ngram wrote"
-        )
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
-            f"{VERSION}: install the release that wrote it"
-        )
+    check_format(metadata, path, FORMAT, VERSION, "give n-grams that spec-t5x train-ngram wrote")
     for name in ("order", "vocab_size"):
         value = metadata.get(name)
         if not isinstance(value, int) or value < 1:

@@ -26,6 +26,7 @@ from spec_t5x.checkpoints.files import (
 )
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.own_formats import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.safetensors_arrays import read_arrays, write_arrays
 from spec_t5x.checkpoints.target_marks import check_belongs, target_marks
 from spec_t5x.checkpoints.validate import check_finite, check_shapes
@@ -90,8 +91,7 @@ def save_shared_draft(
         InputError: the directory is taken, the parameters do not fit the sizes or are not
             finite, or an argument is none of the above.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
+    check_stored_dtype(dtype)
     flat = flatten_dict(params, sep="/")
     num_known = None if head is None else head.ids.shape[0]
     _check_params(flat, config, num_known, f"parameters for {directory}")
@@ -104,14 +104,12 @@ def save_shared_draft(
         "target": target_marks(target),
         "stored_dtype": dtype,
     }
-    taken = sorted(set(metadata) & set(extra or {}))
-    if taken:
-        raise InputError(f"extra entry {taken[0]!r} is the format's own: rename it")
+    metadata = with_extra(metadata, extra)
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in flat.items()}
     if head is not None:
         stored[_IDS] = np.asarray(head.ids, np.int32)
     with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, {**metadata, **(extra or {})})
+        write_json(stage / CONFIG_NAME, metadata)
         write_arrays(stage / WEIGHTS_NAME, stored)
 
 
@@ -154,16 +152,13 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
 def _read_config(
     metadata: dict[str, Any], path: Path
 ) -> tuple[T5Config, tuple[int, ...], int | None]:
-    if metadata.get("format") != FORMAT:
-        raise InputError(
-            f"{path} has format {metadata.get('format')!r}, not {FORMAT!r}: give a draft that "
-            "spec-t5x distill wrote for a shared encoder"
-        )
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
-            f"{VERSION}: install the release that wrote it"
-        )
+    check_format(
+        metadata,
+        path,
+        FORMAT,
+        VERSION,
+        "give a draft that spec-t5x distill wrote for a shared encoder",
+    )
     try:
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
