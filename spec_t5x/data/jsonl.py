@@ -1,11 +1,10 @@
 """Text pairs in files of JSON objects, one a line, gzipped or not."""
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from spec_t5x.data.tsv import open_text
+from spec_t5x.data.tsv import text_lines
 from spec_t5x.errors import InputError
 
 
@@ -27,17 +26,11 @@ def read_json_pairs(
         InputError: the file is absent, empty or not UTF-8, or a line is no JSON object
             with both fields, of which both are texts.
     """
-    number, pairs = 0, 0
-    try:
-        with open_text(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    pairs += 1
-                    yield _pair(line, f"{path}, line {number}", source_field, target_field)
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{path}, after line {number}: {error}: give a whole UTF-8 file"
-        ) from error
+    pairs = 0
+    for number, line in enumerate(text_lines(path), start=1):
+        if line.strip():
+            pairs += 1
+            yield _pair(line, f"{path}, line {number}", source_field, target_field)
     if not pairs:
         raise InputError(f"{path} is empty: give a file with at least one line")
 

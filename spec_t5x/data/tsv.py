@@ -1,8 +1,9 @@
 """Tab-separated files, gzipped or not."""
 
+import codecs
 import gzip
-import io
 import string
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +28,35 @@ def is_gzip(path: str | Path) -> bool:
         return stream.read(2) == _GZIP_MAGIC
 
 
-def open_text(path: str | Path) -> io.TextIOBase:
-    """Opens a UTF-8 file for reading, decompressing it if it is gzip.
+def text_lines(path: str | Path) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, without their ends, decompressed if it is gzip.
+
+    A byte order mark, which some editors put first, is no part of a line.
 
     Raises:
-        InputError: there is no such file.
+        InputError: there is no such file, it is empty, it is cut short, or a line is not
+            UTF-8.
     """
-    path = Path(path)
-    # newline="\n": texts may hold other characters that look like line ends.
-    if is_gzip(path):
-        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
-    return path.open(encoding="utf-8", newline="\n")
+    path, number = Path(path), 0
+    try:
+        with gzip.open(path) if is_gzip(path) else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _decoded(line, path, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}, after line {number}: {error}: give a whole file") from error
+    if not number:
+        raise InputError(f"{path} is empty: give a file with at least one line")
+
+
+def _decoded(line: bytes, path: Path, number: int) -> str:
+    """One line, decoded by itself: a reader of blocks could not say which one it was."""
+    try:
+        return line.removeprefix(codecs.BOM_UTF8).decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, line {number}: byte {error.start + 1} is 0x{line[error.start]:02x}, not "
+            "UTF-8: convert the file (iconv -t utf-8), or mend the line"
+        ) from error
 
 
 def read_pairs(
@@ -57,21 +76,12 @@ def read_pairs(
     for column in (source_column, target_column):
         if not 0 <= column < num_columns:
             raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")
-    line_number = 0
-    try:
-        with open_text(path) as lines:
-            for line_number, line in enumerate(lines, start=1):
-                columns = line.rstrip("\r\n").split("\t")
-                if len(columns) != num_columns:
-                    raise InputError(
-                        f"{path}, line {line_number}: {len(columns)} columns, not "
-                        f"{num_columns}: mend the line or set num_columns"
-                    )
-                source, target = columns[source_column], columns[target_column]
-                yield source.strip(_BLANKS), target.strip(_BLANKS)
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{path}, after line {line_number}: {error}: give a whole UTF-8 file"
-        ) from error
-    if not line_number:
-        raise InputError(f"{path} is empty: give a file with at least one line")
+    for number, line in enumerate(text_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != num_columns:
+            raise InputError(
+                f"{path}, line {number}: {len(columns)} columns, not {num_columns}: separate "
+                "them by tabs, or set num_columns"
+            )
+        source, target = columns[source_column], columns[target_column]
+        yield source.strip(_BLANKS), target.strip(_BLANKS)

@@ -253,7 +253,8 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        # What is said after the place in its source and the condition that failed.
+        reason = str(error).splitlines()[-1].rpartition("] ")[2].strip(" .")
         raise InputError(
             f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
             "change vocab_size or give more text"

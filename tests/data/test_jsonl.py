@@ -41,7 +41,7 @@ def test_other_files_are_no_json_lines():
         ("[1]", "line 1: .* is no JSON object"),
         ('{"article": "x"}', r"line 1: field 'highlights' is None.*\(article\)"),
         ('{"article": 3, "highlights": "y"}', "field 'article' is 3"),
-        (b"\xdf", "UTF-8"),
+        (b'{"article": "x", "highlights": "y"}\n"\xdf"', "line 2: byte 2 is 0xdf, not UTF-8"),
         (None, "no file"),
     ],
 )
