@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +151,7 @@ def _tokenise(
     max_target_length: int,
     truncate_sources: bool,
 ) -> TokenisedPairs:
-    sources, targets, num_dropped = [], [], 0
+    pairs, num_dropped = [], 0
     threads = os.cpu_count() or 1
     while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
         source_chunk = vocabulary.encode_batch([pair[0] for pair in chunk], threads)
@@ -161,18 +161,12 @@ def _tokenise(
                 source = source[: max_source_length - 1]
             fits = len(source) < max_source_length and len(target) < max_target_length
             if fits and source and target:
-                sources.append(np.array([*source, EOS_ID], np.int32))
-                targets.append(np.array([*target, EOS_ID], np.int32))
+                pairs.append(
+                    (np.array([*source, EOS_ID], np.int32), np.array([*target, EOS_ID], np.int32))
+                )
             else:
                 num_dropped += 1
-    empty = [np.zeros(0, np.int32)]
-    return TokenisedPairs(
-        source_ids=np.concatenate(sources or empty),
-        source_ends=np.cumsum([len(ids) for ids in sources], dtype=np.int64),
-        target_ids=np.concatenate(targets or empty),
-        target_ends=np.cumsum([len(ids) for ids in targets], dtype=np.int64),
-        num_dropped=num_dropped,
-    )
+    return join_pairs(pairs, num_dropped)
 
 
 def _cache_key(path, vocabulary, options, limits) -> str:
@@ -312,13 +306,34 @@ def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> Ba
     rows = bucket.batch_size
     source = _padded(pairs.source_ids, pairs.source_ends, indices, rows, bucket.source)
     target = _padded(pairs.target_ids, pairs.target_ends, indices, rows, bucket.target)
+    return batch_of(source, target, num_pairs=len(indices))
+
+
+def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> Batch:
+    """A batch of padded ids, [batch, source] and [batch, length]."""
     shifted = np.full_like(target, PAD_ID)
     shifted[:, 1:] = target[:, :-1]
     return Batch(
         encoder_input_tokens=source,
         decoder_input_tokens=shifted,
         decoder_target_tokens=target,
-        num_pairs=len(indices),
+        num_pairs=num_pairs,
+    )
+
+
+def join_pairs(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_dropped: int = 0
+) -> TokenisedPairs:
+    """The pairs of id sequences, in their order."""
+    pairs = list(pairs)
+    empty = [np.zeros(0, np.int32)]
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    return TokenisedPairs(
+        source_ids=np.concatenate(sources or empty),
+        source_ends=np.cumsum([len(ids) for ids in sources], dtype=np.int64),
+        target_ids=np.concatenate(targets or empty),
+        target_ends=np.cumsum([len(ids) for ids in targets], dtype=np.int64),
+        num_dropped=num_dropped,
     )
 
 

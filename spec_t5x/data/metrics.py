@@ -61,6 +61,19 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, flo
     Raises:
         InputError: there is nothing to score or the numbers differ.
     """
+    return {name: score.mid for name, score in _rouge(hypotheses, references).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resampled:
+    """Median and 95 % interval of resamplings of a corpus."""
+
+    low: float
+    mid: float
+    high: float
+
+
+def _rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, _Resampled]:
     _check_numbers(hypotheses, references)
     # Imported here: it brings NLTK along, half a second that only summaries need.
     from rouge_score import rouge_scorer, scoring
@@ -71,7 +84,14 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, flo
         aggregator.add_scores(scorer.score(_as_lines(reference), _as_lines(hypothesis)))
     with _numpy_seed(0):
         result = aggregator.aggregate()
-    return {key: 100.0 * float(result[key].mid.fmeasure) for key in ROUGE_KEYS}
+
+    def percent(score) -> float:
+        return 100.0 * float(score.fmeasure)
+
+    return {
+        key: _Resampled(*(percent(getattr(result[key], part)) for part in ("low", "mid", "high")))
+        for key in ROUGE_KEYS
+    }
 
 
 def bleu_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
@@ -88,6 +108,32 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     """``rouge``."""
     return rouge(predictions, targets)
 
+
+def metric_intervals(
+    metric: Callable, targets: Sequence[str], predictions: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of a metric's figures, over resamplings of the texts.
+
+    BLEU's are sacreBLEU's own and ROUGE's rouge-score's, both from 1000 resamplings.
+    Nothing is known of other metrics than those of ``METRICS``, nor of a single text.
+    """
+    if len(targets) < 2:
+        return {}
+    if metric is rouge_metric:
+        scores = _rouge(predictions, targets)
+        return {name: (score.low, score.high) for name, score in scores.items()}
+    for ours, tokenize in _BLEUS:
+        if metric is ours:
+            score = sacrebleu.metrics.BLEU(tokenize=tokenize).corpus_score(
+                list(predictions), [list(targets)], n_bootstrap=_RESAMPLINGS
+            )
+            # Public is only how it prints them.
+            return {"bleu": (score._mean - score._ci, score._mean + score._ci)}
+    return {}
+
+
+_RESAMPLINGS = 1000
+_BLEUS = ((bleu_metric, "13a"), (bleu_intl_metric, "intl"))
 
 METRICS: dict[str, Metric] = {
     "bleu": bleu_metric,
@@ -109,7 +155,7 @@ def metric_by_name(name: str) -> Metric:
 
 def signature(metric: Callable) -> str | None:
     """What it takes to reproduce a metric: sacreBLEU's signature, None of anything else."""
-    for ours, tokenize in ((bleu_metric, "13a"), (bleu_intl_metric, "intl")):
+    for ours, tokenize in _BLEUS:
         if metric is ours:
             # The same for all texts.
             return bleu(["x"], ["x"], tokenize=tokenize).signature

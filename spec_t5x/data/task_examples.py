@@ -5,6 +5,7 @@ with the model's vocabulary in the place of its own, so that a T5 task also serv
 and no vocabulary is fetched from the task's address.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -15,11 +16,20 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from spec_t5x.data.metrics import metric_intervals
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
 
 # Imported after the modules that a user names, so that their tasks come first.
 PAPER_TASKS = "spec_t5x.data.paper_tasks"
+
+# seqio's evaluator's: of preprocessors that draw, as span corruption.
+_EVALUATION_SEED = 42
+
+# Data are read on the host; the accelerator's memory is JAX's. Where TensorFlow computes
+# already, whoever made it do so has decided.
+with contextlib.suppress(RuntimeError):
+    tf.config.set_visible_devices([], "GPU")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,25 @@ class TaskExamples:
 
         Both sides pass the task's postprocessor. Metrics of log-likelihoods are left out.
         """
+        references, outputs = self._postprocessed(targets, predictions)
+        values: dict[str, float] = {}
+        for metric in self.task.predict_metric_fns:
+            values |= numbers_of(metric(targets=references, predictions=outputs))
+        return values
+
+    def intervals(
+        self, targets: Sequence[TaskExample], predictions: Sequence[str]
+    ) -> dict[str, tuple[float, float]]:
+        """The 95 % intervals of ``score``'s figures, of those metrics that are the package's."""
+        references, outputs = self._postprocessed(targets, predictions)
+        values: dict[str, tuple[float, float]] = {}
+        for metric in self.task.predict_metric_fns:
+            values |= metric_intervals(metric, references, outputs)
+        return values
+
+    def _postprocessed(
+        self, targets: Sequence[TaskExample], predictions: Sequence[str]
+    ) -> tuple[list[Any], list[Any]]:
         references = [
             self.task.postprocess_fn(e.target, example=e.features, is_target=True) for e in targets
         ]
@@ -54,10 +83,7 @@ class TaskExamples:
             self.task.postprocess_fn(text, example=e.features, is_target=False)
             for e, text in zip(targets, predictions, strict=True)
         ]
-        values: dict[str, float] = {}
-        for metric in self.task.predict_metric_fns:
-            values |= _numbers(metric(targets=references, predictions=outputs))
-        return values
+        return references, outputs
 
 
 def read_task(
@@ -108,6 +134,15 @@ def find_tasks(name: str, modules: Sequence[str]) -> Sequence[seqio.Task]:
     Raises:
         InputError: a module cannot be imported, or no such name.
     """
+    return seqio.get_subtasks(find_task_or_mixture(name, modules))
+
+
+def find_task_or_mixture(name: str, modules: Sequence[str]) -> seqio.Task | seqio.Mixture:
+    """What has that name, after importing the modules.
+
+    Raises:
+        InputError: a module cannot be imported, or no such name.
+    """
     for module in (*modules, PAPER_TASKS):
         try:
             importlib.import_module(module)
@@ -122,7 +157,7 @@ def find_tasks(name: str, modules: Sequence[str]) -> Sequence[seqio.Task]:
             f"no task or mixture {name!r}: name the module that registers it, or give one of "
             f"the known ({', '.join(near)})"
         )
-    return seqio.get_subtasks(seqio.get_mixture_or_task(name))
+    return seqio.get_mixture_or_task(name)
 
 
 def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
@@ -133,6 +168,16 @@ def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
             key: dataclasses.replace(feature, vocabulary=theirs)
             for key, feature in task.output_features.items()
         }
+    )
+
+
+def mixture_with_vocabulary(mixture: seqio.Mixture, vocabulary: Vocabulary) -> seqio.Mixture:
+    """The same tasks at the same rates with the model's ids."""
+    return seqio.Mixture(
+        mixture.name,
+        [(with_vocabulary(task, vocabulary), mixture.get_rate(task)) for task in mixture.tasks],
+        # seqio has no public name for how a mixture draws.
+        sample_fn=mixture._sample_fn,
     )
 
 
@@ -150,20 +195,32 @@ def read_features(
     Raises:
         InputError: the data cannot be read.
     """
-    try:
+    with reading(task.name, split):
         dataset = task.get_dataset(
-            sequence_length=lengths, split=split, shuffle=False, num_epochs=1
+            sequence_length=lengths, split=split, shuffle=False, num_epochs=1, seed=_EVALUATION_SEED
         )
-        in_order = tf.data.Options()
-        in_order.deterministic = True
-        dataset = dataset.with_options(in_order)
+        dataset = in_order(dataset)
         yield from (dataset if limit is None else dataset.take(limit)).as_numpy_iterator()
-    except (GeneratorExit, InputError):
+
+
+def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same examples, always in one order."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+@contextlib.contextmanager
+def reading(name: str, split: str) -> Iterator[None]:
+    """Whatever goes wrong within is an ``InputError`` that names the task and the split."""
+    try:
+        yield
+    except (GeneratorExit, KeyboardInterrupt, InputError):
         raise
     except Exception as error:  # seqio, TFDS and TensorFlow raise assorted types
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"cannot read split {split!r} of task {task.name} ({reason}): check the split and, "
+            f"cannot read split {split!r} of task {name} ({reason}): check the split and, "
             "for a TFDS task, that its data can be downloaded or lie in TFDS_DATA_DIR"
         ) from error
 
@@ -193,7 +250,7 @@ def _example(task: seqio.Task, features: Mapping[str, Any]) -> TaskExample:
     )
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
     """Numbers as they are, and seqio's scalars; its texts and histograms are left out."""
     plain = {
         name: value.value if isinstance(value, seqio.metrics.Scalar) else value

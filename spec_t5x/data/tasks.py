@@ -1,7 +1,6 @@
 """seqio tasks over local files, for T5X and for evaluation.
 
-The modules of ``data`` that import seqio, and with it TensorFlow, are this one,
-``paper_tasks`` and ``task_examples``.
+Of the modules of ``data`` that import seqio, and with it TensorFlow (see there).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +60,8 @@ def register_tsv_task(
     columns = (source_column, target_column)
 
     def to_example(line: tf.Tensor) -> dict[str, tf.Tensor]:
-        texts = tf.strings.split(line, "\t")
+        # As ``tsv.text_lines`` has it.
+        texts = tf.strings.split(tf.strings.regex_replace(line, "^\ufeff", ""), "\t")
         return {
             "inputs": tf.strings.strip(texts[source_column]),
             "targets": tf.strings.strip(texts[target_column]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x.data.metrics import METRICS, bleu, metric_by_name, rouge, signature
+from spec_t5x.data.metrics import METRICS, bleu, metric_by_name, metric_intervals, rouge, signature
 from spec_t5x.errors import InputError
 
 # "intl" parts every symbol from its word, "13a" does not.
@@ -65,6 +65,25 @@ def test_rouge_is_the_mean_of_the_texts_and_the_same_each_time():
     assert scores["rouge1"] == pytest.approx(87.5)
     assert METRICS["rouge"](references, texts) == scores
     np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_intervals_hold_the_figures_and_narrow_with_more_texts(name):
+    metric = METRICS[name]
+    references = ["the old cat sat still on a red mat", "a dog barks at the man", "it rains"] * 3
+    texts = ["the old cat sat down on a red mat", "a cat barks at the men", "it rains"] * 3
+    few, many = (metric_intervals(metric, references * n, texts * n) for n in (1, 9))
+    scores = metric(references, texts)
+    assert few.keys() == many.keys() == scores.keys()
+    for key, (low, high) in few.items():
+        assert 0 <= low < scores[key] < high <= 100
+        assert many[key][1] - many[key][0] < 0.6 * (high - low)
+    assert metric_intervals(metric, references, texts) == few
+
+
+def test_of_one_text_and_of_other_metrics_there_is_no_interval():
+    assert metric_intervals(METRICS["bleu"], ["a"], ["a"]) == {}
+    assert metric_intervals(lambda targets, predictions: {}, ["a", "b"], ["a", "b"]) == {}
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

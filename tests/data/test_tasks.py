@@ -110,8 +110,15 @@ def test_truncated_gzip(folder):
 
 def test_not_utf8(folder):
     (folder / "latin1.tsv").write_bytes("t\tf\xfcnf\tx\n".encode("latin-1"))
-    with pytest.raises(InputError, match="UTF-8"):
+    with pytest.raises(InputError, match=r"latin1\.tsv, line 1: .*UTF-8"):
         register(folder, dev="latin1.tsv")
+
+
+def test_a_byte_order_mark_is_no_text(folder):
+    (folder / "marked.tsv").write_text("eins\tzwei\tx\n", encoding="utf-8-sig")
+    task = register(folder, dev="marked.tsv", source_column=0, target_column=1)
+    (example,) = task.get_dataset(split="validation", sequence_length=None).as_numpy_iterator()
+    assert example["inputs_pretokenized"] == b"eins"
 
 
 def test_taken_name(folder):

@@ -1,0 +1,217 @@
+"""Streams of batches from seqio tasks and mixtures."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
+
+seqio = pytest.importorskip("seqio")
+import tensorflow as tf  # noqa: E402
+
+from spec_t5x.data.task_streams import PairedTask, TaskStream  # noqa: E402
+
+LENGTHS = {"inputs": 16, "targets": 8}
+BUCKETS = (4, 8, 16, 32)
+# Sources of 0 to 19 letters; what a source and a target begin with tells their task.
+PAIRS = {
+    "stream_a": [("x" * (i % 20), "a" * (i % 7 + 1)) for i in range(50)],
+    "stream_b": [("y" * (i % 11 + 1), "b" * (i % 13 + 1)) for i in range(30)],
+}
+MIXTURE, GENERATED, SOURCELESS, EMPTY = "stream_ab", "stream_json", "stream_lm", "stream_empty"
+
+
+def add(name, dataset_fn, features=("inputs", "targets"), splits=("train", "validation")):
+    vocabulary = seqio.ByteVocabulary()
+    seqio.TaskRegistry.add(
+        name,
+        seqio.FunctionDataSource(dataset_fn, splits=splits),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={each: seqio.Feature(vocabulary, add_eos=True) for each in features},
+    )
+
+
+def columns(pairs):
+    return {"inputs": [source for source, _ in pairs], "targets": [target for _, target in pairs]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks():
+    text = tf.TensorSpec((), tf.string)
+
+    def generated(split, shuffle_files, seed=None):
+        examples = [{"inputs": a, "targets": b} for a, b in PAIRS["stream_b"]]
+        return tf.data.Dataset.from_generator(
+            lambda: iter(examples), output_signature={"inputs": text, "targets": text}
+        )
+
+    def sliced(pairs):
+        return lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(
+            columns(pairs)
+        )
+
+    for name, pairs in PAIRS.items():
+        add(name, sliced(pairs))
+    add(GENERATED, generated)
+    add(SOURCELESS, sliced(PAIRS["stream_b"]), features=("targets",))
+    add(EMPTY, lambda split, shuffle_files, seed=None: sliced([("a", "b")])(0, 0).take(0))
+    seqio.MixtureRegistry.add(MIXTURE, [("stream_a", 3.0), ("stream_b", 1.0)])
+    yield
+    seqio.MixtureRegistry.remove(MIXTURE)
+    for name in (*PAIRS, GENERATED, SOURCELESS, EMPTY):
+        seqio.TaskRegistry.remove(name)
+
+
+def paired(name, **changes):
+    return PairedTask(name, ByteVocabulary(), **{"lengths": LENGTHS, **changes})
+
+
+def stream(name=MIXTURE, seed=0, **changes):
+    options = {"split": "train", "buckets": BUCKETS, "tokens_per_batch": 32, **changes}
+    return TaskStream(paired(name), seed=seed, **options)
+
+
+def arrays(batches, number):
+    return [
+        (b.encoder_input_tokens.tolist(), b.decoder_target_tokens.tolist())
+        for b in itertools.islice(batches, number)
+    ]
+
+
+def test_batches_are_full_and_have_the_shape_of_their_bucket():
+    seen = set()
+    for batch in itertools.islice(stream().batches(), 60):
+        source, target = batch.encoder_input_tokens, batch.decoder_target_tokens
+        longest = max(np.count_nonzero(source, 1).max(), np.count_nonzero(target, 1).max())
+        bucket = min(length for length in BUCKETS if length >= longest)
+        rows = 32 // bucket
+        assert source.shape == (rows, min(bucket, 16)) and target.shape == (rows, min(bucket, 8))
+        assert batch.num_pairs == rows
+        # No pair would fit a smaller bucket, and none is empty.
+        lengths = np.maximum(np.count_nonzero(source, 1), np.count_nonzero(target, 1))
+        smaller = [length for length in BUCKETS if length < bucket]
+        assert (lengths > max(smaller, default=0)).all()
+        assert (batch.decoder_input_tokens[:, 1:] == target[:, :-1]).all()
+        assert not batch.decoder_input_tokens[:, 0].any()
+        seen.add(bucket)
+    assert seen == {4, 8, 16}
+
+
+def test_ids_are_the_models_cut_to_the_lengths_and_end_in_eos():
+    vocabulary = ByteVocabulary()
+    expected = {
+        ((*vocabulary.encode(a)[:15], 1), (*vocabulary.encode(b)[:7], 1))
+        for a, b in PAIRS["stream_b"]
+    }
+    found = {
+        (tuple(s[s != 0].tolist()), tuple(t[t != 0].tolist()))
+        for batch in itertools.islice(stream("stream_b").batches(), 150)
+        for s, t in zip(batch.encoder_input_tokens, batch.decoder_target_tokens, strict=True)
+    }
+    assert found == expected
+
+
+def test_a_mixture_has_its_rates():
+    letters = [
+        bytes([row[0] - 3])
+        for batch in itertools.islice(stream().batches(), 300)
+        for row in batch.decoder_target_tokens
+    ]
+    share = letters.count(b"a") / len(letters)
+    # Of independent draws the deviation would be sqrt(0.75 * 0.25 / n); five of them.
+    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / len(letters))
+
+
+def test_a_mixture_is_mixed_as_seqio_mixes():
+    theirs = seqio.get_mixture_or_task(MIXTURE).get_dataset(
+        LENGTHS, "train", shuffle=True, seed=5, num_epochs=None
+    )
+    ours = paired(MIXTURE).dataset("train", seed=5, num_epochs=None)
+    for a, b in zip(theirs.take(100), ours.take(100), strict=True):
+        assert (a["inputs"].numpy() == b["inputs"].numpy()).all()
+        assert (a["targets"].numpy() == b["targets"].numpy()).all()
+
+
+def test_the_order_follows_from_the_seed():
+    first = arrays(stream().batches(), 20)
+    assert arrays(stream().batches(), 20) == first
+    assert arrays(stream(seed=1).batches(), 20) != first
+
+
+@pytest.mark.parametrize("name", [MIXTURE, "stream_a", GENERATED])
+def test_a_stream_goes_on_from_its_position(name, tmp_path):
+    undisturbed = arrays(stream(name).batches(), 40)
+    interrupted = stream(name)
+    batches = interrupted.batches()
+    assert arrays(batches, 17) == undisturbed[:17]
+    interrupted.save_position(tmp_path)
+    assert (tmp_path / "iterator.index").is_file() == (name != GENERATED)
+    # Saving moves nothing; the position leads to where it was saved.
+    assert arrays(batches, 23) == undisturbed[17:]
+    assert arrays(stream(name).batches(17, tmp_path), 23) == undisturbed[17:]
+    # And a position after a resumption.
+    resumed = stream(name)
+    arrays(resumed.batches(17, tmp_path), 3)
+    resumed.save_position(tmp_path / "later")
+    assert arrays(stream(name).batches(20, tmp_path / "later"), 20) == undisturbed[20:]
+
+
+def test_without_a_position_the_batches_before_are_read_again(tmp_path):
+    assert arrays(stream().batches(9), 5) == arrays(stream().batches(), 14)[9:]
+    begun = stream()
+    batches = begun.batches(9)
+    begun.save_position(tmp_path)  # before the first
+    assert arrays(stream().batches(9, tmp_path), 5) == arrays(batches, 5)
+
+
+def test_a_position_of_other_data_is_refused(tmp_path):
+    begun = stream()
+    begun.batches()
+    begun.save_position(tmp_path)
+    with pytest.raises(InputError, match="has read with seed 0, and is to go on with 1"):
+        stream(seed=1).batches(0, tmp_path)
+    with pytest.raises(InputError, match="with task 'stream_ab', .* with 'stream_a'"):
+        stream("stream_a").batches(0, tmp_path)
+    with pytest.raises(InputError, match="with batches 0, and is to go on with 3"):
+        stream().batches(3, tmp_path)
+
+
+def test_pairs_of_a_split_in_order_and_of_each_task_of_a_mixture():
+    pairs = paired("stream_b").pairs("validation")
+    assert len(pairs) == 30 and pairs.num_dropped == 0
+    assert pairs.source_lengths.tolist() == [i % 11 + 2 for i in range(30)]
+    assert pairs.target_lengths.tolist() == [min(i % 13 + 2, 8) for i in range(30)]
+    assert len(paired(MIXTURE).pairs("validation", limit=4)) == 8
+    assert len(paired(MIXTURE).pairs("validation")) == 80
+
+
+def test_the_first_pairs_of_a_shuffled_epoch():
+    ten = paired(MIXTURE).shuffled_pairs("train", 0, limit=10)
+    assert len(ten) == 10
+    again = paired(MIXTURE).shuffled_pairs("train", 0, limit=10)
+    assert ten.target_ids.tolist() == again.target_ids.tolist()
+    other = paired(MIXTURE).shuffled_pairs("train", 1, limit=10)
+    assert ten.target_ids.tolist() != other.target_ids.tolist()
+    # None is the whole epoch.
+    everything = paired("stream_a").shuffled_pairs("train", 0)
+    assert len(everything) == 50
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: paired("stream_c"), r"no task or mixture 'stream_c'.*stream_"),
+        (lambda: paired("stream_a", modules=["absent_module"]), "task module absent_module"),
+        (lambda: paired(SOURCELESS), "task stream_lm has no feature inputs: give a task of"),
+        (lambda: stream(split="dev"), "stream_ab has no split 'dev': give one of train, valid"),
+        (lambda: paired(EMPTY).pairs("validation"), "'validation' of stream_empty holds no pair"),
+        (lambda: stream(EMPTY), "'train' of stream_empty holds no pair of texts"),
+        (lambda: stream(buckets=(4, 8)), "lengths has 16 tokens, the largest bucket 8"),
+        (lambda: stream(tokens_per_batch=0), "tokens_per_batch is 0"),
+    ],
+)
+def test_mistakes_are_told_before_a_batch_is_read(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,249 @@
+"""``spec-t5x train`` and ``distill`` on seqio tasks and mixtures."""
+
+import json
+
+import gin
+import jax
+import numpy as np
+import pytest
+import sacrebleu
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.native import load_model
+from spec_t5x.cli.main import main
+from spec_t5x.data.metrics import METRICS
+from spec_t5x.errors import InputError
+from spec_t5x.training.run_data import TaskDataOptions
+from tests.conftest import ENGLISH, GERMAN
+
+seqio = pytest.importorskip("seqio")
+import tensorflow as tf  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MIXTURE = "run_tasks_mixture"
+# Of each task: its texts, its rate and its metric.
+TASKS = {
+    "run_tasks_ende": (ENGLISH, GERMAN, 2.0, "bleu"),
+    "run_tasks_copy": (
+        [text[:12] for text in ENGLISH],
+        [text[:9] for text in ENGLISH],
+        1.0,
+        "rouge",
+    ),
+}
+BINDINGS = {
+    "MIXTURE_OR_TASK_NAME": f"'{MIXTURE}'",
+    "TASK_FEATURE_LENGTHS": "{'inputs': 16, 'targets': 12}",
+    "TRAIN_STEPS": "6",
+    "DEV_EXAMPLES": "5",
+    "METRICS_EXAMPLES": "4",
+    "TaskDataOptions.buckets": "(8, 16)",
+    "TaskDataOptions.tokens_per_batch": "64",
+    "OptimizerOptions.warmup_steps": "1",
+    "OptimizerOptions.cooldown_steps": "0",
+    "TrainOptions.eval_period": "3",
+    "TrainOptions.checkpoint_period": "2",
+    "train.export_dtype": "'float32'",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks():
+    # No such vocabulary: the model's is in its place.
+    feature = seqio.Feature(seqio.SentencePieceVocabulary("absent.model"), add_eos=True)
+    for name, (sources, targets, _, metric) in TASKS.items():
+        texts = {"inputs": list(sources), "targets": list(targets)}
+        seqio.TaskRegistry.add(
+            name,
+            seqio.FunctionDataSource(
+                lambda split, shuffle_files, seed=None, texts=texts: (
+                    tf.data.Dataset.from_tensor_slices(texts)
+                ),
+                splits=("train", "validation"),
+            ),
+            preprocessors=[
+                seqio.preprocessors.tokenize,
+                seqio.preprocessors.append_eos_after_trim,
+            ],
+            output_features={"inputs": feature, "targets": feature},
+            metric_fns=[METRICS[metric]],
+        )
+    seqio.MixtureRegistry.add(MIXTURE, [(name, each[2]) for name, each in TASKS.items()])
+    yield
+    seqio.MixtureRegistry.remove(MIXTURE)
+    for name in TASKS:
+        seqio.TaskRegistry.remove(name)
+
+
+@pytest.fixture
+def model_flags(tiny_pair):
+    config = load(tiny_pair / "draft", dtype="float32").config
+    sizes = {
+        name: getattr(config, name)
+        for name in config.__dataclass_fields__
+        if name not in ("dtype", "dropout_rate")
+    }
+    return {f"T5Config.{name}": repr(value) for name, value in sizes.items()} | {
+        "T5Config.dropout_rate": "0.1",
+        "INITIAL_CHECKPOINT": f"'{tiny_pair / 'draft'}'",
+    }
+
+
+def run(command, file, output, *flags, **changes):
+    given = {**BINDINGS, "OUTPUT_DIR": f"'{output}'"}
+    for more in (*flags, {name.replace("__", "."): value for name, value in changes.items()}):
+        given |= more
+    gin.clear_config()
+    try:
+        return main(
+            [command, f"--gin_file=gin_configs/runs/{file}.gin"]
+            + [f"--gin.{name}={value}" for name, value in given.items()]
+        )
+    finally:
+        gin.clear_config()
+
+
+def metrics_of(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(model_flags, tmp_path, capfd):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run("train", "train_task", whole, model_flags, METRICS_PERIOD="4") == 0
+    # What is not scored trains alike.
+    unscored = model_flags | {"train.metrics": "None"}
+    assert run("train", "train_task", cut, unscored, TRAIN_STEPS="3") == 0
+    assert run("train", "train_task", cut, unscored) == 0
+    assert "resumed at step 3" in capfd.readouterr().err
+    expected, found = (load_model(each / "model", dtype="float32").params for each in (whole, cut))
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b), expected, found)
+    assert all(jax.tree.leaves(same))
+    (dev, *_), (again, *_) = (
+        [line for line in metrics_of(each) if line.get("step") == 6 and "dev_loss" in line]
+        for each in (whole, cut)
+    )
+    assert dev == again
+
+    # Scored at step 4 and at the end, each task by its own metric.
+    scored = [line for line in metrics_of(whole) if "metrics" in line]
+    assert [line["step"] for line in scored] == [4, 6]
+    figures = scored[-1]["metrics"]
+    assert set(figures["run_tasks_ende"]) == {"bleu"}
+    assert set(figures["run_tasks_copy"]) == {"rouge1", "rouge2", "rougeLsum"}
+    assert load_model(whole / "model").metadata["metrics"] == figures
+    check_predictions(whole / "predictions" / "run_tasks_ende-000006.jsonl", figures)
+
+    # ``evaluate`` finds the same figures of the exported model.
+    capfd.readouterr()
+    words = ["--mixture_or_task", MIXTURE, "--limit", "4", "--target", str(whole / "model")]
+    lengths = "--gin.EvaluationOptions.task_feature_lengths={'inputs': 16, 'targets': 12}"
+    assert main(["evaluate", *words, "--gamma", "0", "--draft", "none", lengths]) == 0
+    printed = capfd.readouterr().out.replace("}\n{", "}\0{").split("\0")
+    for report in map(json.loads, printed):
+        for name, value in figures[report["task"]].items():
+            assert report[name] == pytest.approx(value, abs=1e-9)
+
+
+def check_predictions(path, figures):
+    """seqio's file holds the texts that the figures are of."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["input"]["inputs_pretokenized"] for line in lines] == ENGLISH[:4]
+    bleu = sacrebleu.corpus_bleu([each["prediction"] for each in lines], [GERMAN[:4]])
+    assert figures["run_tasks_ende"]["bleu"] == pytest.approx(bleu.score)
+
+
+def test_a_file_is_scored_with_its_metric(tiny_pair, model_flags, tmp_path, capfd):
+    pairs = [(source[:20], target[:20]) for source, target in zip(ENGLISH, GERMAN, strict=True)]
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    (tmp_path / "train.tsv").write_text(text)
+    (tmp_path / "dev.tsv").write_text(text + "\tno source\n")
+    flags = {
+        name: value
+        for name, value in (BINDINGS | model_flags).items()
+        if name.startswith(("Optimizer", "T5Config", "TrainOptions", "train."))
+    } | {
+        "OUTPUT_DIR": f"'{tmp_path / 'run'}'",
+        "DATA_DIR": f"'{tmp_path}'",
+        "TRAIN_FILE": "'train.tsv'",
+        "DEV_FILE": "'dev.tsv'",
+        "MAX_SOURCE_LENGTH": "32",
+        "MAX_TARGET_LENGTH": "32",
+        "SOURCE_PREFIX": "'say: '",
+        "TRAIN_STEPS": "2",
+        "DataOptions.buckets": "(32,)",
+        "DataOptions.tokens_per_batch": "64",
+        "DataOptions.metric": "'rouge'",
+        "train.initial_checkpoint": model_flags["INITIAL_CHECKPOINT"],
+        "train.metrics": "@MetricsOptions()",
+    }
+    words = [f"--gin.{name}={value}" for name, value in flags.items()]
+    try:
+        assert main(["train", "--gin_file=gin_configs/runs/train.gin", *words]) == 0
+    finally:
+        gin.clear_config()
+    figures = metrics_of(tmp_path / "run")[-1]["metrics"]["dev"]
+    assert set(figures) == {"rouge1", "rouge2", "rougeLsum"}
+    assert "dev rouge1" in capfd.readouterr().err
+
+    words = ["--data", str(tmp_path / "dev.tsv"), "--metric", "rouge", "--prefix", "say: "]
+    words += ["--target", str(tmp_path / "run" / "model"), "--draft", "none", "--gamma", "0"]
+    words += ["--max_source_len", "32", "--max_decode_len", "32", "--truncate"]
+    assert main(["evaluate", *words]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["num_pairs"] == len(ENGLISH)
+    for name, value in figures.items():
+        assert report[name] == pytest.approx(value, abs=1e-9)
+
+
+def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
+    flags = {name: value for name, value in BINDINGS.items() if "METRICS" not in name}
+    del flags["train.export_dtype"]
+    given = flags | {
+        "OUTPUT_DIR": f"'{tmp_path / 'run'}'",
+        "CHECKPOINT_PATH": f"'{tiny_pair / 'target'}'",
+        "TRAIN_TEXTS": "12",
+        "TRAIN_STEPS": "2",
+        "DistillOptions.eval_temperatures": "(0.0,)",
+        "DistillOptions.dev_texts": "4",
+    }
+    words = [f"--gin.{name}={value}" for name, value in given.items()]
+    try:
+        assert main(["distill", "--gin_file=gin_configs/runs/distill_task.gin", *words]) == 0
+    finally:
+        gin.clear_config()
+    error = capfd.readouterr().err
+    assert f"{MIXTURE} (train): the target has written 12 of 12 texts" in error
+    assert f"{MIXTURE} (validation): the target has written 4 of 4 texts" in error
+    assert (tmp_path / "run" / "draft" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"MIXTURE_OR_TASK_NAME": "'run_tasks_edne'"}, "no task or mixture 'run_tasks_edne'"),
+        ({"DEV_SPLIT": "'test'"}, "has no split 'test': give one of train, validation"),
+        ({"DEV_SPLIT": "None"}, "train.metrics are of held-out texts and there are none"),
+        ({"TASK_FEATURE_LENGTHS": "None"}, "task_feature_lengths is None: give tokens of both"),
+        ({"TASK_FEATURE_LENGTHS": "{'inputs': 16}"}, "give tokens of both sides"),
+        ({"INITIAL_CHECKPOINT": "None"}, "vocabulary is None: give a SentencePiece model"),
+        (
+            {"INITIAL_CHECKPOINT": "None", "VOCABULARY": "'bytes'", "T5Config.vocab_size": "100"},
+            "bytes has 259 pieces, the model room for 100: raise T5Config.vocab_size",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_compilation(model_flags, tmp_path, capfd, changes, message):
+    assert run("train", "train_task", tmp_path / "run", model_flags, changes) == 2
+    error = capfd.readouterr().err
+    assert message in error.splitlines()[-1]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_options_that_are_none():
+    with pytest.raises(InputError, match="dev_examples is 0"):
+        TaskDataOptions(
+            mixture_or_task="x",
+            task_feature_lengths={"inputs": 8, "targets": 8},
+            dev_examples=0,
+        )
