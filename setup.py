@@ -30,6 +30,8 @@ setup(
         "safetensors>=0.6,<1",
         "ml_dtypes>=0.5,<1",
         "jaxtyping>=0.3.3,<0.4",
+        # TensorBoard's curves of a training.
+        "clu>=0.0.12,<0.1",
         "rich>=14,<16",
         "sacrebleu>=2.5,<3",
         "rouge-score>=0.1.2,<0.2",
@@ -50,7 +52,6 @@ setup(
             "absl-py",
             "cached-property==2.0.1",
             "chex==0.1.92",
-            "clu==0.0.12",
             "fiddle==0.3.1",
             "grain==0.2.18",
             "tensorboard==2.21.0",
@@ -72,6 +73,7 @@ setup(
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
+            "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",
             "transformers>=5.0,<6",

@@ -6,6 +6,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from spec_t5x.errors import InputError
+from spec_t5x.training.run_checkpoints import what_stays, writing_to
 from spec_t5x.types import PyTree
 
 
@@ -23,9 +24,12 @@ class BestCheckpoint:
             directory: made if absent.
             patience: in steps; so long after its best a run is over. None is for ever.
         """
+        self._directory = Path(directory).absolute()
         self._manager = ocp.CheckpointManager(
-            Path(directory).absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True),
+            self._directory,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=1, create=True, cleanup_tmp_directories=True
+            ),
         )
         self._patience = patience
         self.step: int | None = self._manager.latest_step()
@@ -48,11 +52,16 @@ class BestCheckpoint:
         kept = ocp.args.Composite(
             params=ocp.args.StandardSave(params), value=ocp.args.JsonSave({"value": value})
         )
-        self._manager.save(step, args=kept, force=True)
-        # The next step of training takes over these very buffers.
-        self._manager.wait_until_finished()
+        with writing_to(self._directory):
+            self._manager.save(step, args=kept, force=True)
+            # The run's own checkpoint comes after, and what it goes on from must be here.
+            self._manager.wait_until_finished()
         self.step, self.value = step, value
         return True
+
+    def what_stays(self) -> str:
+        """Which parameters are kept, in words."""
+        return what_stays(self._directory)
 
     def is_over(self, step: int) -> bool:
         """Whether the best is ``patience`` steps ago."""
@@ -70,13 +79,13 @@ class BestCheckpoint:
             InputError: nothing was kept, or it is of another model.
         """
         if self.step is None:
-            raise InputError(f"nothing is kept in {self._manager.directory}: train first")
+            raise InputError(f"nothing is kept in {self._directory}: train first")
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         kept = ocp.args.Composite(params=ocp.args.StandardRestore(shapes))
         try:
             return self._manager.restore(self.step, args=kept)["params"]
         except ValueError as error:
             raise InputError(
-                f"the checkpoint of step {self.step} in {self._manager.directory} is of another "
+                f"the checkpoint of step {self.step} in {self._directory} is of another "
                 "model: give another output directory"
             ) from error

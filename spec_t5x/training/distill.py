@@ -15,17 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.distributions import overlap, sampling, standardize
 from spec_t5x.errors import InputError
-from spec_t5x.models.kept_layers import with_shared
+from spec_t5x.models import partitioning
+from spec_t5x.models.kept_layers import own_params, with_shared
+from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.training.best_checkpoint import BestCheckpoint
 from spec_t5x.training.held_out_alpha import AlphaWatch, HeldOutAlpha, HeldOutScores
-from spec_t5x.training.losses import LossSums, mean_loss, token_losses
+from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.training.target_texts import written_tokens
 from spec_t5x.training.trainer import (
@@ -34,6 +37,7 @@ from spec_t5x.training.trainer import (
     TrainResult,
     TrainState,
     gradient_step,
+    make_layout,
     model_inputs,
     run_steps,
 )
@@ -106,6 +110,21 @@ class Student:
         head = NarrowHead.create(ids, self.config.vocab_size)
         return dataclasses.replace(self, params=params, head=head)
 
+    def param_shardings(self, mesh: Mesh) -> PyTree:
+        """Where ``params`` lie on a mesh."""
+        shardings = partitioning.param_shardings(self.config, mesh)
+        if self.shared_layers is not None:
+            shardings = own_params(shardings)
+        if self.head is not None:
+            shape = self.params["narrow_head"]["kernel"].shape
+            spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
+            decoder = {
+                name: each for name, each in shardings["decoder"].items() if name != "logits_dense"
+            }
+            kernel = NamedSharding(mesh, spec)
+            shardings = {"decoder": decoder, "narrow_head": {"kernel": kernel}}
+        return shardings
+
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
         """All parameters of the network."""
         if self.shared_layers is None:
@@ -153,7 +172,13 @@ class DistillResult:
     params: PyTree  # as ``Student.params``
     step: int
     held_out: list[HeldOutAlpha]
+    last: list[HeldOutAlpha]  # of the draft after the last step, the best or not
     training: TrainResult  # where the run ended
+
+    @property
+    def finished(self) -> bool:
+        """Whether its steps were taken, or alpha no longer rose; False if the time ran out."""
+        return self.training.finished
 
 
 def distill(
@@ -188,14 +213,18 @@ def distill(
             f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
         )
     patience = distillation.patience * options.eval_period or None
-    score = make_score(student, target, options)
-    state = TrainState(
-        step=jnp.int32(0),
-        # Copied: the first step donates them.
-        params=jax.tree.map(jnp.array, student.params),
-        opt_state=optimizer.init(student.params),
+    layout = make_layout(options, student.param_shardings)
+    target = target.replace(params=layout.frozen(target.params, target.config))
+    state = layout.placed(
+        TrainState(
+            step=jnp.int32(0),
+            # Copied: the first step donates them.
+            params=jax.tree.map(jnp.array, student.params),
+            opt_state=optimizer.init(student.params),
+        )
     )
-    with BestCheckpoint(Path(directory) / "best", patience) as best:
+    with layout.within(), BestCheckpoint(Path(directory) / "best", patience) as best:
+        score = make_score(student, target, options)
         watch = AlphaWatch(score, held_out, best, gamma=distillation.gamma)
         result = run_steps(
             state,
@@ -209,10 +238,15 @@ def distill(
             frozen=target.params,
             make_inputs=_make_inputs(student, target.params, distillation, options.seed),
             watch=watch,
+            layout=layout,
         )
         params = best.restore(result.state.params)
         return DistillResult(
-            params=params, step=best.step, held_out=watch.measure(params), training=result
+            params=params,
+            step=best.step,
+            held_out=watch.measure(params),
+            last=watch.last,
+            training=result,
         )
 
 
@@ -236,10 +270,9 @@ def make_step(
             target_logits = _target_logits(target_config, target_params, inputs)
         logits = student.logits(params, target_params, inputs, key)
         regularisers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
-        sums = _losses(student, logits, target_logits, inputs[2], options, **regularisers)
-        return mean_loss(sums), sums
+        return _losses(student, logits, target_logits, inputs[2], options, **regularisers)
 
-    return gradient_step(loss_fn, optimizer)
+    return gradient_step(loss_fn, optimizer, options.accumulation_steps)
 
 
 def make_score(student: Student, target: T5Model, options: TrainOptions):

@@ -1,25 +1,13 @@
-"""Loss on held-out pairs, and BLEU of decoded text."""
+"""Loss on held-out pairs."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from spec_t5x.data.batching import Batch
-from spec_t5x.data.metrics import BleuScore, bleu
 from spec_t5x.errors import InputError
 from spec_t5x.training.losses import LossSums
-
-__all__ = [
-    "BleuScore",
-    "DecodeFn",
-    "DevMetrics",
-    "bleu",
-    "dev_metrics",
-    "translation_bleu",
-]
-
-DecodeFn = Callable[[Sequence[str]], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +42,3 @@ def dev_metrics(loss_fn: Callable[[Batch], LossSums], batches: Iterable[Batch]) 
         accuracy=float(totals[1] / totals[2]),
         num_tokens=int(totals[2]),
     )
-
-
-def translation_bleu(decode: DecodeFn, pairs: Iterable[tuple[str, str]]) -> BleuScore:
-    """BLEU of ``decode`` on (source, reference) pairs.
-
-    ``decode`` maps texts to texts, in order; any decoding loop will do.
-    """
-    sources, references = zip(*pairs, strict=True)
-    return bleu(decode(sources), references)

@@ -13,22 +13,27 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from spec_t5x.data.batching import Batches
 from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
+from spec_t5x.models.partitioning import declared_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.training.losses import LossSums, mean_loss, token_losses
+from spec_t5x.training.layout import Layout
+from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.training.trainer import (
     Inputs,
     TrainOptions,
     TrainResult,
     TrainState,
+    fresh_state,
     gradient_step,
+    make_layout,
     run_steps,
 )
-from spec_t5x.types import Array, Float, Float32
+from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
 
 def fit_heads(
@@ -58,19 +63,20 @@ def fit_heads(
 
     def loss_fn(params, inputs, key, target_params):
         del key  # the heads have no dropout
-        sums = losses(
+        return losses(
             params,
             target_params,
             inputs,
             distillation_weight=options.distillation_weight * options.learns_from_teacher,
             objective=options.objective,
         )
-        return mean_loss(sums), sums
 
+    layout = make_layout(options, functools.partial(_param_shardings, config))
+    target = target.replace(params=layout.frozen(target.params, target.config))
     eval_step = jax.jit(losses)
     return run_steps(
-        init_heads(config, optimizer, options.seed),
-        gradient_step(loss_fn, optimizer),
+        init_heads(config, optimizer, options.seed, layout),
+        gradient_step(loss_fn, optimizer, options.accumulation_steps),
         lambda params, inputs: eval_step(params, target.params, inputs),
         schedule,
         train_batches,
@@ -78,20 +84,28 @@ def fit_heads(
         options,
         directory,
         frozen=target.params,
+        layout=layout,
     )
 
 
 def init_heads(
-    config: HeadsConfig, optimizer: optax.GradientTransformation, seed: int
+    config: HeadsConfig,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    layout: Layout | None = None,
 ) -> TrainState:
     """Heads that say what the target says one token too early, at step 0."""
-    heads, state = Heads(config), jnp.zeros((1, 1, config.emb_dim))
+    return fresh_state(lambda key: _init(config, key)["params"], optimizer, seed, layout)
 
-    def init(key):
-        params = heads.init(key, state, state, config.num_heads)["params"]
-        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    return jax.jit(init)(jax.random.key(seed))
+def _init(config: HeadsConfig, key: Key[Array, ""]) -> PyTree:
+    state = jnp.zeros((1, 1, config.emb_dim))
+    return Heads(config).init(key, state, state, config.num_heads)
+
+
+def _param_shardings(config: HeadsConfig, mesh: Mesh) -> PyTree:
+    shapes = jax.eval_shape(functools.partial(_init, config), jax.random.key(0))
+    return declared_shardings(shapes["params"], shapes["params_axes"], mesh)
 
 
 def heads_losses(

@@ -17,6 +17,7 @@ from spec_t5x.acceptance import Bootstrap, Estimate
 from spec_t5x.data.batching import Batches
 from spec_t5x.errors import InputError
 from spec_t5x.training.best_checkpoint import BestCheckpoint
+from spec_t5x.training.finite import check_measured
 from spec_t5x.training.losses import LossSums
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.trainer import Inputs, model_inputs
@@ -63,6 +64,15 @@ class HeldOutAlpha:
         """All of it as JSON can hold it."""
         return dataclasses.asdict(self) | {"block_efficiency": self.block_efficiency}
 
+    def curves(self) -> dict[str, float]:
+        """Its numbers, by the names of their curves over the steps of a run."""
+        values = {
+            "loss": self.loss,
+            "alpha": self.alpha.value,
+            "block_efficiency": self.block_efficiency,
+        }
+        return {f"held_out/{name}_T{self.temperature:g}": each for name, each in values.items()}
+
 
 def held_out_alpha(
     score: Callable[[Inputs], HeldOutScores],
@@ -108,6 +118,8 @@ class AlphaWatch:
         """Measures on ``texts``, by the temperature that the target wrote them at."""
         self._score, self._best, self._gamma = score, best, gamma
         self._texts = {temperature: list(each.one_pass()) for temperature, each in texts.items()}
+        # What was found when it last looked.
+        self.last: list[HeldOutAlpha] = []
 
     def measure(self, params: PyTree) -> list[HeldOutAlpha]:
         """At each temperature."""
@@ -123,11 +135,14 @@ class AlphaWatch:
 
     def see(self, step: int, params: PyTree, reporter: ProgressReporter) -> None:
         """Measures, tells, and keeps the parameters if they are the best so far."""
-        found = self.measure(params)
+        found = self.last = self.measure(params)
+        for each in found:
+            what = f"alpha at temperature {each.temperature:g}"
+            check_measured(each.alpha.value, what, step, self._best.what_stays)
         is_best = self._best.offer(step, found[0].alpha.value, params)
         for each in found:
             mark = "  best" if is_best and each is found[0] else ""
-            reporter.note(step, f"{each}{mark}", **{"held_out": each.to_dict()})
+            reporter.note(step, f"{each}{mark}", each.curves(), held_out=each.to_dict())
 
     def is_over(self, step: int) -> bool:
         """Whether the best is as long ago as patience has it."""

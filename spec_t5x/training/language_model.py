@@ -6,22 +6,30 @@ import optax
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPT, GPTConfig
+from spec_t5x.training.layout import Layout
 from spec_t5x.training.losses import token_losses
-from spec_t5x.training.trainer import TrainOptions, TrainState, TrainStep, distillation_step
+from spec_t5x.training.trainer import (
+    TrainOptions,
+    TrainState,
+    TrainStep,
+    distillation_step,
+    fresh_state,
+)
 
 
-def init_state(config: GPTConfig, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+def init_state(
+    config: GPTConfig,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    layout: Layout | None = None,
+) -> TrainState:
     """Fresh parameters and optimizer state at step 0."""
 
     def init(key):
-        variables = GPT(config).init(key, jnp.zeros((1, 8), jnp.int32), enable_dropout=False)
-        return TrainState(
-            step=jnp.int32(0),
-            params=variables["params"],
-            opt_state=optimizer.init(variables["params"]),
-        )
+        tokens = jnp.zeros((1, 8), jnp.int32)
+        return GPT(config).init(key, tokens, enable_dropout=False)["params"]
 
-    return jax.jit(init)(jax.random.key(seed))
+    return fresh_state(init, optimizer, seed, layout)
 
 
 def make_train_step(

@@ -28,6 +28,8 @@ class LossSums:
     cross_entropy: Any  # nats, without smoothing and z-loss
     num_correct: Any  # tokens whose largest logit is the target's
     num_tokens: Any
+    # Of a training step, the global norm of its gradient before clipping.
+    gradient_norm: Any = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

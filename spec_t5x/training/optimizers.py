@@ -17,6 +17,7 @@ def make_optimizer(
     weight_decay: float = 0.0,
     b1: float = 0.9,
     b2: float = 0.98,
+    min_dim_size_to_factor: int = 128,
 ) -> optax.GradientTransformation:
     """Clipping by the global norm, then the optimizer.
 
@@ -28,6 +29,8 @@ def make_optimizer(
         clip_norm: largest global norm of the gradient.
         weight_decay: AdamW's, of matrices only; Adafactor ignores it.
         b1, b2: AdamW's averages of the gradient and of its square.
+        min_dim_size_to_factor: Adafactor keeps averages of squares by rows and columns of
+            matrices that are at least so large both ways, and of smaller ones whole.
 
     Raises:
         InputError: an unknown name, or clip_norm <= 0.
@@ -37,7 +40,11 @@ def make_optimizer(
     if name == "adamw":
         optimizer = optax.adamw(schedule, b1, b2, weight_decay=weight_decay, mask=_is_matrix)
     elif name == "adafactor":
-        optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
+        optimizer = optax.adafactor(
+            schedule,
+            min_dim_size_to_factor=min_dim_size_to_factor,
+            multiply_by_parameter_scale=True,
+        )
     else:
         raise InputError(f"no optimizer is called {name!r}: choose {' or '.join(OPTIMIZERS)}")
     return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)

@@ -2,14 +2,21 @@
 
 import dataclasses
 import io
-import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import rich.console
 import rich.progress
+
+from spec_t5x.training.metrics_file import MetricsFile
+
+
+def say(text: str) -> None:
+    """Tells whoever watches a run, before or after its steps."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -36,10 +43,17 @@ class ProgressReporter:
         start_step: int,
         steps: int,
         stream: io.TextIOBase | None = None,
+        tensorboard: bool = False,
     ):
-        """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr)."""
+        """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr).
+
+        Of an earlier run that went further than ``start_step``, the lines of its later steps
+        are taken out of ``metrics.jsonl``: those steps are taken again. With ``tensorboard``
+        the same figures go to ``tensorboard/`` in the directory.
+        """
         self._stream = stream if stream is not None else sys.stderr
-        self._metrics_path = directory / "metrics.jsonl"
+        self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
+        self._curves = _curves(directory / "tensorboard") if tensorboard else None
         self._steps = steps
         self._bar = _make_bar(self._stream) if self._stream.isatty() else None
         if self._bar:
@@ -55,6 +69,8 @@ class ProgressReporter:
     def __exit__(self, *_):
         if self._bar:
             self._bar.stop()
+        if self._curves:
+            self._curves.close()
 
     def count(self, step: int, tokens: int, pairs: int) -> None:
         """Notes a finished step; ``step`` is the number of steps now taken."""
@@ -80,24 +96,33 @@ class ProgressReporter:
         else:
             left = _clock((self._steps - step) * self._step_seconds)
             self.say(f"step {step}/{self._steps}  {text}  {left} left")
-        self._record(
-            step=step,
-            loss=loss,
-            accuracy=accuracy,
-            learning_rate=rate,
-            tokens_per_s=tokens_per_s,
-            pairs_per_s=pairs_per_s,
-        )
+        values = {
+            "loss": loss,
+            "accuracy": accuracy,
+            "learning_rate": rate,
+            "tokens_per_s": tokens_per_s,
+            "pairs_per_s": pairs_per_s,
+        }
+        self._metrics.add(step=step, **values)
+        self._draw(step, values)
 
     def report_dev(self, step: int, cross_entropy: float, accuracy: float) -> None:
         """Shows the held-out loss."""
         self.say(f"step {step}  dev loss {cross_entropy:.4f}  dev acc {accuracy:.3f}")
-        self._record(step=step, dev_loss=cross_entropy, dev_accuracy=accuracy)
+        values = {"dev_loss": cross_entropy, "dev_accuracy": accuracy}
+        self._metrics.add(step=step, **values)
+        self._draw(step, values)
 
-    def note(self, step: int, text: str, **values: Any) -> None:
-        """Shows something else that was found, and records ``values``."""
+    def note(
+        self, step: int, text: str, curves: Mapping[str, float] | None = None, **values: Any
+    ) -> None:
+        """Shows something else that was found, and records ``values``.
+
+        ``curves`` are the numbers of it that make a curve over the steps, by its name.
+        """
         self.say(f"step {step}  {text}")
-        self._record(step=step, **values)
+        self._metrics.add(step=step, **values)
+        self._draw(step, curves or {})
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -110,9 +135,23 @@ class ProgressReporter:
         """A context whose duration does not count for the rates."""
         return _Pause(self._window)
 
-    def _record(self, **values: Any) -> None:
-        with self._metrics_path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(values) + "\n")
+    def _draw(self, step: int, values: Mapping[str, float]) -> None:
+        if self._curves:
+            self._curves.write_scalars(step, values)
+            # A run that is killed has drawn what it has told.
+            self._curves.flush()
+
+
+def _curves(directory: Path):
+    """A ``clu`` writer of TensorBoard's files."""
+    # It imports TensorFlow, which takes seconds.
+    import tensorflow as tf
+    from clu.metric_writers import SummaryWriter
+
+    if tf.config.get_visible_devices("GPU"):
+        # All of whose memory TensorFlow would take.
+        tf.config.set_visible_devices([], "GPU")
+    return SummaryWriter(str(directory))
 
 
 class _Pause:

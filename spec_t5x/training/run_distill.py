@@ -1,4 +1,4 @@
-"""Trains a draft for a target on a file of text pairs, as a gin file says.
+"""Trains a draft for a target on a file of text pairs or a seqio task, as a gin file says.
 
     spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
 
@@ -28,14 +28,13 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training import distill as distill_lib
 from spec_t5x.training.distill import DistillOptions, DistillResult, Student
-from spec_t5x.training.run import (
-    DataOptions,
-    OptimizerOptions,
-    encoder_decoder,
-    load_initial,
-    load_pairs,
+from spec_t5x.training.progress import say
+from spec_t5x.training.run import OptimizerOptions, encoder_decoder, load_initial
+from spec_t5x.training.run_data import (
+    TaskDataOptions,
+    TrainingData,
+    check_inherits_vocabulary,
     make_batches,
-    say,
 )
 from spec_t5x.training.target_texts import WritingOptions, write_texts
 from spec_t5x.training.trainer import TrainOptions, init_params
@@ -74,7 +73,7 @@ def distill(
     *,
     output_dir: str,
     target: str,
-    data: DataOptions,
+    data: TrainingData,
     optimizer: OptimizerOptions,
     options: TrainOptions,
     distillation: DistillOptions,
@@ -83,6 +82,7 @@ def distill(
     initial_checkpoint: str | None = None,
     vocabulary: str | None = None,
     export_dtype: str = "bfloat16",
+    cache_dir: str | None = None,
 ) -> DistillResult:
     """Writes the target's texts, trains, and exports the best draft.
 
@@ -98,6 +98,8 @@ def distill(
         vocabulary: of a target that holds none, as T5X's checkpoints: a SentencePiece
             model, or "bytes".
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        cache_dir: where tokenised pairs and the target's texts are kept, which drafts for
+            one target may share; None is ``cache`` in ``output_dir``.
 
     Raises:
         InputError: files, target or settings that cannot be used.
@@ -109,7 +111,8 @@ def distill(
     directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     transformation, schedule = optimizer.build(options.steps)
-    train_pairs, held_out = _texts(data, loaded, writer, directory, options, distillation)
+    cache = Path(cache_dir) if cache_dir else directory / "cache"
+    train_pairs, held_out = _texts(data, loaded, writer, cache, options, distillation)
     if layers is not None and layers.tokens_known is not None:
         ids = likeliest_ids(train_pairs.target_ids, layers.tokens_known, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
@@ -129,17 +132,17 @@ def distill(
 
 
 def _check(
-    data: DataOptions,
+    data: TrainingData,
     layers: KeptLayers | None,
     model: T5Config | None,
     initial_checkpoint: str | None,
 ) -> None:
-    if data.vocabulary is not None:
+    check_inherits_vocabulary(data)
+    if data.dev_name is None:
+        field = "dev_split" if isinstance(data, TaskDataOptions) else "dev_file"
         raise InputError(
-            f"DataOptions.vocabulary is {data.vocabulary!r}: leave it out, it is the target's"
+            f"{type(data).__name__}.{field} is None: give held-out pairs to measure alpha on"
         )
-    if data.dev_file is None:
-        raise InputError("DataOptions.dev_file is None: give held-out pairs to measure alpha on")
     if (layers is None) == (model is None):
         given = "neither was" if layers is None else "both were"
         raise InputError(
@@ -198,10 +201,10 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
 
 
 def _texts(
-    data: DataOptions,
+    data: TrainingData,
     target: LoadedModel,
     writer: T5Model,
-    directory: Path,
+    cache: Path,
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
@@ -210,7 +213,7 @@ def _texts(
     def written(pairs: TokenisedPairs, temperature: float, seed: int, what: str) -> TokenisedPairs:
         writing = WritingOptions(
             temperature=temperature,
-            max_length=data.max_target_length,
+            max_length=data.longest[1],
             tokens_per_batch=data.tokens_per_batch,
             buckets=tuple(data.buckets),
             seed=seed,
@@ -219,24 +222,20 @@ def _texts(
         def report(done: int, total: int) -> None:
             say(f"{what}: the target has written {done:,} of {total:,} texts (T={temperature:g})")
 
-        return write_texts(writer, pairs, writing, directory / "cache", report)
+        return write_texts(writer, pairs, writing, cache, report)
 
-    def read(name: str, first: int | None) -> TokenisedPairs:
-        pairs = load_pairs(data, name, target.vocabulary, directory)
-        return pairs if first is None else pairs.first(first)
-
-    train_pairs = read(data.train_file, distillation.train_texts)
-    dev_pairs = read(data.dev_file, distillation.dev_texts)
+    train_pairs = data.train_pairs(target.vocabulary, cache, options.seed, distillation.train_texts)
+    dev_pairs = data.dev_pairs(target.vocabulary, cache, distillation.dev_texts)
     # Other random numbers than those of the texts that are trained on.
     held_out = {
         temperature: make_batches(
-            data, written(dev_pairs, temperature, options.seed + 1, data.dev_file), options.seed
+            data, written(dev_pairs, temperature, options.seed + 1, data.dev_name), options.seed
         )
         for temperature in distillation.eval_temperatures
     }
     # Where the draft writes all texts itself, the target's would not be looked at.
     if distillation.outputs == "target" and distillation.on_policy < 1:
-        train_pairs = written(train_pairs, distillation.temperature, options.seed, data.train_file)
+        train_pairs = written(train_pairs, distillation.temperature, options.seed, data.train_name)
     return train_pairs, held_out
 
 
@@ -261,7 +260,7 @@ def _export(
             head=student.head,
             **options,
         )
-    ending = "finished" if result.training.finished else "out of time"
+    ending = "finished" if result.finished else "out of time"
     say(f"{ending} at step {int(result.training.state.step)}; the best was step {result.step}:")
     for each in result.held_out:
         say(f"  {each}")

@@ -1,4 +1,4 @@
-"""Trains draft heads for a target on a file of text pairs, as a gin file says.
+"""Trains draft heads for a target on a file of text pairs or a seqio task, as a gin file says.
 
     spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
 
@@ -15,17 +15,12 @@ import gin
 
 from spec_t5x.checkpoints.heads import save_heads
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.training.heads import fit_heads
-from spec_t5x.training.run import (
-    DataOptions,
-    OptimizerOptions,
-    encoder_decoder,
-    load_batches,
-    say,
-)
+from spec_t5x.training.progress import say
+from spec_t5x.training.run import OptimizerOptions, encoder_decoder
+from spec_t5x.training.run_data import TrainingData, check_inherits_vocabulary, load_batches
 from spec_t5x.training.trainer import TrainOptions, TrainResult
 
 
@@ -34,7 +29,7 @@ def train_heads(
     *,
     output_dir: str,
     target: str,
-    data: DataOptions,
+    data: TrainingData,
     optimizer: OptimizerOptions,
     options: TrainOptions,
     num_heads: int = 5,
@@ -58,10 +53,7 @@ def train_heads(
     Raises:
         InputError: files, target or settings that cannot be used.
     """
-    if data.vocabulary is not None:
-        raise InputError(
-            f"DataOptions.vocabulary is {data.vocabulary!r}: leave it out, it is the target's"
-        )
+    check_inherits_vocabulary(data)
     loaded = encoder_decoder(load(target, vocabulary=vocabulary))
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
     directory = Path(output_dir)

@@ -22,10 +22,12 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.partitioning import param_shardings
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.language_model import init_state, make_eval_step, make_train_step
-from spec_t5x.training.run import OptimizerOptions, export, say
-from spec_t5x.training.trainer import TrainOptions, TrainResult, run_steps
+from spec_t5x.training.progress import say
+from spec_t5x.training.run import OptimizerOptions, export
+from spec_t5x.training.trainer import TrainOptions, TrainResult, make_layout, run_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,8 +152,9 @@ def train_lm(
     vocabulary = _vocabulary(data, directory, model.vocab_size, loaded)
     train_batches, dev_batches = load_batches(data, vocabulary, directory, options.seed)
     transformation, schedule = optimizer.build(options.steps)
+    layout = make_layout(options, lambda mesh: param_shardings(model, mesh))
     result = run_steps(
-        init_state(model, transformation, options.seed),
+        init_state(model, transformation, options.seed, layout),
         make_train_step(model, transformation, options, loaded and loaded.config),
         make_eval_step(model),
         schedule,
@@ -159,7 +162,8 @@ def train_lm(
         dev_batches,
         options,
         directory,
-        frozen=loaded and loaded.params,
+        frozen=loaded and layout.frozen(loaded.params, loaded.config),
+        layout=layout,
     )
     figures = {}
     if result.dev is not None:

@@ -7,7 +7,7 @@ parameters of an undisturbed one.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,15 +15,21 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
 from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.errors import InputError
+from spec_t5x.models.partitioning import param_shardings
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.accumulation import LossFn, mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
 from spec_t5x.training.evaluate import DevMetrics, dev_metrics
-from spec_t5x.training.losses import LossSums, mean_loss, token_losses
+from spec_t5x.training.finite import StepTaken, check_measured, check_params, check_sums
+from spec_t5x.training.layout import Layout
+from spec_t5x.training.loss_window import LossWindow
+from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.progress import ProgressReporter
+from spec_t5x.training.run_checkpoints import Restored, RunCheckpoints
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.types import Array, Int, Key, PyTree
 
@@ -53,6 +59,15 @@ class TrainOptions:
     eval_period: int = 1000
     checkpoint_period: int = 1000
     keep_checkpoints: int = 2
+    # A batch's rows are read in so many turns, each with its share of the memory; the step
+    # is that of the whole batch.
+    accumulation_steps: int = 1
+    # Devices that share one copy of the parameters, and copies, each with its share of a
+    # batch's rows. None is as many as there are devices for.
+    model_parallel: int = 1
+    data_parallel: int | None = None
+    # Curves for TensorBoard, too, in OUTPUT_DIR/tensorboard. Needs TensorFlow.
+    tensorboard: bool = False
     max_minutes: float | None = None  # of this process; then stop and export
     # 'rbg' makes dropout masks several times faster than 'threefry2x32' on CPUs.
     prng_impl: str = "rbg"
@@ -60,6 +75,10 @@ class TrainOptions:
     def __post_init__(self):
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}: give 1 or more")
+        for name in ("accumulation_steps", "model_parallel", "data_parallel", "keep_checkpoints"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}: give 1 or more")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
         if self.objective not in OBJECTIVES:
@@ -88,6 +107,7 @@ class TrainResult:
     state: TrainState
     dev: DevMetrics | None  # None without a dev set
     finished: bool  # all steps taken, or ended by a watch; False if the time ran out first
+    metrics: dict[str, dict[str, float]] | None = None  # by task; None without a scorer
 
 
 # The source, the target text shifted right, the target text.
@@ -111,14 +131,65 @@ class Watch(Protocol):
         """Whether no step shall follow the first ``step``."""
 
 
-def init_state(config: T5Config, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """Fresh parameters and optimizer state at step 0."""
+@runtime_checkable
+class Scorer(Protocol):
+    """Scores what a model writes, every so often and at the end."""
 
-    def init(key):
-        params = _fresh_params(config, key)
+    period: int  # in steps; 0 only at the end
+
+    def score(
+        self, step: int, params: PyTree, reporter: ProgressReporter
+    ) -> dict[str, dict[str, float]]:
+        """Figures by task and name, after ``step`` steps; told to ``reporter``."""
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """Batches whose order does not follow from the step alone, as those of a stream.
+
+    ``run_steps`` takes these as it takes ``Batches``. Every checkpoint then holds the
+    position too: the two appear together, and go together.
+    """
+
+    def save_position(self, directory: Path) -> None:
+        """Writes into an empty directory what comes after the batches that were drawn.
+
+        Of the iterator that ``batches`` gave last; also before its first batch, and in
+        another thread than the one that draws them, which waits meanwhile.
+        """
+
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+        """Yields batch ``start_step``, ``start_step + 1``, ... without end.
+
+        ``position`` is a directory that ``save_position`` wrote into after so many batches;
+        None without a checkpoint, at step 0. It stays as long as the iterator is not asked
+        for a second batch.
+        """
+
+
+def init_state(
+    config: T5Config,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    layout: Layout | None = None,
+) -> TrainState:
+    """Fresh parameters and optimizer state at step 0."""
+    return fresh_state(lambda key: _fresh_params(config, key), optimizer, seed, layout)
+
+
+def fresh_state(
+    init: Callable[[Key[Array, ""]], PyTree],
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    layout: Layout | None = None,
+) -> TrainState:
+    """The state at step 0, of the parameters that ``init`` draws."""
+
+    def state():
+        params = init(jax.random.key(seed))
         return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    return jax.jit(init)(jax.random.key(seed))
+    return (layout or Layout()).initial(state)
 
 
 def init_params(config: T5Config, seed: int) -> PyTree:
@@ -172,7 +243,7 @@ def distillation_step(
     is_taught = teacher_logits is not None and options.learns_from_teacher
 
     def loss_fn(params, inputs, key, teacher_params):
-        sums = token_losses(
+        return token_losses(
             logits(params, inputs, key),
             inputs[2],
             label_smoothing=options.label_smoothing,
@@ -181,26 +252,26 @@ def distillation_step(
             distillation_weight=options.distillation_weight,
             objective=options.objective,
         )
-        return mean_loss(sums), sums
 
-    return gradient_step(loss_fn, optimizer)
+    return gradient_step(loss_fn, optimizer, options.accumulation_steps)
 
 
 def gradient_step(
-    loss_fn: Callable[[PyTree, Inputs, Key[Array, ""], PyTree | None], tuple[Array, LossSums]],
-    optimizer: optax.GradientTransformation,
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, accumulation_steps: int = 1
 ) -> TrainStep:
-    """The jitted step down ``loss_fn(params, inputs, key, frozen) -> (mean, sums)``.
+    """The jitted step down the mean of ``loss_fn(params, inputs, key, frozen) -> sums``.
 
     Nothing is learnt by ``frozen``, which comes in the place of the teacher's parameters.
     """
+    gradient_fn = mean_gradient(loss_fn, accumulation_steps)
 
     def train_step(state, inputs, run_key, frozen):
         key = jax.random.fold_in(run_key, state.step)
-        gradient_fn = jax.grad(loss_fn, has_aux=True)
         gradients, sums = gradient_fn(state.params, inputs, key, frozen)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        # That of the clipping, which XLA computes once.
+        sums = sums.replace(gradient_norm=optax.global_norm(gradients))
         return TrainState(state.step + 1, params, opt_state), sums
 
     return jax.jit(train_step, donate_argnums=0)
@@ -231,29 +302,33 @@ def fit(
     config: T5Config,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
-    train_batches: Batches,
+    train_batches: Batches | Positioned,
     dev_batches: Batches | None,
     options: TrainOptions,
     directory: str | Path,
     teacher: Teacher | None = None,
     initial_params: PyTree | None = None,
+    scorer: Scorer | None = None,
 ) -> TrainResult:
     """Trains to ``options.steps``, from the newest checkpoint if there is one.
 
     Args:
         config: the model.
         optimizer, schedule: the schedule is only shown; the optimizer has its own.
-        train_batches: gives batch N to step N.
+        train_batches: gives batch N to step N; of those that are ``Positioned``, the position
+            is kept with every checkpoint.
         dev_batches: evaluated in one pass each period and at the end, or None.
         options: the loop's settings.
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
         teacher: mixes its distributions into the loss.
         initial_params: what to go on from instead of random ones.
+        scorer: scores what the model writes.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model.
     """
-    state = init_state(config, optimizer, options.seed)
+    layout = make_layout(options, lambda mesh: param_shardings(config, mesh))
+    state = init_state(config, optimizer, options.seed, layout)
     if initial_params is not None:
         # Copied: the first step donates them.
         state = state.replace(params=jax.tree.map(jnp.array, initial_params))
@@ -266,8 +341,15 @@ def fit(
         dev_batches,
         options,
         directory,
-        frozen=teacher and teacher.params,
+        frozen=teacher and layout.frozen(teacher.params, teacher.config),
+        layout=layout,
+        scorer=scorer,
     )
+
+
+def make_layout(options: TrainOptions, shardings: Callable[[Mesh], PyTree]) -> Layout:
+    """Over the devices that the options ask for; see ``Layout.create``."""
+    return Layout.create(options.data_parallel, options.model_parallel, shardings)
 
 
 def run_steps(
@@ -275,13 +357,15 @@ def run_steps(
     train_step: TrainStep,
     eval_step: Callable[[PyTree, Inputs], LossSums] | None,
     schedule: Schedule,
-    train_batches: Batches,
+    train_batches: Batches | Positioned,
     dev_batches: Batches | None,
     options: TrainOptions,
     directory: str | Path,
     frozen: PyTree | None = None,
     make_inputs: MakeInputs | None = None,
     watch: Watch | None = None,
+    layout: Layout | None = None,
+    scorer: Scorer | None = None,
 ) -> TrainResult:
     """``fit`` for any parameters: the loop around a step of one's own.
 
@@ -294,31 +378,67 @@ def run_steps(
         frozen: the step's last argument.
         make_inputs: from a batch, what a step is fed; None takes the batch as it is.
         watch: may end the run.
+        layout: of the state, and of ``frozen``; None is the default device.
+        scorer: as in ``fit``.
 
     Raises:
-        InputError: the checkpoint in ``directory`` is of another model.
+        InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
+            or the loss is not finite. The newest checkpoint stays.
     """
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
-    directory = Path(directory).absolute()
-    with _checkpoint_manager(directory, options) as manager:
-        state = _restore(manager, state)
+    directory, layout = Path(directory).absolute(), layout or Layout()
+    folder = directory / "checkpoints"
+    with layout.within(), RunCheckpoints(folder, options.keep_checkpoints) as checkpoints:
+        state = layout.placed(state)
+        restored = checkpoints.restore(state)
+        state = state if restored is None else restored.state
         start = int(state.step)
-        with ProgressReporter(directory, start_step=start, steps=options.steps) as reporter:
+        with ProgressReporter(
+            directory, start_step=start, steps=options.steps, tensorboard=options.tensorboard
+        ) as reporter:
             if start:
                 reporter.say(f"resumed at step {start}")
             loop = _Loop(
-                train_step=train_step,
+                train_step=layout.step(train_step, state),
                 eval_step=eval_step,
                 dev_batches=dev_batches,
                 schedule=schedule,
                 options=options,
-                manager=manager,
+                checkpoints=checkpoints,
+                save_position=_save_position(train_batches),
                 reporter=reporter,
                 frozen=frozen and jax.device_put(frozen),
                 make_inputs=make_inputs or (lambda state, step, batch: model_inputs(batch)),
                 watch=watch,
+                layout=layout,
+                scorer=scorer,
             )
-            return loop.run(state, train_batches.batches(start), deadline)
+            window = LossWindow.of(restored.window if restored else {})
+            batches = _resumed(train_batches, start, restored)
+            result = loop.run(state, batches, window, deadline)
+            # A checkpoint that cannot be written ends the run before anything is exported.
+            checkpoints.finish()
+            return result
+
+
+def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None] | None:
+    return train_batches.save_position if isinstance(train_batches, Positioned) else None
+
+
+def _resumed(
+    train_batches: Batches | Positioned, start: int, restored: Restored | None
+) -> Iterator[Batch]:
+    """The batches from step ``start`` on."""
+    if not isinstance(train_batches, Positioned):
+        return iter(train_batches.batches(start))
+    if restored is None:
+        return iter(train_batches.batches(start, None))
+    if restored.position is None:
+        raise InputError(
+            f"the checkpoint of step {start} holds no position of the data: give another "
+            "output directory, or the data that it was trained on"
+        )
+    return iter(train_batches.batches(start, restored.position))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,53 +450,87 @@ class _Loop:
     dev_batches: Batches | None
     schedule: Schedule
     options: TrainOptions
-    manager: ocp.CheckpointManager
+    checkpoints: RunCheckpoints
+    save_position: Callable[[Path], None] | None
     reporter: ProgressReporter
     frozen: PyTree | None
     make_inputs: MakeInputs
     watch: Watch | None
+    layout: Layout
+    scorer: Scorer | None
 
-    def run(self, state: TrainState, batches: Iterable[Batch], deadline: float) -> TrainResult:
+    def run(
+        self, state: TrainState, batches: Iterator[Batch], window: LossWindow, deadline: float
+    ) -> TrainResult:
         options, step, dev, evaluated = self.options, int(state.step), None, None
+        metrics, scored = None, None
         # Another stream than the initialisation's.
         run_key = jax.random.key(options.seed + 1, impl=options.prng_impl)
-        logged: list[LossSums] = []
-        batches = iter(batches)
+        # The last step's sums, and which step it was.
+        last: tuple[LossSums, StepTaken] | None = None
         if self.watch and step == 0:
             self._see(state)
         while not self._is_over(step) and time.monotonic() < deadline:
             batch = next(batches)
             inputs = self.make_inputs(state, step, batch)
-            state, sums = self.train_step(state, inputs, run_key, self.frozen)
+            placed = self.layout.rows(inputs, options.accumulation_steps)
+            state, sums = self.train_step(state, placed, run_key, self.frozen)
             step += 1
-            if logged:  # one step ahead of the device, no more
-                jax.block_until_ready(logged[-1])
-            logged.append(sums)
+            # One step ahead of the device, no more.
+            self._settle(last, window, state)
+            last = sums, self._taken(step, inputs)
             self.reporter.count(step, batch.num_tokens, batch.num_pairs)
             if _is_due(step, options.log_period):
-                self._log(step, logged)
-                logged = []
+                self._settle(last, window, state)
+                self._log(step, window)
+                last, window = None, LossWindow()
             if _is_due(step, options.eval_period):
+                self._settle(last, window, state)
+                last = None
                 dev, evaluated = self._evaluate(state), step
+            if self.scorer and _is_due(step, self.scorer.period):
+                self._settle(last, window, state)
+                last = None
+                metrics, scored = self._score(state), step
             if _is_due(step, options.checkpoint_period):
-                self._save(state)
-        if self.manager.latest_step() != step:
-            self._save(state)
+                self._settle(last, window, state)
+                last = None
+                self._save(state, window)
+        self._settle(last, window, state)
+        # What cannot be measured is not kept either.
         if evaluated != step:
             dev = self._evaluate(state)
-        return TrainResult(state=state, dev=dev, finished=self._is_over(step))
+        if self.checkpoints.latest_step != step:
+            self._save(state, window)
+        # After the checkpoint: nothing of the training hangs on it, and it may take long.
+        if self.scorer and scored != step:
+            metrics = self._score(state)
+        return TrainResult(state=state, dev=dev, finished=self._is_over(step), metrics=metrics)
 
     def _is_over(self, step: int) -> bool:
         return step >= self.options.steps or bool(self.watch and self.watch.is_over(step))
 
-    def _log(self, step: int, logged: list[LossSums]) -> None:
-        # Fetched, then added in float64: a jitted sum would compile for each length.
-        parts = jax.device_get(logged)
-        tokens = max(sum(float(part.num_tokens) for part in parts), 1.0)
+    def _taken(self, step: int, inputs: Inputs) -> StepTaken:
+        source, _, target = inputs
+        return StepTaken(
+            number=step, schedule=self.schedule, source=source.shape, target=target.shape
+        )
+
+    def _settle(
+        self, last: tuple[LossSums, StepTaken] | None, window: LossWindow, state: TrainState
+    ) -> None:
+        """Waits for a step and counts it in, or stops the run by it."""
+        if last is None:
+            return
+        sums, taken = jax.device_get(last[0]), last[1]
+        check_sums(sums, taken, state.params, self.checkpoints.what_stays)
+        window.add(sums)
+
+    def _log(self, step: int, window: LossWindow) -> None:
         self.reporter.report(
             step,
-            loss=sum(float(part.loss) for part in parts) / tokens,
-            accuracy=sum(float(part.num_correct) for part in parts) / tokens,
+            loss=window.mean_loss,
+            accuracy=window.accuracy,
             rate=float(self.schedule(step - 1)),
         )
 
@@ -384,46 +538,32 @@ class _Loop:
         with self.reporter.pause():
             self.watch.see(int(state.step), state.params, self.reporter)
 
+    def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
+        with self.reporter.pause():
+            return self.scorer.score(int(state.step), state.params, self.reporter)
+
     def _evaluate(self, state: TrainState) -> DevMetrics | None:
+        step = int(state.step)
+        check_params(state.params, step, self.checkpoints.what_stays)
         if self.watch:
             self._see(state)
         if self.dev_batches is None:
             return None
         with self.reporter.pause():
             metrics = dev_metrics(
-                lambda batch: self.eval_step(state.params, model_inputs(batch)),
+                lambda batch: self.eval_step(state.params, self.layout.rows(model_inputs(batch))),
                 self.dev_batches.one_pass(),
             )
-        self.reporter.report_dev(int(state.step), metrics.cross_entropy, metrics.accuracy)
+        check_measured(metrics.cross_entropy, "dev loss", step, self.checkpoints.what_stays)
+        self.reporter.report_dev(step, metrics.cross_entropy, metrics.accuracy)
         return metrics
 
-    def _save(self, state: TrainState) -> None:
+    def _save(self, state: TrainState, window: LossWindow) -> None:
+        step = int(state.step)
+        check_params(state.params, step, self.checkpoints.what_stays)
         with self.reporter.pause():
-            self.manager.save(int(state.step), args=ocp.args.StandardSave(state))
-            # The next step donates these very buffers, so the writer must be done.
-            self.manager.wait_until_finished()
+            self.checkpoints.save(step, state, window.to_dict(), self.save_position)
 
 
 def _is_due(step: int, period: int) -> bool:
     return period > 0 and step % period == 0
-
-
-def _checkpoint_manager(directory: Path, options: TrainOptions) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-        directory / "checkpoints",
-        options=ocp.CheckpointManagerOptions(max_to_keep=options.keep_checkpoints, create=True),
-    )
-
-
-def _restore(manager: ocp.CheckpointManager, state: TrainState) -> TrainState:
-    """The newest checkpoint, or ``state`` if there is none."""
-    latest = manager.latest_step()
-    if latest is None:
-        return state
-    try:
-        return manager.restore(latest, args=ocp.args.StandardRestore(state))
-    except ValueError as error:
-        raise InputError(
-            f"the checkpoint of step {latest} in {manager.directory} is of another "
-            "model or optimizer: give another output directory"
-        ) from error

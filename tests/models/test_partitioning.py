@@ -1,11 +1,5 @@
 """Decoding on a mesh: the rules, and the same text as on one device."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,29 +11,15 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.logical_axes import constrain, partition_spec
 from spec_t5x.models.partitioning import RULES, make_mesh, param_shardings, shard_batch
 from spec_t5x.models.sizes import size
-from tests import quick_compilation
+from tests.simulated_devices import printed_by
 
-REPOSITORY = Path(__file__).parents[2]
 MESH = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
 
 
 @pytest.fixture(scope="module")
 def found():
     """What the program prints, by number of heads."""
-    program = REPOSITORY / "tests" / "models" / "partitioned_program.py"
-    result = subprocess.run(
-        [sys.executable, program],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count=8",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return printed_by("models/partitioned_program.py", devices=8)
 
 
 @pytest.fixture(scope="module")

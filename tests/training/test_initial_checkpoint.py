@@ -8,7 +8,8 @@ import pytest
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.errors import InputError
-from spec_t5x.training.run import DataOptions, OptimizerOptions, train
+from spec_t5x.training.run import OptimizerOptions, train
+from spec_t5x.training.run_data import DataOptions
 from spec_t5x.training.trainer import TrainOptions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -1,0 +1,105 @@
+"""A run that has diverged stops, and says where."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from spec_t5x.errors import InputError
+from spec_t5x.training.losses import LossSums
+from spec_t5x.training.schedules import Schedule
+from spec_t5x.types import PyTree
+
+# Of the parameters that are not finite, so many are named.
+NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTaken:
+    """A step, for the message should it prove to be one too many."""
+
+    number: int  # counted from 1, as the log counts
+    schedule: Schedule
+    # Of the source and of the target text: rows, tokens.
+    source: Sequence[int]
+    target: Sequence[int]
+
+    def __str__(self) -> str:
+        rows, source = self.source
+        rate = float(self.schedule(self.number - 1))
+        return (
+            f"learning rate {rate:.3g}, batch {self.number - 1} of {rows} rows of "
+            f"{source} source and {self.target[1]} target tokens"
+        )
+
+
+def check_sums(sums: LossSums, step: StepTaken, params: PyTree, stays: Callable[[], str]) -> None:
+    """Stops a run whose loss or gradient is not finite.
+
+    Args:
+        sums: of the step, fetched.
+        step: which it was.
+        params: as they are now; looked at for the message alone.
+        stays: says which checkpoint there is.
+
+    Raises:
+        InputError: the loss or the gradient's norm is infinite or not a number.
+    """
+    norm = sums.gradient_norm
+    if math.isfinite(sums.loss) and (norm is None or math.isfinite(norm)):
+        return
+    loss = float(sums.loss) / max(float(sums.num_tokens), 1.0)
+    gradient = "" if norm is None else f" and a gradient of norm {float(norm):.3g}"
+    raise InputError(
+        f"step {step.number} has a loss of {loss:.3g}{gradient} ({step}; {_state_of(params)}); "
+        f"{_remedy(stays)}"
+    )
+
+
+def check_params(params: PyTree, step: int, stays: Callable[[], str]) -> None:
+    """Stops a run before parameters that are not finite are written or measured.
+
+    Raises:
+        InputError: some are infinite or not numbers.
+    """
+    if not _all_finite(params):
+        raise InputError(f"{_state_of(params)} after step {step}; {_remedy(stays)}")
+
+
+def check_measured(value: float, what: str, step: int, stays: Callable[[], str]) -> None:
+    """Stops a run whose parameters are numbers and lead to none.
+
+    Raises:
+        InputError: the value is infinite or not a number.
+    """
+    if not math.isfinite(value):
+        raise InputError(f"the {what} after step {step} is {value:.3g}; {_remedy(stays)}")
+
+
+def _remedy(stays: Callable[[], str]) -> str:
+    return (
+        f"of the checkpoints, {stays()}: lower OptimizerOptions.learning_rate, or look at that "
+        "batch, and run the same command again"
+    )
+
+
+@jax.jit
+def _finite_leaves(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf)), params)
+
+
+def _all_finite(params: PyTree) -> bool:
+    return bool(np.all(jax.device_get(jax.tree.leaves(_finite_leaves(params)))))
+
+
+def _state_of(params: PyTree) -> str:
+    finite = flatten_dict(jax.device_get(_finite_leaves(params)), sep="/")
+    names = sorted(name for name, is_finite in finite.items() if not is_finite)
+    if not names:
+        return "all parameters finite"
+    more = ", ..." if len(names) > NAMED else ""
+    return f"{len(names)} of {len(finite)} parameters not finite: {', '.join(names[:NAMED])}{more}"

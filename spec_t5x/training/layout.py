@@ -1,0 +1,149 @@
+"""A run over many devices: where its state lies, and the rows of its batches.
+
+Parameters lie by the network's logical axes, as where text is generated
+(``models.partitioning``), and the optimizer's state as the parameters that it is of.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.partitioning import (
+    batch_sharding,
+    make_mesh,
+    param_shardings,
+    partitioned,
+    replicated,
+)
+from spec_t5x.training.accumulation import padded_rows
+from spec_t5x.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where everything lies. Without a mesh, on JAX's default device."""
+
+    mesh: Mesh | None = None
+    params: PyTree = None  # a ``NamedSharding`` for each that is learnt
+
+    @classmethod
+    def create(
+        cls,
+        data_parallel: int | None,
+        model_parallel: int,
+        param_shardings: Callable[[Mesh], PyTree],
+    ) -> "Layout":
+        """The layout of so many replicas, each of so many devices.
+
+        Args:
+            data_parallel: None takes as many as there are devices for.
+            model_parallel: devices that share one copy of the parameters.
+            param_shardings: of a mesh, how the parameters that are learnt lie on it.
+
+        Raises:
+            InputError: there are too few devices, or they cannot be shared out.
+        """
+        devices = jax.devices()
+        if data_parallel is None:
+            if len(devices) % model_parallel:
+                raise InputError(
+                    f"model_parallel is {model_parallel} and there are {len(devices)} devices: "
+                    "give a divisor of their number, or data_parallel too"
+                )
+            data_parallel = len(devices) // model_parallel
+        wanted = data_parallel * model_parallel
+        if wanted > len(devices):
+            raise InputError(
+                f"data_parallel {data_parallel} times model_parallel {model_parallel} are "
+                f"{wanted} devices and there are {len(devices)}: lower one of them"
+            )
+        if wanted == 1:
+            return cls()
+        mesh = make_mesh(data_parallel, model_parallel, devices[:wanted])
+        return cls(mesh=mesh, params=param_shardings(mesh))
+
+    def within(self) -> contextlib.AbstractContextManager:
+        """What is computed within it is computed on these devices."""
+        return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
+
+    def frozen(self, params: PyTree, config: ModelConfig) -> PyTree:
+        """The parameters of a whole network that is only read, on these devices."""
+        if self.mesh is None:
+            return params
+        return jax.device_put(params, param_shardings(config, self.mesh))
+
+    def rows(self, inputs: PyTree, parts: int = 1) -> PyTree:
+        """A batch's arrays, their rows over the replicas.
+
+        Where the rows do not divide by replicas times ``parts``, empty ones are added.
+        """
+        if self.mesh is None:
+            return inputs
+        multiple = self.mesh.shape["data"] * parts
+        inputs = jax.tree.map(lambda rows: padded_rows(rows, multiple), inputs)
+        return jax.device_put(inputs, batch_sharding(self.mesh))
+
+    def initial(self, init: Callable[[], PyTree]) -> PyTree:
+        """What ``init`` gives, a state: none of it is ever whole on one device.
+
+        It must hold its parameters as ``params``.
+        """
+        if self.mesh is None:
+            return jax.jit(init)()
+        return jax.jit(init, out_shardings=self.state(jax.eval_shape(init)))()
+
+    def state(self, state: PyTree) -> PyTree:
+        """A ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
+
+        A tree within it that is built as the parameters are is theirs: averages of
+        gradients lie as the parameters do, and Adafactor's, which are averages over one
+        axis, as the other axes. All else is on every device.
+        """
+        structure = jax.tree.structure(state.params)
+
+        def is_of_params(subtree) -> bool:
+            return jax.tree.structure(subtree) == structure
+
+        def shardings(subtree):
+            if not is_of_params(subtree):
+                return replicated(self.mesh)
+            return jax.tree.map(
+                functools.partial(_as_param, mesh=self.mesh), subtree, state.params, self.params
+            )
+
+        return jax.tree.map(shardings, state, is_leaf=is_of_params)
+
+    def step(self, train_step: Callable, state: PyTree) -> Callable:
+        """The jitted step, whose new state lies as the old one."""
+        if self.mesh is None:
+            return train_step
+        out_shardings = (self.state(state), replicated(self.mesh))
+        return jax.jit(train_step, donate_argnums=0, out_shardings=out_shardings)
+
+    def placed(self, state: PyTree) -> PyTree:
+        """A state on these devices."""
+        return state if self.mesh is None else jax.device_put(state, self.state(state))
+
+
+def _as_param(leaf, param, sharding: NamedSharding, mesh: Mesh) -> NamedSharding:
+    """Where an array lies that belongs to a parameter."""
+    if leaf.shape == param.shape:
+        return sharding
+    spec = [*sharding.spec, *[None] * (len(param.shape) - len(sharding.spec))]
+    # Averaged over one axis: of a square matrix, over which is not known.
+    averaged = {
+        tuple(spec[:axis] + spec[axis + 1 :])
+        for axis in range(len(param.shape))
+        if leaf.shape == param.shape[:axis] + param.shape[axis + 1 :]
+    }
+    return (
+        NamedSharding(mesh, PartitionSpec(*averaged.pop()))
+        if len(averaged) == 1
+        else replicated(mesh)
+    )

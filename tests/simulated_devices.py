@@ -1,0 +1,35 @@
+"""Programs of tests that need several devices: JAX makes them of one processor at its start."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests import quick_compilation
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def printed_by(program: str, devices: int) -> Any:
+    """The JSON that a program prints, in a process of its own with so many CPU devices.
+
+    Args:
+      program: its path from ``tests``.
+      devices: how many there shall be.
+    """
+    flags = f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count={devices}"
+    result = subprocess.run(
+        [sys.executable, REPOSITORY / "tests" / program],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)

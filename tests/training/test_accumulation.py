@@ -1,0 +1,90 @@
+"""A batch read in parts: the same step, in less memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.trainer import TrainOptions, init_state, make_train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CONFIG = T5Config(
+    vocab_size=64,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.0,
+)
+
+
+def make_inputs(rows, length=12):
+    """Texts of very different lengths: a mean of the parts' means is another."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(2, 64, (rows, length)).astype(np.int32)
+    text[np.arange(length) >= np.linspace(1, length, rows).astype(int)[:, None]] = 0
+    return text[:, ::-1], np.pad(text[:, :-1], ((0, 0), (1, 0))), text
+
+
+def take_step(inputs, parts, optimizer=None):
+    optimizer = optimizer or optax.sgd(1.0)
+    step = make_train_step(
+        CONFIG, optimizer, TrainOptions(steps=1, accumulation_steps=parts, label_smoothing=0.1)
+    )
+    return step(init_state(CONFIG, optimizer, 0), inputs, jax.random.key(1), None)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(8, 4), (7, 3)])
+def test_the_step_is_that_of_the_whole_batch(rows, parts):
+    """By plain descent at rate 1, the parameters show the gradient itself."""
+    inputs = make_inputs(rows)
+    (whole, sums), (divided, sums_of_parts) = (take_step(inputs, each) for each in (1, parts))
+    start = init_state(CONFIG, optax.sgd(1.0), 0).params
+    for before, ours, theirs in zip(
+        *map(jax.tree.leaves, (start, divided.params, whole.params)), strict=True
+    ):
+        scale = float(jnp.abs(theirs - before).max())
+        assert scale > 0
+        np.testing.assert_allclose(ours - before, theirs - before, atol=1e-5 * scale + 1e-8)
+    assert sums_of_parts.num_tokens == sums.num_tokens == np.count_nonzero(inputs[2])
+    for name in ("loss", "cross_entropy", "num_correct", "gradient_norm"):
+        assert float(getattr(sums_of_parts, name)) == pytest.approx(
+            float(getattr(sums, name)), rel=1e-5
+        )
+
+
+def test_a_mean_of_means_would_be_found_out():
+    """What the test above must tell from the truth."""
+    inputs = make_inputs(8)
+    parts = [tuple(rows[i::4] for rows in inputs) for i in range(4)]
+    start = init_state(CONFIG, optax.sgd(1.0), 0).params
+    step = make_train_step(CONFIG, optax.sgd(1.0), TrainOptions(steps=1))
+
+    def moved_by(rows):
+        state = init_state(CONFIG, optax.sgd(1.0), 0)
+        return step(state, rows, jax.random.key(1), None)[0].params
+
+    whole, moved = moved_by(inputs), [moved_by(part) for part in parts]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *moved)
+
+    def distance(left, right):
+        return float(optax.global_norm(jax.tree.map(jnp.subtract, left, right)))
+
+    assert distance(mean, whole) > 1e-2 * distance(start, whole)
+
+
+def test_it_takes_less_memory():
+    optimizer = optax.sgd(1.0)
+    state, inputs = init_state(CONFIG, optimizer, 0), make_inputs(64)
+
+    def temporary_bytes(parts):
+        step = make_train_step(CONFIG, optimizer, TrainOptions(steps=1, accumulation_steps=parts))
+        compiled = step.lower(state, inputs, jax.random.key(1), None).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(8) < 0.4 * temporary_bytes(1)

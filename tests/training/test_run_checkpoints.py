@@ -1,0 +1,236 @@
+"""Checkpoints of a run: what belongs to a step appears with it, and goes with it."""
+
+import itertools
+import json
+import resource
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.metrics_file import MetricsFile
+from spec_t5x.training.run_checkpoints import RunCheckpoints
+from spec_t5x.training.trainer import Positioned, TrainOptions, fit
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CONFIG = T5Config(
+    vocab_size=16,
+    emb_dim=8,
+    num_heads=2,
+    head_dim=4,
+    mlp_dim=16,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+)
+
+
+def make_batches() -> Batches:
+    """Copies of 2 to 7 tokens, four to a batch."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 8, 40)
+    ids = np.concatenate([[*rng.integers(2, 16, n - 1), 1] for n in lengths]).astype(np.int32)
+    pairs = TokenisedPairs(
+        source_ids=ids,
+        source_ends=np.cumsum(lengths),
+        target_ids=ids,
+        target_ends=np.cumsum(lengths),
+        num_dropped=0,
+    )
+    return Batches(pairs, tokens_per_batch=32, seed=0, buckets=(8,))
+
+
+def train(directory, steps, batches=None, **options):
+    defaults = {"log_period": 0, "eval_period": 0, "checkpoint_period": 3}
+    return fit(
+        CONFIG,
+        optax.adam(1e-2),
+        lambda step: 1e-2,
+        make_batches() if batches is None else batches,
+        None,
+        TrainOptions(steps=steps, **defaults | options),
+        directory,
+    )
+
+
+def assert_identical(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+class Stream:
+    """Batches of a process that cannot be entered at a step: only its own state leads there."""
+
+    def __init__(self, killed_at=None):
+        self.killed_at, self.given = killed_at, []
+
+    def save_position(self, directory):
+        assert not list(directory.iterdir())
+        (directory / "state").write_text(str(self._number))
+
+    def batches(self, start_step=0, position=None):
+        self._number = 0 if position is None else int((position / "state").read_text())
+        self.resumed = start_step, position
+        return self._stream(start_step)
+
+    def _stream(self, step):
+        every = list(itertools.islice(make_batches().batches(), 9))
+        while True:
+            if step == self.killed_at:
+                raise KeyboardInterrupt
+            # The batches follow from the numbers of the process, not from the step.
+            batch = every[self._number % 9]
+            self._number = (self._number * 5 + 7) % 1001
+            self.given.append(self._number)
+            step += 1
+            yield batch
+
+
+def test_the_position_of_the_data_is_kept_with_each_step(tmp_path):
+    assert isinstance(Stream(), Positioned) and not isinstance(make_batches(), Positioned)
+    undisturbed = Stream()
+    expected = train(tmp_path / "undisturbed", 11, undisturbed)
+    assert undisturbed.resumed == (0, None)
+
+    killed = Stream(killed_at=8)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", 11, killed)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in (3, 6):
+        position = (checkpoints / str(step) / "position" / "state").read_text()
+        assert int(position) == undisturbed.given[step - 1]
+    resumed = Stream()
+    found = train(tmp_path / "run", 11, resumed)
+    assert resumed.resumed == (6, checkpoints / "6" / "position")
+    assert killed.given[:6] + resumed.given == undisturbed.given
+    assert_identical(found.state, expected.state)
+    # Only what is kept has one.
+    assert sorted(path.parts[-2] for path in checkpoints.glob("*/position")) == ["11", "9"]
+
+
+def test_a_position_before_the_first_batch(tmp_path):
+    train(tmp_path, 2, Stream(), max_minutes=1e-9)
+    stream = Stream()
+    train(tmp_path, 2, stream)
+    assert stream.resumed == (0, tmp_path / "checkpoints" / "0" / "position")
+
+
+def test_a_stream_cannot_go_on_from_a_checkpoint_without_its_position(tmp_path):
+    train(tmp_path, 3)
+    with pytest.raises(InputError, match="step 3 holds no position of the data: give another"):
+        train(tmp_path, 5, Stream())
+
+
+def test_a_run_of_earlier_versions_goes_on(tmp_path):
+    """Its checkpoints hold the state alone."""
+    expected = train(tmp_path / "undisturbed", 6)
+    earlier = train(tmp_path / "earlier", 3).state
+    with ocp.CheckpointManager(tmp_path / "run" / "checkpoints") as manager:
+        manager.save(3, args=ocp.args.StandardSave(earlier))
+    assert_identical(train(tmp_path / "run", 6).state, expected.state)
+
+
+@pytest.fixture
+def disk():
+    """``disk.fill()``: from now on files cannot grow beyond what a log line needs."""
+
+    class Disk:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def fill(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, self.limits[1]))
+
+        def clear(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+
+    disk = Disk()
+    yield disk
+    disk.clear()
+
+
+@pytest.mark.parametrize("steps", [12, 8], ids=["before the next", "before the end"])
+def test_a_checkpoint_that_finds_no_room_ends_the_run(tmp_path, disk, monkeypatch, capfd, steps):
+    real, checkpoints = Batches.batches, tmp_path / "run" / "checkpoints"
+
+    def filled_at_five(self, start_step=0):
+        for step, batch in enumerate(real(self, start_step), start=start_step):
+            if step == 5:
+                # The one before is on its way still, or there.
+                while not (checkpoints / "3").is_dir():
+                    time.sleep(0.01)
+                disk.fill()
+            yield batch
+
+    monkeypatch.setattr(Batches, "batches", filled_at_five)
+    with pytest.raises(InputError) as caught:
+        train(tmp_path / "run", steps)
+    disk.clear()
+    monkeypatch.undo()
+    message = (
+        f"a checkpoint cannot be written to {checkpoints}: File too large; that of step 3 stays: "
+        "make room, and run the same command again to go on"
+    )
+    assert str(caught.value) == message, str(caught.value)
+    # That line is all that is said of it.
+    assert "rror" not in capfd.readouterr().err
+    # The half of a checkpoint is none.
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names[0] == "3" and not any(name.isdigit() for name in names[1:])
+    assert (checkpoints / names[-1] / "state.orbax-checkpoint-tmp").is_dir()
+
+    resumed = train(tmp_path / "run", steps)
+    assert "resumed at step 3" in capfd.readouterr().err
+    assert_identical(resumed.state, train(tmp_path / "undisturbed", steps).state)
+    assert all(path.name.isdigit() for path in checkpoints.iterdir())
+
+
+def test_a_log_that_finds_no_room(tmp_path, disk):
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.add(step=1, loss=1.0)
+    disk.fill()
+    with pytest.raises(InputError, match="metrics.jsonl cannot be written: File too large: make"):
+        file.add(step=2, text="x" * 5000)
+    disk.clear()
+    # The half of a line is cut off.
+    MetricsFile(tmp_path / "metrics.jsonl", 1).add(step=2, loss=0.5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+
+
+def test_no_step_is_told_of_twice(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path, 0)
+    for step in (1, 2, 3, 4):
+        first.add(step=step, loss=1 / step)
+    again = MetricsFile(path, 2)
+    # Of the step that is gone on from, what is there already; then what comes.
+    again.add(step=2, loss=1 / 2)
+    again.add(step=2, dev_loss=0.25)
+    again.add(step=3, loss=1 / 3)
+    lines = [json.loads(line) for line in path.open()]
+    losses = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
+    assert lines == [*losses[:2], {"step": 2, "dev_loss": 0.25}, losses[2]]
+
+
+def test_the_step_after_a_save_leaves_what_is_being_written_alone(tmp_path):
+    """Its buffers are donated to a step at once, while the writer still reads."""
+    state = {"array": jnp.arange(3_000_000, dtype=jnp.float32)}
+    step = jax.jit(lambda state: jax.tree.map(lambda leaf: -leaf, state), donate_argnums=0)
+    with RunCheckpoints(tmp_path, 5) as checkpoints:
+        for number in range(4):
+            checkpoints.save(number, state, {}, None)
+            for _ in range(3):
+                state = step(state)
+    like = jax.tree.map(jnp.zeros_like, state)
+    sign = 1.0
+    for number in range(4):
+        with ocp.StandardCheckpointer() as reader:
+            found = reader.restore(tmp_path / str(number) / "state", like)
+        np.testing.assert_array_equal(found["array"], sign * np.arange(3_000_000))
+        sign = -sign
