@@ -7,5 +7,9 @@ T5X is imported by these modules alone; nothing else of the package needs it.
 * ``encoder_decoder`` and ``decoder_only`` are the models;
 * ``drafts`` says what proposes, and where its parameters stand in the model's tree;
 * ``restoring`` restores target and draft from two checkpoints;
+* ``distillation.distill`` makes a T5X model learn from a target under T5X's trainer, and
+  ``frozen_target`` holds that target;
+* ``initial_weights`` starts a training from weights alone;
+* ``networks`` has T5X's networks as the package's own, and the way back;
 * ``acceptance`` brings the statistics to the log and to the output files.
 """

@@ -1,4 +1,4 @@
-"""The networks that T5X's examples declare, as the package's own.
+"""The networks that T5X's examples declare, as the package's own, and the way back.
 
 Parameter trees and logical axes are the same by construction, so that a T5X checkpoint
 is run by either network and T5X's partitioner shards both alike.
@@ -8,9 +8,11 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+from t5x.examples.t5 import network
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
+from spec_t5x.models.sizes import size as config_of_size
 from spec_t5x.models.t5 import T5Config
 
 # Attention logits are in float32 here, whatever it says: the more precise of the two.
@@ -25,6 +27,9 @@ _COMMON = (
     "logits_via_embedding",
     "dropout_rate",
 )
+_OF_ENCODER_DECODERS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
+# Constants of T5X's network, and the defaults of ``T5Config``.
+_CONSTANTS = ("relpos_num_buckets", "relpos_max_distance", "layer_norm_epsilon")
 
 
 def t5_config(module: Any) -> T5Config:
@@ -38,7 +43,36 @@ def t5_config(module: Any) -> T5Config:
         are not known.
     """
     _refuse_scanned(module)
-    return T5Config(**_sizes(module, (*_COMMON, "num_encoder_layers", "num_decoder_layers")))
+    return T5Config(**_sizes(module, _OF_ENCODER_DECODERS))
+
+
+def t5x_network(config: T5Config) -> network.Transformer:
+    """T5X's own encoder-decoder (``t5x.examples.t5.network``) of these sizes.
+
+    Raises:
+      InputError: a setting that is a constant in T5X.
+    """
+    for name in _CONSTANTS:
+        value, constant = getattr(config, name), getattr(T5Config, name)
+        if value != constant:
+            raise InputError(
+                f"{name} is {value} and T5X's network has {constant}: use spec-t5x, whose "
+                "networks have it as a setting"
+            )
+    sizes = {name: getattr(config, name) for name in _OF_ENCODER_DECODERS}
+    return network.Transformer(network.T5Config(**sizes, dtype=config.dtype))
+
+
+def t5x_network_of_size(
+    size: str, *, dropout_rate: float, dtype: str = "bfloat16"
+) -> network.Transformer:
+    """The same of a name of ``models.sizes``, for gin.
+
+    Raises:
+      InputError: no such size.
+    """
+    config = dataclasses.replace(config_of_size(size), dropout_rate=dropout_rate, dtype=dtype)
+    return t5x_network(config)
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:

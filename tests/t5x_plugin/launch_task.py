@@ -12,6 +12,7 @@ TEXTS = [
     "The children play football after school.",
     "It is raining and the street is wet.",
 ]
+SPLITS = ("train", "validation", "test")
 VOCABULARY = seqio.SentencePieceVocabulary(os.environ["LAUNCH_VOCABULARY"], extra_ids=0)
 
 
@@ -27,7 +28,7 @@ def _share_of_equals(targets, predictions):
 seqio.TaskRegistry.add(
     "launch",
     source=seqio.FunctionDataSource(
-        _dataset, splits=("test",), num_input_examples={"test": len(TEXTS)}
+        _dataset, splits=SPLITS, num_input_examples=dict.fromkeys(SPLITS, len(TEXTS))
     ),
     preprocessors=[
         seqio.preprocessors.tokenize,

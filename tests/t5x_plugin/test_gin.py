@@ -1,5 +1,6 @@
 """The gin files that a launch includes, bound as T5X binds them."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,12 @@ import pytest
 pytest.importorskip("t5x.models", reason="needs T5X")
 
 import gin
+import seqio
 
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
+from spec_t5x.models.sizes import size
 from spec_t5x.t5x_plugin.decoder_only import SpeculativeDecoderOnlyModel
+from spec_t5x.t5x_plugin.networks import t5_config
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -48,3 +52,25 @@ def test_decoder_only_gin_makes_the_twin():
     assert isinstance(model, SpeculativeDecoderOnlyModel)
     assert isinstance(draft.config, DecoderOnlyConfig)
     assert (draft.config.num_layers, model._network.config.num_layers) == (1, 2)
+
+
+SIZED_LAUNCH = """
+from __gin__ import dynamic_registration
+import seqio
+DROPOUT_RATE = 0.1
+VOCABULARY = @seqio.ByteVocabulary()
+"""
+
+
+def test_a_model_of_a_published_size():
+    gin.clear_config()
+    try:
+        gin.parse_config((REPOSITORY / "gin_configs" / "t5x" / "sized_model.gin").read_text())
+        gin.parse_config(SIZED_LAUNCH)
+        gin.parse_config(["MODEL_SIZE = 'byt5_small'", "VOCABULARY_FILE = None"])
+        model = gin.query_parameter("%MODEL").scoped_configurable_fn()
+    finally:
+        gin.clear_config()
+    assert isinstance(model.output_vocabulary, seqio.ByteVocabulary)
+    expected = dataclasses.replace(size("byt5_small"), dropout_rate=0.1, dtype="bfloat16")
+    assert t5_config(model.module) == expected

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,16 @@ import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import seqio
+import tensorflow as tf
+from etils import epath
 from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
+from tensorflow.compat.v1.train import summary_iterator as events_in
 
+from spec_t5x import theory
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.t5x_writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
@@ -81,6 +88,16 @@ t5.T5Config:
   mlp_activations = ("gelu", "linear")
   logits_via_embedding = False
 """
+# The draft's sizes as a model's own file: what is trained.
+SMALL_MODEL_GIN = """
+include "{directory}/model_0.0.gin"
+models.EncoderDecoderModel.z_loss = 0.0001
+network.T5Config:
+  emb_dim = 16
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+  dropout_rate = %DROPOUT_RATE
+"""
 
 
 class Launches:
@@ -93,6 +110,7 @@ class Launches:
             text = MODEL_GIN.format(vocabulary=self.vocabulary, temperature=temperature)
             (directory / f"model_{temperature}.gin").write_text(text)
         (directory / "draft.gin").write_text(DRAFT_GIN)
+        (directory / "small_model.gin").write_text(SMALL_MODEL_GIN.format(directory=directory))
         for name in ("target", "draft"):
             self._save(name, load(pair / name))
 
@@ -119,13 +137,23 @@ class Launches:
     def run(self, program: str, files: list[str], *, devices: int = 1, **macros) -> Path:
         """Runs a program of T5X; returns its output directory."""
         output = self.directory / f"out_{len(list(self.directory.glob('out_*')))}"
+        macros |= {
+            f"{program.upper()}_OUTPUT_DIR": str(output),
+            "utils.DatasetConfig.batch_size": 8,
+        }
+        arguments, options = self.command(program, files, devices=devices, **macros)
+        done = subprocess.run(arguments, **options, capture_output=True)
+        assert done.returncode == 0, done.stderr[-6000:]
+        self.log = done.stderr
+        return output
+
+    def command(self, program: str, files: list[str], *, devices: int = 1, **macros):
+        """A launch on the toy task: what ``subprocess`` is given."""
         files = [str(self.directory / name) if "/" not in name else name for name in files]
         macros |= {
             "MIXTURE_OR_TASK_NAME": "launch",
             "MIXTURE_OR_TASK_MODULE": "tests.t5x_plugin.launch_task",
             "TASK_FEATURE_LENGTHS": {"inputs": 24, "targets": 20},
-            f"{program.upper()}_OUTPUT_DIR": str(output),
-            "utils.DatasetConfig.batch_size": 8,
             "utils.RestoreCheckpointConfig.dtype": "float32",
         }
         flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
@@ -135,16 +163,9 @@ class Launches:
             "LAUNCH_VOCABULARY": str(self.vocabulary),
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         }
-        done = subprocess.run(
-            [sys.executable, "-m", f"t5x.{program}", *(f"--gin_file={f}" for f in files), *flags],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-6000:]
-        self.log = done.stderr
-        return output
+        arguments = [sys.executable, "-m", f"t5x.{program}"]
+        arguments += [*(f"--gin_file={file}" for file in files), *flags]
+        return arguments, {"cwd": REPOSITORY, "env": environment, "text": True}
 
     def checkpoint(self, name: str) -> str:
         """The path of a checkpoint, such as ``target_legacy``."""
@@ -282,6 +303,153 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
     assert restored.step == 7
     with pytest.raises(InputError, match="set DRAFT_CHECKPOINT_PATH"):
         manager(draft_path=None)
+
+
+def steps_in(directory: Path) -> list[int]:
+    """The finished checkpoints of a training."""
+    names = (path.name for path in directory.glob("checkpoint_*") if path.is_dir())
+    steps = (name.removeprefix("checkpoint_") for name in names)
+    return sorted(int(step) for step in steps if step.isdigit())
+
+
+def wait_for(condition, process, log: Path, seconds: float = 300.0) -> None:
+    """Until it holds; the process is to go on until then."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, log.read_text()[-6000:]
+        assert time.monotonic() < end, log.read_text()[-6000:]
+        time.sleep(0.1)
+
+
+def metrics_of(directory: Path) -> dict[str, float]:
+    """The last value of each metric that T5X wrote for TensorBoard."""
+    events = (event for file in sorted(directory.glob("events*")) for event in events_in(str(file)))
+    values = (value for event in events for value in event.summary.value)
+    return {
+        value.tag: float(tf.make_ndarray(value.tensor))
+        for value in values
+        if not value.tensor.string_val
+    }
+
+
+DISTILL = ["small_model.gin", "gin_configs/runs/t5x_distill.gin"]
+
+
+def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
+    directory = launches.directory / "distilled"
+    macros = {
+        "CHECKPOINT_PATH": launches.checkpoint("target_orbax"),
+        "TARGET_DTYPE": "float32",
+        "MODEL_DIR": str(directory),
+        "BATCH_SIZE": 4,
+        "EVAL_STEPS": 1,
+        "EVAL_PERIOD": 2,
+        "CHECKPOINT_PERIOD": 2,
+        "WARMUP_STEPS": 1,
+        "RANDOM_SEED": 0,
+        "DISTILLATION_WEIGHT": 0.8,
+        # Data 2 x model 2.
+        "partitioning.PjitPartitioner.num_partitions": None,
+        "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
+    }
+    arguments, options = launches.command(
+        "train", DISTILL, devices=4, TRAIN_STEPS=10**6, **dict(macros)
+    )
+    log = launches.directory / "killed.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(arguments, **options, stdout=file, stderr=file)
+        try:
+            wait_for(lambda: max(steps_in(directory), default=0) >= 4, process, log)
+        finally:
+            process.kill()
+            process.wait()
+    last = max(steps_in(directory))
+    arguments, options = launches.command(
+        "train", DISTILL, devices=4, TRAIN_STEPS=last + 2, **dict(macros)
+    )
+    done = subprocess.run(arguments, **options, capture_output=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert f"Starting main loop over steps {last}-{last + 2}" in done.stderr
+    assert max(steps_in(directory)) == last + 2
+    for folder in ("train", "training_eval/launch"):
+        found = metrics_of(directory / folder)
+        assert found["forward_kl"] > 0
+        for temperature in (0, 1):
+            alpha = found[f"alpha/temperature_{temperature}"]
+            assert 0 <= alpha < 1
+            np.testing.assert_allclose(
+                found[f"block_efficiency/temperature_{temperature}"],
+                theory.expected_tokens(alpha, 7),
+                rtol=1e-5,
+            )
+    check_is_a_draft(launches, directory, tiny_pair)
+
+
+def check_is_a_draft(launches, directory, tiny_pair):
+    """The package loads it, T5X restores it beside a target, and it holds nothing else."""
+    loaded = load(directory, vocabulary=f"{launches.vocabulary}:0")
+    draft, target = (load(tiny_pair / name) for name in ("draft", "target"))
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(draft.params)
+    sizes = {"emb_dim", "num_heads", "mlp_dim", "num_encoder_layers", "num_decoder_layers"}
+    assert all(getattr(loaded.config, name) == getattr(draft.config, name) for name in sizes)
+    (state,) = directory.glob(f"checkpoint_{max(steps_in(directory))}/state")
+    stored = ocp.PyTreeCheckpointHandler(use_ocdbt=True).metadata(epath.Path(state))
+    assert set(getattr(stored, "tree", stored)) == {"state", "target"}
+    vocabulary = seqio.SentencePieceVocabulary(str(launches.vocabulary), 0)
+    stock = models.EncoderDecoderModel(
+        t5x_network(target.config), vocabulary, vocabulary, optimizer_def=None
+    )
+    model = speculate(stock, ModelDraft(config=loaded.config))
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    shapes = {"encoder_input_tokens": (2, 8), "decoder_input_tokens": (2, 8)}
+    path = launches.checkpoint("target_orbax")
+    restored = SpeculativeCheckpointManager(
+        path,
+        utils.TrainStateInitializer(
+            None, model.get_initial_variables, shapes, partitioner
+        ).global_train_state_shape,
+        partitioner,
+        draft_path=str(directory),
+    ).restore(path=path)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        flax.core.unfreeze(restored.params)["draft"],
+        dict(loaded.params),
+    )
+
+
+def test_a_model_is_trained_from_weights_of_another_format(launches, tiny_pair):
+    draft = load(tiny_pair / "draft")
+    weights = launches.directory / "converted" / "checkpoint_3"
+    save_t5x(weights, draft.params, draft.config)
+    directory = launches.directory / "trained"
+    arguments, options = launches.command(
+        "train",
+        [
+            "small_model.gin",
+            "gin_configs/runs/t5x_train.gin",
+            "gin_configs/t5x/from_weights.gin",
+        ],
+        MODEL_DIR=str(directory),
+        INITIAL_CHECKPOINT_PATH=str(weights),
+        TRAIN_STEPS=2,
+        BATCH_SIZE=4,
+        EVAL_STEPS=1,
+        EVAL_PERIOD=2,
+        CHECKPOINT_PERIOD=2,
+        **{"train.infer_eval_dataset_cfg": None},
+    )
+    done = subprocess.run(arguments, **options, capture_output=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "Starting main loop over steps 0-2" in done.stderr
+    assert steps_in(directory) == [0, 2]
+    first, last = (
+        load(directory / f"checkpoint_{step}", vocabulary=f"{launches.vocabulary}:0").params
+        for step in (0, 2)
+    )
+    jax.tree.map(np.testing.assert_array_equal, first, dict(draft.params))
+    moved = jax.tree.map(lambda before, after: float(abs(after - before).max()), first, last)
+    assert all(jax.tree.leaves(moved))
 
 
 SHARDED = """

@@ -1,0 +1,184 @@
+"""The target that a draft learns from under T5X's trainer: read, sharded, never saved.
+
+T5X's train state has room beside the parameters for variables that no optimizer sees,
+``flax_mutables``; its trainer hands them to the model's losses and takes them back. There
+the target's parameters stand. What initialises, restores and saves the state is told of
+the draft alone, so that its checkpoints are those of any T5X training and resume as they
+do; the target is read again from where it is, by the package's own readers.
+
+Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``MODEL``
+(``distillation.distill``), ``train.train_state_initializer_cls`` (``DraftInitializer``),
+``train.trainer_cls`` (``trainer_with_target``) and the save's
+``state_transformation_fns`` (``without_target``).
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.core
+import jax
+import jax.numpy as jnp
+from t5x import models, partitioning, train_state, trainer, utils
+
+from spec_t5x.checkpoints.loading import open_model
+from spec_t5x.checkpoints.stored_model import StoredModel
+from spec_t5x.checkpoints.vocabularies import choose_vocabulary
+from spec_t5x.checkpoints.weights import read_params
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.t5x_plugin.drafts import as_vocabulary
+from spec_t5x.t5x_plugin.networks import t5x_network
+from spec_t5x.types import PyTree
+
+# What the target's parameters are called among the train state's ``flax_mutables``.
+COLLECTION = "target"
+
+
+class FrozenTarget:
+    """A checkpoint of any format the package reads, and T5X's network of its sizes."""
+
+    def __init__(self, path: str, dtype: str = "bfloat16"):
+        """Opens it; the weights are read by ``restore``.
+
+        Args:
+          path: a checkpoint of T5X's, Hugging Face's or the project's format, here or in
+            gs://, or a packaged name.
+          dtype: of its parameters and of what it computes in.
+
+        Raises:
+          InputError: there is no such checkpoint, or no encoder-decoder of T5X's in it.
+        """
+        self._stored = open_model(path)
+        if not isinstance(self._stored.config, T5Config):
+            raise InputError(
+                f"{path} is a {type(self._stored.config).__name__}: give an encoder-decoder"
+            )
+        self._dtype = dtype
+        self.module = t5x_network(_computing_in(self._stored, dtype))
+
+    def check_fits(self, draft: models.EncoderDecoderModel) -> None:
+        """The draft's ids must mean what the target's do.
+
+        Raises:
+          InputError: they embed different numbers of ids, or the checkpoint has a vocabulary
+            and it is not the draft's.
+        """
+        stored, num_ids = self._stored, draft.module.config.vocab_size
+        if num_ids != stored.config.vocab_size:
+            raise InputError(
+                f"the draft embeds {num_ids} ids and the target {stored.directory} "
+                f"{stored.config.vocab_size}: give a draft padded to the target's size"
+            )
+        if stored.vocabulary is not None:
+            given = as_vocabulary(draft.output_vocabulary)
+            choose_vocabulary(given, stored.vocabulary, stored.directory, num_ids)
+
+    def mesh_axes(self, partitioner: partitioning.BasePartitioner) -> PyTree:
+        """The ``PartitionSpec`` of each parameter, by T5X's rules."""
+        tokens = jnp.ones((1, 1), jnp.int32)
+        variables = jax.eval_shape(
+            functools.partial(self.module.init, enable_dropout=False),
+            jax.random.PRNGKey(0),
+            tokens,
+            tokens,
+            tokens,
+        )
+        state = train_state.InferenceState.create(flax.core.freeze(variables))
+        return partitioner.get_mesh_axes(state).params
+
+    def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:
+        """The parameters on the partitioner's mesh; each device reads what it holds.
+
+        Raises:
+          InputError: weights that are damaged or do not fit the network.
+        """
+        shardings = jax.tree.map(
+            lambda axes: jax.sharding.NamedSharding(
+                partitioner.mesh, jax.sharding.PartitionSpec() if axes is None else axes
+            ),
+            flax.core.unfreeze(self.mesh_axes(partitioner)),
+            is_leaf=lambda axes: axes is None or isinstance(axes, jax.sharding.PartitionSpec),
+        )
+        params = read_params(
+            self._stored.weights, self._stored.config, dtype=self._dtype, shardings=shardings
+        )
+        return flax.core.freeze(params)
+
+
+def _computing_in(stored: StoredModel, dtype: str) -> T5Config:
+    # It writes nothing, so it drops nothing out.
+    return T5Config.from_dict({**stored.config.to_dict(), "dtype": dtype, "dropout_rate": 0.0})
+
+
+class DraftInitializer:
+    """What ``train.train_state_initializer_cls`` is bound to: as T5X's, of the draft alone.
+
+    Only ``train_state_axes``, by which the steps are partitioned, know of the target.
+    """
+
+    def __init__(
+        self,
+        optimizer_def: Any,
+        init_fn: Callable[..., PyTree],
+        input_shapes: Mapping[str, Any],
+        partitioner: partitioning.BasePartitioner,
+        input_types: Mapping[str, Any] | None = None,
+    ):
+        """As ``t5x.utils.TrainStateInitializer``; ``init_fn`` is a distilled model's."""
+        self._of_draft = utils.TrainStateInitializer(
+            optimizer_def, init_fn, input_shapes, partitioner, input_types
+        )
+        self.global_train_state_shape = self._of_draft.global_train_state_shape
+        axes = _target_of(getattr(init_fn, "__self__", None)).mesh_axes(partitioner)
+        self.train_state_axes = _with_target(self._of_draft.train_state_axes, axes)
+
+    def from_scratch(self, init_rng: jax.Array) -> train_state.TrainState:
+        """The draft's state, as T5X initialises it."""
+        return self._of_draft.from_scratch(init_rng)
+
+
+def trainer_with_target(
+    model: models.BaseModel,
+    train_state: train_state.TrainState,
+    partitioner: partitioning.BasePartitioner,
+    *,
+    trainer_cls: Callable[..., trainer.BaseTrainer],
+    **kwargs: Any,
+) -> trainer.BaseTrainer:
+    """What ``train.trainer_cls`` is bound to: T5X's trainer, its state with the target.
+
+    Args:
+      model: of ``distillation.distill``.
+      train_state: the draft's.
+      partitioner: where both lie.
+      trainer_cls: T5X's ``Trainer``, or another with its constructor.
+      **kwargs: of the trainer.
+    """
+    params = _target_of(model).restore(partitioner)
+    return trainer_cls(
+        model=model,
+        train_state=_with_target(train_state, params),
+        partitioner=partitioner,
+        **kwargs,
+    )
+
+
+def without_target(state_dict: PyTree, parameter_infos: PyTree) -> tuple[PyTree, PyTree]:
+    """What ``utils.SaveCheckpointConfig.state_transformation_fns`` holds: the draft alone."""
+    of_draft = {name: part for name, part in state_dict.items() if name != "flax_mutables"}
+    return of_draft, parameter_infos
+
+
+def _with_target(state: train_state.TrainState, target: PyTree) -> train_state.TrainState:
+    return state.replace_flax_mutables(flax.core.freeze({COLLECTION: target}))
+
+
+def _target_of(model: Any) -> FrozenTarget:
+    target = getattr(model, "target", None)
+    if not isinstance(target, FrozenTarget):
+        raise InputError(
+            f"MODEL is a {type(model).__name__}: bind it to distillation.distill, as "
+            "gin_configs/runs/t5x_distill.gin does"
+        )
+    return target

@@ -1,0 +1,61 @@
+"""A T5X training that starts from a checkpoint's weights, with an optimizer of its own.
+
+T5X goes on where a checkpoint's optimizer was, at its step. A checkpoint that
+``spec-t5x convert --to t5x`` made of another format has no optimizer, and a draft that is
+made of another's layers should not take its. T5X fills what a restored state lacks from
+one initialised from scratch (``fallback_to_scratch``); here it is made to lack all but
+the weights, and those it must have.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t5x import state_utils
+
+from spec_t5x.checkpoints.validate import compress
+from spec_t5x.errors import InputError
+from spec_t5x.types import PyTree
+
+
+def weights_alone(
+    state_dict: PyTree, target_state_dict: PyTree, *, is_resuming: bool = False
+) -> PyTree:
+    """What ``utils.RestoreCheckpointConfig.state_transformation_fns`` holds.
+
+    Args:
+      state_dict: of the checkpoint; its leaves are arrays or say where these are.
+      target_state_dict: of the training.
+      is_resuming: whether the checkpoint is one of the training's own, which it goes on from
+        as any other.
+
+    Raises:
+      InputError: the checkpoint's weights are not those of the network, by name and, where
+        the checkpoint tells it, by shape.
+    """
+    if is_resuming:
+        return state_dict
+    found, expected = (
+        {name: _shape(leaf) for name, leaf in state_utils.flatten_state_dict(part).items()}
+        for part in (state_dict["target"], target_state_dict["target"])
+    )
+    wrong = [name for name in found.keys() | expected if _differs(name, found, expected)]
+    if wrong:
+        raise InputError(
+            f"{len(wrong)} of {len(expected)} weights of the initial checkpoint are not the "
+            f"model's ({', '.join(compress(sorted(wrong)))}): give a checkpoint of its sizes"
+        )
+    return {"target": state_dict["target"]}
+
+
+def _differs(name: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    if name not in found or name not in expected:
+        return True
+    return found[name] is not None and found[name] != expected[name]
+
+
+def _shape(leaf: Any) -> tuple[int, ...] | None:
+    """None where a checkpoint does not tell."""
+    if isinstance(leaf, Mapping):
+        return tuple(leaf["metadata"]["shape"])
+    shape = getattr(leaf, "shape", None)
+    return None if shape is None else tuple(shape)

@@ -1,0 +1,492 @@
+"""A draft that learns from a target under T5X's trainer."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("t5x.models", reason="needs T5X")
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+import seqio
+from t5x import adafactor, models, partitioning, train_state, trainer, utils
+
+from spec_t5x import theory
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.distributions import overlap, sampling, standardize
+from spec_t5x.errors import InputError
+from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.t5x_plugin.distillation import BlockEfficiency, distill
+from spec_t5x.t5x_plugin.frozen_target import (
+    COLLECTION,
+    DraftInitializer,
+    FrozenTarget,
+    trainer_with_target,
+    without_target,
+)
+from spec_t5x.t5x_plugin.networks import t5_config, t5x_network, t5x_network_of_size
+from spec_t5x.training.losses import token_losses
+from tests.t5x_plugin.toy_models import make_decoder_only_pair
+from tests.t5x_plugin.toy_models import t5x_network as toy_network
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+REPOSITORY = Path(__file__).parents[2]
+KEY = jax.random.PRNGKey(0)
+VOCAB = 128
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair):
+    """Target and draft as the package loads them, and where the target is."""
+    draft = load(tiny_pair / "draft")
+    # It starts texts from zeros, which its norms take apart: gradients of rounding errors.
+    embedder = draft.params["token_embedder"]
+    embedder["embedding"] = embedder["embedding"].at[0].set(jax.random.normal(KEY, (16,)))
+    return tiny_pair / "target", load(tiny_pair / "target"), draft
+
+
+def make_model(pair, made_by=models.EncoderDecoderModel, path=None, **options):
+    """A draft that T5X trains, of the tests' pair."""
+    directory, target, draft = pair
+    vocabulary = seqio.SentencePieceVocabulary(str(directory / "spiece.model"), 0)
+    regularisers = {
+        name: options.pop(name)
+        for name in ("z_loss", "label_smoothing", "loss_normalizing_factor")
+        if name in options
+    }
+    stock = made_by(
+        toy_network(draft.config),
+        vocabulary,
+        vocabulary,
+        optimizer_def=adafactor.Adafactor(
+            decay_rate=0.8, logical_factor_rules=adafactor.standard_logical_factor_rules()
+        ),
+        **regularisers,
+    )
+    return distill(stock, FrozenTarget(str(path or directory), "float32"), **options)
+
+
+def make_batch(lengths, width=10, seed=0):
+    """Texts of these lengths, one a row, as T5X's feature converter gives them unpacked."""
+    rng = np.random.default_rng(seed)
+    shape = (len(lengths), width)
+    inside = np.arange(width) < np.array(lengths)[:, None]
+    sources, targets = (np.where(inside, rng.integers(2, VOCAB, shape), 0) for _ in range(2))
+    return {
+        "encoder_input_tokens": jnp.asarray(sources, jnp.int32),
+        "decoder_target_tokens": jnp.asarray(targets, jnp.int32),
+        "decoder_input_tokens": jnp.asarray(np.pad(targets, ((0, 0), (1, 0)))[:, :-1], jnp.int32),
+        "decoder_loss_weights": jnp.asarray(targets != 0, jnp.int32),
+    }
+
+
+def packed(batch, lengths):
+    """The same texts in one row, as T5X packs them."""
+
+    def joined(values):
+        return jnp.concatenate([row[:n] for row, n in zip(values, lengths, strict=True)])[None]
+
+    # One padding at the end.
+    row = {name: jnp.pad(joined(values), ((0, 0), (0, 1))) for name, values in batch.items()}
+    segments = np.repeat(np.arange(len(lengths)) + 1, lengths)
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    for side in ("encoder", "decoder"):
+        for name, values in (("segment_ids", segments), ("positions", positions)):
+            row[f"{side}_{name}"] = jnp.asarray(np.pad(values, (0, 1)), jnp.int32)[None]
+    return row
+
+
+def loss_and_gradients(model, params, target_params, batch):
+    mutables = {COLLECTION: target_params}
+    with_gradients = jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True))
+    (loss, (metrics, _)), gradients = with_gradients(params, batch, None, mutables)
+    return loss, metrics, gradients
+
+
+def assert_same_gradients(found, expected):
+    """To 1e-5 of each array's largest entry."""
+    assert jax.tree.structure(flax.core.unfreeze(found)) == jax.tree.structure(expected)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        largest = float(jnp.abs(theirs).max())
+        assert largest > 0
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * largest)
+
+
+def logits_of(loaded, params, batch):
+    """By the package's own network."""
+    inputs = (batch[f"{name}_tokens"] for name in ("encoder_input", "decoder_input"))
+    return Transformer(loaded.config).apply(
+        {"params": params}, *inputs, batch["decoder_target_tokens"], enable_dropout=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "weight"),
+    [
+        ("forward_kl", 1.0),
+        ("forward_kl", 0.4),
+        ("reverse_kl", 0.4),
+        ("jeffreys", 0.4),
+        ("total_variation", 1.0),
+        ("cross_entropy", 1.0),
+    ],
+)
+def test_loss_and_gradients_are_the_packages_own(pair, objective, weight):
+    _, target, draft = pair
+    model = make_model(pair, objective=objective, weight=weight, z_loss=1e-3)
+    batch = make_batch((10, 7, 3))
+    found, _, gradients = loss_and_gradients(model, draft.params, target.params, batch)
+
+    @jax.jit
+    @jax.value_and_grad
+    def own(params):
+        return token_losses(
+            logits_of(draft, params, batch),
+            batch["decoder_target_tokens"],
+            teacher_logits=logits_of(target, target.params, batch),
+            distillation_weight=weight,
+            objective=objective,
+            z_loss=1e-3,
+        ).loss
+
+    expected, own_gradients = own(draft.params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_same_gradients(gradients, own_gradients)
+
+
+def test_without_weight_it_is_t5xs_own_loss(pair):
+    options = {"z_loss": 1e-3, "label_smoothing": 0.1, "loss_normalizing_factor": 7.0}
+    model = make_model(pair, weight=0.0, **options)
+    _, target, draft = pair
+    batch = make_batch((10, 4))
+    loss, metrics, _ = loss_and_gradients(model, draft.params, target.params, batch)
+    stock = models.EncoderDecoderModel(
+        model.module, model.input_vocabulary, model.output_vocabulary, None, **options
+    )
+    expected, theirs = jax.jit(stock.loss_fn)(draft.params, batch, None)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert set(theirs) < set(metrics)
+    for name in ("loss", "z_loss", "cross_ent_loss"):
+        np.testing.assert_allclose(metrics[name].total, theirs[name].total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [None, 3.0, "AVERAGE_PER_SEQUENCE"])
+def test_packed_texts_are_the_same_texts(pair, factor):
+    _, target, draft = pair
+    model = make_model(pair, weight=0.7, loss_normalizing_factor=factor)
+    lengths = (6, 3, 9)
+    batch = make_batch(lengths)
+    apart, metrics, gradients = loss_and_gradients(model, draft.params, target.params, batch)
+    together, of_packed, of_packed_gradients = loss_and_gradients(
+        model, draft.params, target.params, packed(batch, lengths)
+    )
+    np.testing.assert_allclose(together, apart, rtol=1e-5)
+    for name in ("forward_kl", "alpha/temperature_1", "alpha/temperature_0"):
+        assert of_packed[name].count == metrics[name].count == sum(lengths)
+        np.testing.assert_allclose(of_packed[name].total, metrics[name].total, rtol=1e-5)
+    assert_same_gradients(of_packed_gradients, gradients)
+    # The segments matter: without them the texts read one another.
+    row = packed(batch, lengths)
+    mixed = {name: row[name] for name in batch} | {
+        name: row[name] for name in row if name.endswith("positions")
+    }
+    loss, *_ = loss_and_gradients(make_model(pair, weight=0.7), draft.params, target.params, mixed)
+    whole, *_ = loss_and_gradients(make_model(pair, weight=0.7), draft.params, target.params, batch)
+    assert abs(loss - whole) > 1e-3 * whole
+
+
+def test_alpha_and_block_efficiency_are_those_of_the_paper(pair):
+    _, target, draft = pair
+    gamma = 5
+    model = make_model(pair, gamma=gamma)
+    batch = make_batch((10, 4, 8))
+    _, metrics = jax.jit(model.eval_fn)(draft.params, batch, {COLLECTION: target.params})
+    is_token = np.asarray(batch["decoder_target_tokens"]) != 0
+    for temperature in (0, 1):
+        probs = (
+            standardize(logits_of(loaded, loaded.params, batch), sampling(float(temperature)))
+            for loaded in (target, draft)
+        )
+        alpha = np.mean(np.asarray(overlap(*probs))[is_token])
+        assert 0 < alpha < 1
+        found = metrics[f"alpha/temperature_{temperature}"].compute()
+        np.testing.assert_allclose(found, alpha, rtol=1e-5)
+        np.testing.assert_allclose(
+            metrics[f"block_efficiency/temperature_{temperature}"].compute(),
+            theory.expected_tokens(alpha, gamma),
+            rtol=1e-5,
+        )
+
+
+def test_block_efficiencies_merge_over_tokens():
+    first, second = (
+        BlockEfficiency(total=3.0, count=4, gamma=2),
+        BlockEfficiency(total=0.0, count=2, gamma=2),
+    )
+    # alpha is 3 of 6: 1 + 1/2 + 1/4.
+    assert first.merge(second).compute() == pytest.approx(1.75)
+    assert np.isnan(BlockEfficiency(total=0.0, count=0, gamma=2).compute())
+
+
+# --- under T5X's trainer -----------------------------------------------------
+
+
+def make_trainer(model, batch, directory, num_microbatches=None, weights=None):
+    """As ``t5x.train`` makes it; ``weights`` replaces the draft's random ones."""
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    initializer = DraftInitializer(
+        model.optimizer_def,
+        model.get_initial_variables,
+        {name: values.shape for name, values in batch.items()},
+        partitioner,
+        {name: values.dtype for name, values in batch.items()},
+    )
+    state = initializer.from_scratch(KEY)
+    if weights is not None:
+        state = state.replace_params(flax.core.freeze(jax.tree.map(jnp.array, weights)))
+    return trainer_with_target(
+        model=model,
+        train_state=state,
+        partitioner=partitioner,
+        train_state_axes=initializer.train_state_axes,
+        eval_names=["toy"],
+        summary_dir=str(directory),
+        rng=KEY,
+        trainer_cls=lambda **kwargs: trainer.Trainer(
+            **kwargs, learning_rate_fn=lambda step: 0.003, num_microbatches=num_microbatches
+        ),
+    ), initializer
+
+
+def as_numpy(tree):
+    return jax.tree.map(np.array, flax.core.unfreeze(tree))
+
+
+def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
+    _, target, draft = pair
+    model = make_model(pair)
+    batch = make_batch((10, 7, 3, 5))
+    made, initializer = make_trainer(model, batch, tmp_path, weights=draft.params)
+    with made:
+        made.compile_train(batch)
+        text = made._compiled_train_step.as_text()
+        first, *_, last = (made.train(iter([batch] * 10), 10).result() for _ in range(4))
+        made.compile_eval({"toy": batch})
+        evaluated = {
+            name: each.value for name, each in made.eval({"toy": iter([batch])})["toy"].items()
+        }
+        state = made.train_state
+    assert last["forward_kl"].value < 0.9 * first["forward_kl"].value
+    assert last["alpha/temperature_1"].value > first["alpha/temperature_1"].value
+    assert evaluated["forward_kl"] < first["forward_kl"].value
+    for temperature in (0, 1):
+        np.testing.assert_allclose(
+            evaluated[f"block_efficiency/temperature_{temperature}"],
+            theory.expected_tokens(float(evaluated[f"alpha/temperature_{temperature}"]), 7),
+            rtol=1e-6,
+        )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        as_numpy(state.flax_mutables[COLLECTION]),
+        as_numpy(target.params),
+    )
+    # It is an argument of the program, and no part of it.
+    num_arguments = sum(len(jax.tree.leaves(tree)) for tree in (state, batch))
+    assert text.count(" parameter(") >= num_arguments
+    # What is optimized, saved and looked for in checkpoints is the draft.
+    shapes = jax.eval_shape(lambda: draft.params)
+    assert jax.tree.structure(flax.core.unfreeze(state.params)) == jax.tree.structure(shapes)
+    assert set(flax.core.unfreeze(state.param_states)) == set(shapes)
+    saved, infos = without_target(state.state_dict(), "infos")
+    expected = initializer.global_train_state_shape.state_dict()
+    assert jax.tree.structure(saved) == jax.tree.structure(expected)
+    assert infos == "infos"
+
+
+def test_nothing_of_the_target_is_a_constant(pair):
+    """At the sizes of the paper it would not fit into a program."""
+    _, target, draft = pair
+    model = make_model(pair)
+    batch = make_batch((10, 7))
+    grad = jax.grad(lambda *args: model.loss_fn(*args)[0])
+    jaxpr = jax.make_jaxpr(grad)(draft.params, batch, None, {COLLECTION: target.params})
+    # Masks and relative positions alone.
+    assert not [each for each in jaxpr.consts if jnp.issubdtype(each.dtype, jnp.floating)]
+    assert sum(np.size(each) for each in jaxpr.consts) < 1000
+    other = jax.tree.map(lambda leaf: 0.5 * leaf, target.params)
+    step = jax.jit(model.loss_fn)
+    losses = [step(draft.params, batch, None, {COLLECTION: p})[0] for p in (target.params, other)]
+    assert losses[0] != losses[1]
+    assert step._cache_size() == 1
+
+
+def test_a_target_in_bfloat16(pair):
+    """As a large one is kept and run."""
+    directory, target, draft = pair
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    frozen = FrozenTarget(str(directory), "bfloat16")
+    params = frozen.restore(partitioner)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    model = make_model(pair)
+    in_half = distill(model_of(model), frozen)
+    batch = make_batch((10, 7))
+    exact, found = (
+        jax.jit(each.eval_fn)(draft.params, batch, {COLLECTION: each_params})[0]
+        for each, each_params in ((model, target.params), (in_half, params))
+    )
+    np.testing.assert_allclose(found, exact, rtol=0.1)
+
+
+def model_of(distilled):
+    """The stock model that a distilled one is made of."""
+    return models.EncoderDecoderModel(
+        distilled.module,
+        distilled.input_vocabulary,
+        distilled.output_vocabulary,
+        distilled.optimizer_def,
+    )
+
+
+def test_microbatches_accumulate_the_same(pair, tmp_path):
+    _, _, draft = pair
+    batch = make_batch((10, 7, 3, 5))
+    found = []
+    for number in (None, 2):
+        model = make_model(pair, weight=0.5)
+        made, _ = make_trainer(model, batch, tmp_path, number, draft.params)
+        with made:
+            summary = made.train(iter([batch]), 1).result()
+            found.append((summary, made.train_state.params))
+    for name in ("forward_kl", "alpha/temperature_0", "block_efficiency/temperature_1"):
+        np.testing.assert_allclose(*(summary[name].value for summary, _ in found), rtol=1e-5)
+    (_, whole), (_, parts) = found
+    for ours, theirs in zip(*map(jax.tree.leaves, (parts, whole)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+SHARDED = """
+import sys
+import jax
+import numpy as np
+from t5x import partitioning
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.t5x_plugin.frozen_target import FrozenTarget
+
+partitioner = partitioning.PjitPartitioner(
+    model_parallel_submesh=(1, 1, 1, 2),
+    logical_axis_rules=partitioning.standard_logical_axis_rules(),
+)
+params = FrozenTarget(sys.argv[1], "float32").restore(partitioner)
+embedding = params["token_embedder"]["embedding"]
+rows, width = embedding.shape
+assert {shard.data.shape for shard in embedding.addressable_shards} == {(rows // 2, width)}
+expected = load(sys.argv[1]).params
+jax.tree.map(np.testing.assert_array_equal, dict(params.unfreeze()), dict(expected))
+"""
+
+
+def test_the_target_lies_on_the_partitioners_mesh(pair):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(pair[0])],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- what does not go together -----------------------------------------------
+
+
+class OwnLoss(models.EncoderDecoderModel):
+    """A model with a loss of its own."""
+
+    def loss_fn(self, params, batch, dropout_rng):
+        raise NotImplementedError
+
+
+class OwnMetrics(models.EncoderDecoderModel):
+    """A model with a metric of its own."""
+
+    def _compute_metrics(self, logits, **kwargs):
+        metrics = super()._compute_metrics(logits, **kwargs)
+        return metrics | {"own": metrics["loss"]}
+
+
+def test_what_a_subclass_has_of_its_own_stays(pair):
+    _, target, draft = pair
+    model = make_model(pair, OwnMetrics)
+    assert isinstance(model, OwnMetrics)
+    batch = make_batch((4, 4))
+    _, metrics = model.eval_fn(draft.params, batch, {COLLECTION: target.params})
+    assert metrics["own"].total == metrics["loss"].total
+    assert {"forward_kl", "alpha/temperature_1"} <= set(metrics)
+
+
+def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
+    for options, message in (
+        ({"objective": "kl"}, "objective is 'kl': give one of cross_entropy, forward_kl"),
+        ({"weight": 1.5}, "weight is 1.5"),
+        ({"gamma": -1}, "gamma is -1"),
+        ({"path": tmp_path / "absent"}, "no directory"),
+        ({"path": tiny_pair / "other"}, "holds a vocabulary of its own"),
+        ({"made_by": OwnLoss}, "OwnLoss overrides EncoderDecoderModel.loss_fn"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_model(pair, **options)
+    with pytest.raises(InputError, match="model is a DecoderOnlyModel: give a t5x"):
+        distill(make_decoder_only_pair(False, False).model, FrozenTarget(str(pair[0])))
+    wide = make_model(pair)
+    wide.module = t5x_network(dataclasses.replace(pair[2].config, vocab_size=256))
+    with pytest.raises(InputError, match="the draft embeds 256 ids and the target .* 128"):
+        wide.target.check_fits(wide)
+    stock = models.EncoderDecoderModel(wide.module, None, None, optimizer_def=None)
+    with pytest.raises(InputError, match="MODEL is a EncoderDecoderModel: bind it"):
+        trainer_with_target(
+            stock,
+            train_state.InferenceState(step=None, params=flax.core.freeze({})),
+            partitioning.PjitPartitioner(num_partitions=1),
+            trainer_cls=trainer.Trainer,
+        )
+
+
+def test_networks_of_t5x_by_size():
+    config = t5_config(t5x_network_of_size("t5_1_1_small", dropout_rate=0.2))
+    expected = dataclasses.replace(size("t5_1_1_small"), dropout_rate=0.2, dtype="bfloat16")
+    assert config == expected
+    with pytest.raises(InputError, match="no T5 size is called 'small'"):
+        t5x_network_of_size("small", dropout_rate=0.0)
+    with pytest.raises(InputError, match="relpos_num_buckets is 16 and T5X's network has 32"):
+        t5x_network(dataclasses.replace(expected, relpos_num_buckets=16))
+
+
+def test_the_optimizers_axes_are_the_drafts(pair):
+    """What T5X partitions the state by has the state's own tree, target and all."""
+    model = make_model(pair)
+    partitioner = partitioning.PjitPartitioner(num_partitions=1)
+    shapes = {"encoder_input_tokens": (2, 4), "decoder_input_tokens": (2, 4)}
+    initializer = DraftInitializer(
+        model.optimizer_def, model.get_initial_variables, shapes, partitioner
+    )
+    stock = utils.TrainStateInitializer(
+        model.optimizer_def, model.get_initial_variables, shapes, partitioner
+    )
+    axes = initializer.train_state_axes
+    assert axes.params == stock.train_state_axes.params
+    flat = {len(path) for path in flax.traverse_util.flatten_dict(axes.flax_mutables.unfreeze())}
+    assert flat and set(axes.flax_mutables) == {COLLECTION}
+    assert not initializer.global_train_state_shape.flax_mutables
