@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.experiments import objectives
 from spec_t5x.experiments.neighbours import tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ README = REPOSITORY / "README.md"
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "neighbours": lambda values: tables.short(values["groups"], values["machine"]),
+    "objectives": lambda values: objectives.table_of(values["rows"]),
 }
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 

@@ -32,6 +32,7 @@ SUBJECTS = {
     "overhead": "spec_t5x.experiments.overhead",
     "growth": "spec_t5x.experiments.growth",
     "guard": "spec_t5x.experiments.guarding",
+    "objectives": "spec_t5x.experiments.objectives",
 }
 # The modules' own ``HELP``, which to read would import them all.
 ABOUT = {
@@ -40,7 +41,10 @@ ABOUT = {
     "overhead": "time of an iteration beyond its draft steps and its verification",
     "growth": "cost by batch, output length, gamma and size",
     "guard": "what a hopeless draft costs",
+    "objectives": "alpha of a draft after equal steps down each objective of distillation",
 }
+# Settings that say where files are, of the options and of their data.
+_PLACES = ("data", "figure", "output_dir", "cache_dir", "directory")
 # Flags that are fields of most subjects' options.
 _FLAGS = ("data", "mixture_or_task", "split", "num_inputs", "repeats")
 
@@ -126,9 +130,10 @@ def _settings(options: Any, models: Any, decoding: Any) -> dict[str, Any]:
     from spec_t5x.experiments.benchmark import machine
 
     values = dataclasses.asdict(options)
-    for name in ("data", "figure"):
-        if values.get(name):
-            values[name] = Path(values[name]).name
+    for holder in (values, values.get("data")):
+        for name in _PLACES:
+            if isinstance(holder, dict) and isinstance(holder.get(name), str):
+                holder[name] = Path(holder[name]).name
     names = {"target": Path(models.target).name, "draft": models.draft and Path(models.draft).name}
     return {
         "machine": machine(),
