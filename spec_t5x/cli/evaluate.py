@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target_column": "of a .tsv, from 0 (1)",
         "num_columns": "of each line of a .tsv (2)",
         "limit": "take the first N pairs only",
+        "source_words": "of a file: take the first N words of each source only",
     }
     for name, text in numbers.items():
         texts.add_argument(f"--{name}", type=int, metavar="N", help=text)
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 options,
                 lambda done, total, shown=shown: bar.update(shown, completed=done, total=total),
                 metric=texts.metric,
+                intervals=texts.intervals,
             )
             task = {} if evaluated.data else {"task": texts.name, "split": evaluated.split}
             print(json.dumps(task | evaluation.to_dict(), indent=2))

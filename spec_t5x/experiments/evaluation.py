@@ -1,14 +1,17 @@
 """Quality and acceptance of a pair over a file of text pairs or a seqio task."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
 import jax
+import numpy as np
 
+from spec_t5x.acceptance import Bootstrap, ratio
 from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
-from spec_t5x.data.metrics import bleu_metric, metric_by_name, signature
+from spec_t5x.data.metrics import bleu_metric, metric_by_name, metric_intervals, signature
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
@@ -17,6 +20,8 @@ from spec_t5x.generation import GenerateOptions, Generator
 
 # ``metric(targets, predictions)``; targets are what came as the second of each pair.
 EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
+# The 95 % intervals of the same arguments, of the figures of which they are known.
+EvaluationIntervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,9 @@ class EvaluationOptions(TaskOptions):
     task_feature_lengths: dict | None = None
     # Take the first so many pairs only.
     limit: int | None = None
+    # Of a file: take the first so many words of each source only, which a language model is
+    # to go on from.
+    source_words: int | None = None
 
     def __post_init__(self):
         if (self.data is None) == (self.mixture_or_task is None):
@@ -52,8 +60,14 @@ class EvaluationOptions(TaskOptions):
                 f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one "
                 "of them"
             )
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit is {self.limit}: give at least 1")
+        for name in ("limit", "source_words"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}: give at least 1")
+        if self.source_words is not None and self.data is None:
+            raise InputError(
+                f"source_words is {self.source_words}: a task has its own sources, leave it out"
+            )
         self.check_lengths()
         metric_by_name(self.metric)
 
@@ -70,6 +84,8 @@ class EvaluationSet:
     # (source, target); a target is what ``metric`` takes.
     pairs: list[tuple[str, Any]]
     metric: EvaluationMetric
+    # Of the metric's figures.
+    intervals: EvaluationIntervals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,11 +107,15 @@ class Evaluation:
     alpha: float | None
     # Share of iterations whose i-th draft was accepted.
     acceptance_by_position: list[float] | None
+    # Lower and upper ends of the 95 % intervals, bootstrapped over texts, by the names of
+    # the figures; those that can be had.
+    intervals: dict[str, tuple[float, float]]
 
     def to_dict(self) -> dict:
         """All of it as JSON can hold it, the metrics among the other figures."""
         fields = dataclasses.asdict(self)
         metrics = fields.pop("metrics")
+        fields["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
         if self.bleu_signature is None:
             del fields["bleu_signature"]
         return metrics | fields
@@ -125,6 +145,7 @@ def read_sets(options: EvaluationOptions, vocabulary: Vocabulary) -> list[Evalua
             name=task.name,
             pairs=[(example.source, example) for example in task.examples],
             metric=task.score,
+            intervals=task.intervals,
         )
         for task in tasks
     ]
@@ -137,6 +158,7 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     metric: EvaluationMetric = bleu_metric,
+    intervals: EvaluationIntervals | None = None,
 ) -> Evaluation:
     """Decodes the sources and scores the outputs against the targets.
 
@@ -147,6 +169,7 @@ def evaluate(
         one length, which changes no output.
       progress: called with the number of inputs done and their total.
       metric: of the targets and outputs, in the order of the pairs.
+      intervals: of the metric; None takes ``data.metrics.metric_intervals``.
 
     Raises:
       InputError: no pair can be decoded, ``num_decodes`` is not 1, or a beam search.
@@ -167,14 +190,18 @@ def evaluate(
         progress(len(outputs), len(usable))
     by_place = dict(zip(order, outputs, strict=True))
     texts = [by_place[place].output for place in range(len(usable))]
+    targets = [target for _, target in usable]
+    intervals = intervals or functools.partial(metric_intervals, metric)
+    acceptance, of_acceptance = _acceptance(stats)
     return Evaluation(
         num_pairs=len(usable),
         num_skipped=len(pairs) - len(usable),
-        metrics=metric([target for _, target in usable], texts),
+        metrics=metric(targets, texts),
         bleu_signature=signature(metric),
         num_tokens=sum(len(g.output_ids) for g in outputs),
         target_calls=sum(g.target_calls for g in outputs),
-        **_acceptance(stats),
+        **acceptance,
+        intervals=intervals(targets, texts) | of_acceptance,
     )
 
 
@@ -184,12 +211,16 @@ def _read_file(options: EvaluationOptions) -> EvaluationSet:
     else:
         columns = (options.source_column, options.target_column, options.num_columns)
         pairs = read_pairs(options.data, *columns)
+    if options.source_words is not None:
+        first = options.source_words
+        pairs = ((" ".join(source.split()[:first]), target) for source, target in pairs)
     # An empty source stays empty, to be skipped.
     pairs = [(options.prefix + source if source else "", target) for source, target in pairs]
     return EvaluationSet(
         name=options.data,
         pairs=pairs[: options.limit],
         metric=metric_by_name(options.metric),
+        intervals=functools.partial(metric_intervals, metric_by_name(options.metric)),
     )
 
 
@@ -202,14 +233,27 @@ def fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
     return True
 
 
-def _acceptance(stats: list) -> dict:
+def _acceptance(stats: list) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
+    """The figures of acceptance by name, and their intervals."""
     if stats[0] is None:
-        return {"mean_acceptance_length": None, "alpha": None, "acceptance_by_position": None}
-    calls = sum(s.target_calls.sum() for s in stats)
-    verified = sum(s.verified.sum() for s in stats)
-    by_position = sum(s.accepted_by_position.sum(axis=(0, 1)) for s in stats) / calls
-    return {
-        "mean_acceptance_length": float(1 + sum(s.accepted.sum() for s in stats) / calls),
-        "alpha": float(sum(s.beta_sum.sum() for s in stats) / verified) if verified else None,
+        names = ("mean_acceptance_length", "alpha", "acceptance_by_position")
+        return dict.fromkeys(names), {}
+
+    def of_texts(name: str) -> np.ndarray:
+        return np.concatenate([np.asarray(getattr(s, name)).reshape(-1) for s in stats])
+
+    calls, resampling = of_texts("target_calls"), Bootstrap()
+    accepted = ratio(of_texts("accepted"), calls, resampling)
+    alpha = ratio(of_texts("beta_sum"), of_texts("verified"), resampling)
+    by_position = sum(s.accepted_by_position.sum(axis=(0, 1)) for s in stats) / calls.sum()
+    figures = {
+        "mean_acceptance_length": 1.0 + accepted.value,
+        "alpha": alpha and alpha.value,
         "acceptance_by_position": by_position.tolist(),
     }
+    intervals = {}
+    if accepted.low is not None:
+        intervals["mean_acceptance_length"] = (1.0 + accepted.low, 1.0 + accepted.high)
+    if alpha and alpha.low is not None:
+        intervals["alpha"] = (alpha.low, alpha.high)
+    return figures, intervals

@@ -87,6 +87,7 @@ def test_a_task_is_the_file_with_its_prefix_and_metric(run, task, tsv):
     assert "tok:intl" in of_file.pop("bleu_signature")
     assert of_task == of_file
     assert of_task["num_pairs"] == len(PAIRS)
+    assert {"bleu", "alpha"} <= of_task["intervals"].keys()
     (without,) = run("--data", tsv)
     assert without["num_tokens"] != 0 and without["alpha"] != of_task["alpha"]
 
@@ -97,6 +98,15 @@ def test_json_lines_and_rouge(run, jsonl, tsv):
     assert "bleu_signature" not in values
     (same,) = run("--data", tsv, "--metric", "rouge", "--limit", 3)
     assert values == same
+
+
+def test_the_first_words_of_each_source(run, tsv, tmp_path):
+    (few,) = run("--data", tsv, "--source_words", 2)
+    cut = tmp_path / "cut.tsv"
+    lines = (line.split("\t") for line in tsv.read_text().splitlines())
+    cut.write_text("".join(f"{' '.join(s.split()[:2])}\t{t}\n" for s, t in lines))
+    (same,) = run("--data", cut)
+    assert few == same
 
 
 def test_each_task_of_a_mixture(run, task, jsonl, spiece):
@@ -152,6 +162,8 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
         ({}, "data is None and mixture_or_task None: give one"),
         ({"data": "x", "mixture_or_task": "y"}, "give one of them"),
         ({"data": "x", "limit": 0}, "limit is 0"),
+        ({"data": "x", "source_words": 0}, "source_words is 0"),
+        ({"mixture_or_task": "x", "source_words": 3}, "a task has its own sources"),
         ({"data": "x", "metric": "wer"}, "no metric 'wer'"),
         (
             {"data": "x", "task_feature_lengths": {"input": 3}},

@@ -133,7 +133,7 @@ def test_mistakes_are_one_line(count, text_file, tmp_path, flags, message):
     [
         (b"", "is empty: give a file with at least one line"),
         (b"\n \n", "holds no text: give the column of the texts"),
-        (b"\xff\xfe", "give a whole UTF-8 file"),
+        (b"\xff\xfe", "line 1: byte 1 is 0xff, not UTF-8"),
         (None, "no file "),
     ],
 )
