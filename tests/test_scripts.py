@@ -205,3 +205,100 @@ def test_checkpoints_are_fetched_from_where_they_lie(dry_run):
     assert (status, len(names)) == (0, 30)
     status, _, said = dry_run(script, "--dry-run", "t5_1_1_xxxl")
     assert (status, "no checkpoint 't5_1_1_xxxl'" in said) == (2, True)
+
+
+@pytest.fixture
+def train_pairs(tmp_path):
+    """``train_pairs(*arguments)``: the script, with a command that only notes its arguments.
+
+    Of a training, the command also writes what was asked for into its folder; of the stage in
+    ``UNFINISHED`` it is out of time.
+    """
+    for folder in ("ende", "summarize"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    command = tmp_path / "spec-t5x"
+    command.write_text(
+        """#!/usr/bin/env bash
+echo "$@" >> "$NOTES"
+for word in "$@"; do
+  case $word in --gin.OUTPUT_DIR=*) folder=$(eval echo "${word#*=}") ;; esac
+done
+if [ -n "${folder:-}" ]; then
+  mkdir -p "$folder/cache"
+  head -c 20000000 /dev/urandom > "$folder/weights"
+  touch "$folder/cache/pairs-1.npz" "$folder/cache/texts-1.npz"
+  [ "${folder##*/}" != "${UNFINISHED:-}" ] || exit 75
+fi
+"""
+    )
+    command.chmod(0o755)
+
+    def run(*arguments, output="output", **variables):
+        notes = tmp_path / "notes"
+        notes.unlink(missing_ok=True)
+        places = ("--data", tmp_path / "data", "--output", tmp_path / output)
+        result = subprocess.run(
+            ["bash", str(REPOSITORY / "scripts" / "train_pairs.sh"), *map(str, places), *arguments],
+            env={**os.environ, "SPEC_T5X": str(command), "NOTES": str(notes), **variables},
+            capture_output=True,
+            text=True,
+        )
+        ran = notes.read_text().splitlines() if notes.exists() else []
+        return result.returncode, ran, result.stderr
+
+    return run
+
+
+def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
+    status, ran, said = train_pairs()
+    assert status == 0, said
+    kinds = [line.split()[0] for line in ran]
+    assert kinds == [
+        *("train", "train", "train-ngram", "train", "distill", "train-heads"),
+        *("train", "train", "train-ngram"),
+    ]
+    for line in ran:
+        for file in re.findall(r"--gin_file=(\S+)", line):
+            assert (REPOSITORY / file).is_file()
+    # What one stage makes is what the next asks for.
+    assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target/model'" in ran[1]
+    assert f"--gin.TEACHER='{tmp_path}/output/target_more/model'" in ran[3]
+    status, ran, said = train_pairs()
+    assert (status, ran) == (0, [])
+    assert "stage heads is done" in said
+
+
+def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_path):
+    pieces = tmp_path / "pieces"
+    arguments = ("--pieces", str(pieces), "target", "target_more", "--", "--gin.X=1")
+    status, ran, said = train_pairs(*arguments, UNFINISHED="target_more")
+    assert status == 75, said
+    assert len(ran) == 2 and ran[0].endswith("--gin.X=1")
+    sizes = [path.stat().st_size for path in pieces.iterdir()]
+    assert len(sizes) == 3 and max(sizes) <= 16 * 2**20
+
+    status, ran, said = train_pairs(*arguments, output="elsewhere")
+    assert status == 0, said
+    (line,) = ran
+    assert "train_ende_target_more.gin" in line
+    for stage in ("target", "target_more"):
+        assert (tmp_path / "elsewhere" / stage / "cache" / "texts-1.npz").exists()
+    there, here = (tmp_path / name / "target" / "weights" for name in ("elsewhere", "output"))
+    assert there.read_bytes() == here.read_bytes()
+    # Made anew in the stage that was gone on with, and left behind in the other.
+    assert not (tmp_path / "elsewhere" / "target" / "cache" / "pairs-1.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data",), "--data is the last argument"),
+        (("--date", "x"), "unknown argument '--date'"),
+        (("tarjet",), "no stage 'tarjet': choose of target"),
+        (("--data", "/nowhere"), "no folder /nowhere/ende"),
+    ],
+)
+def test_mistakes_of_the_recipe(train_pairs, arguments, message):
+    status, ran, said = train_pairs(*arguments)
+    assert (status, ran) == (2, [])
+    assert message in said

@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Trains the demonstration's models from the texts alone, on whatever JAX finds: the
+# English-German target, its drafts, tables and heads, and the pair for summaries.
+#   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [--pieces DIR] [STAGE…]
+#                               [-- --gin.NAME=VALUE …]
+#
+#   --data DIR    holds ende/{train,dev}.tsv.gz and summarize/debian_{train,dev}.tsv.gz
+#   --output DIR  a folder for each stage; what is in it is gone on with, so that the same
+#                 command after an interruption repeats minutes, not stages
+#   --pieces DIR  after every stage, all that is needed to go on elsewhere is copied there in
+#                 files of at most 16 MB; where DIR holds such files and the output is new,
+#                 they are unpacked first
+#   STAGE         in this order: target target_more ngram draft shared heads
+#                 summaries_target summaries_draft summaries_ngram (all of them)
+#   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
+#                 that is out of time ends the script with status 75, and is gone on with
+#                 when the same command is run again
+#
+# SPEC_T5X names the command (spec-t5x of .venv). On two processors all of it takes a day.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/setup_env.sh"
+
+STAGES=(target target_more ngram draft shared heads summaries_target summaries_draft
+  summaries_ngram)
+PIECE=16M
+
+data= output= pieces=
+stages=() flags=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) DRY_RUN=1 ;;
+    --data | --output | --pieces)
+      [ $# -gt 1 ] || die "$1 is the last argument: give a directory after it"
+      printf -v "${1#--}" %s "$(realpath -m "$2")"
+      shift
+      ;;
+    --)
+      shift
+      flags=("$@")
+      break
+      ;;
+    -*) die "unknown argument '$1': see the head of the script" ;;
+    *)
+      [[ " ${STAGES[*]} " == *" $1 "* ]] || die "no stage '$1': choose of ${STAGES[*]}"
+      stages+=("$1")
+      ;;
+  esac
+  shift
+done
+[ -n "$data" ] || die "no data: give --data DIR"
+[ -n "$output" ] || die "no output: give --output DIR"
+for folder in ende summarize; do
+  [ -d "$data/$folder" ] || die "no folder $data/$folder: give --data the folder that holds it"
+done
+[ ${#stages[@]} -gt 0 ] || stages=("${STAGES[@]}")
+
+go_to_repository
+SPEC_T5X=${SPEC_T5X:-.venv/bin/spec-t5x}
+
+# training STAGE COMMAND GIN_FILE FLAGS: with the stage's folder and the texts of ende.
+training() {
+  local stage=$1 command=$2 file=$3
+  shift 3
+  run "$SPEC_T5X" "$command" "--gin_file=gin_configs/runs/$file.gin" \
+    "--gin.DATA_DIR='$data/ende'" "--gin.OUTPUT_DIR='$output/$stage'" \
+    "$@" ${flags[@]+"${flags[@]}"}
+}
+
+counting() {
+  local stage=$1
+  shift
+  run "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
+}
+
+run_stage() {
+  local target=$output/target_more/model summaries=$output/summaries_target/model
+  case $1 in
+    target) training target train train_ende_target ;;
+    target_more)
+      training target_more train train_ende_target_more \
+        "--gin.CHECKPOINT_PATH='$output/target/model'"
+      ;;
+    ngram)
+      counting ngram --data "$data/ende/train.tsv.gz" --column 2 --num_columns 3 \
+        --vocabulary "$target" --order 3 --min_count 3
+      ;;
+    draft)
+      training draft train train_ende_draft "--gin.TEACHER='$target'" \
+        "--gin.VOCABULARY='$target/spiece.model'"
+      ;;
+    shared) training shared distill distill_ende_shared "--gin.CHECKPOINT_PATH='$target'" ;;
+    heads) training heads train-heads train_ende_heads "--gin.TARGET='$target'" ;;
+    summaries_target)
+      training summaries_target train train_summaries_target \
+        "--gin.DATA_DIR='$data/summarize'" "--gin.train.initial_checkpoint='$target'"
+      ;;
+    summaries_draft)
+      training summaries_draft train train_summaries_draft \
+        "--gin.DATA_DIR='$data/summarize'" "--gin.TEACHER='$summaries'" \
+        "--gin.train.initial_checkpoint='$output/draft/model'"
+      ;;
+    summaries_ngram)
+      counting summaries_ngram --data "$data/summarize/debian_train.tsv.gz" --column 1 \
+        --num_columns 2 --vocabulary "$summaries" --order 3
+      ;;
+  esac
+}
+
+# Without tokenised pairs, which are made again in no time.
+pack() {
+  local part
+  run mkdir -p "$pieces/unfinished"
+  if [ -n "${DRY_RUN:-}" ]; then
+    echo "tar --create --exclude='cache/pairs-*' . | split --bytes=$PIECE - $pieces/unfinished/piece-"
+    return
+  fi
+  tar --create --directory "$output" --exclude='cache/pairs-*' . |
+    split --bytes="$PIECE" - "$pieces/unfinished/piece-"
+  for part in "$pieces"/piece-*; do
+    [ -e "$pieces/unfinished/${part##*/}" ] || rm -f "$part"
+  done
+  mv "$pieces"/unfinished/piece-* "$pieces"
+  rmdir "$pieces/unfinished"
+}
+
+unpack() {
+  compgen -G "$pieces/piece-*" > /dev/null || return 0
+  say "going on with what $pieces holds"
+  if [ -n "${DRY_RUN:-}" ]; then
+    echo "cat $pieces/piece-* | tar --extract --directory $output"
+    return
+  fi
+  cat "$pieces"/piece-* | tar --extract --directory "$output"
+}
+
+is_new=
+[ -e "$output" ] || is_new=1
+run mkdir -p "$output"
+[ -z "$pieces" ] || [ -z "$is_new" ] || unpack
+for stage in "${stages[@]}"; do
+  if [ -e "$output/$stage.done" ]; then
+    say "stage $stage is done"
+    continue
+  fi
+  say "stage $stage"
+  # A part of a training is worth keeping, too.
+  trap '[ -z "$pieces" ] || pack' EXIT
+  run_stage "$stage"
+  run touch "$output/$stage.done"
+  trap - EXIT
+  [ -z "$pieces" ] || pack
+done
