@@ -564,8 +564,13 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
     stats = generator.decode(batch, options(batch_size=5)).stats
     expected = float(stats.beta_sum.sum() / stats.verified.sum())
     assert evaluation.alpha == pytest.approx(expected, abs=1e-5)
+    for name, value in (("alpha", expected), ("mean_acceptance_length", 1 + by_position.sum())):
+        low, high = evaluation.intervals[name]
+        assert low < value < high
     single = evaluate(generator, pairs[2:3], options(batch_size=2))
     assert single.alpha == pytest.approx(outputs[2].alpha, abs=1e-5)
+    # One text says nothing of others.
+    assert single.intervals == {}
 
 
 def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
@@ -573,6 +578,7 @@ def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
     assert evaluation.target_calls == evaluation.num_tokens > 0
     acceptance = (evaluation.mean_acceptance_length, evaluation.alpha)
     assert (*acceptance, evaluation.acceptance_by_position) == (None, None, None)
+    assert evaluation.intervals == {}
 
 
 def test_evaluation_needs_a_usable_pair_and_one_decode(generator):

@@ -23,6 +23,7 @@ from spec_t5x.experiments.evaluation import EvaluationOptions
 from spec_t5x.experiments.growth import GrowthOptions
 from spec_t5x.experiments.guarding import GuardingOptions
 from spec_t5x.experiments.neighbours.options import NeighboursOptions
+from spec_t5x.experiments.objectives import ObjectivesOptions
 from spec_t5x.experiments.overhead import OverheadOptions
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
@@ -35,10 +36,12 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.distill import DistillOptions
-from spec_t5x.training.run import DataOptions, OptimizerOptions
+from spec_t5x.training.run import OptimizerOptions
+from spec_t5x.training.run_data import DataOptions, TaskDataOptions
 from spec_t5x.training.run_distill import KeptLayers
 from spec_t5x.training.run_heads import train_heads  # noqa: F401, registered by the import
 from spec_t5x.training.run_lm import TextOptions
+from spec_t5x.training.text_metrics import MetricsOptions
 from spec_t5x.training.trainer import TrainOptions
 
 REPOSITORY = Path(__file__).parents[1]
@@ -79,6 +82,8 @@ CLASSES = (
     T5Config,
     GPTConfig,
     DataOptions,
+    TaskDataOptions,
+    MetricsOptions,
     TextOptions,
     OptimizerOptions,
     TrainOptions,
@@ -90,6 +95,7 @@ CLASSES = (
     GrowthOptions,
     GuardingOptions,
     NeighboursOptions,
+    ObjectivesOptions,
     OverheadOptions,
     EvaluationOptions,
     InferOptions,
@@ -162,6 +168,7 @@ def no_bindings(monkeypatch):
         GrowthOptions,
         GuardingOptions,
         NeighboursOptions,
+        ObjectivesOptions,
         OverheadOptions,
     ):
         gin.external_configurable(subject, module="spec_t5x")
@@ -236,6 +243,9 @@ def check_training(name):
     built = {}
     for argument, cls in TRAININGS[name].items():
         reference = gin.query_parameter(f"{name}.{argument}")
+        if cls is DataOptions and repr(reference) == "@TaskDataOptions()":
+            # In its place.
+            cls = TaskDataOptions
         assert repr(reference) == f"@{cls.__name__}()"
         built[argument] = gin.get_configurable(cls.__name__)()
     assert gin.query_parameter(f"{name}.output_dir") is not None
@@ -245,8 +255,9 @@ def check_training(name):
         # The network has positions for the longest lines; the options check the rest.
         assert data.max_length <= built["model"].max_length
         return
-    assert max(data.buckets) >= max(data.max_source_length, data.max_target_length)
-    assert max(data.source_column, data.target_column) < data.num_columns
+    assert max(data.buckets) >= max(data.longest)
+    if isinstance(data, DataOptions):
+        assert max(data.source_column, data.target_column) < data.num_columns
 
 
 @each(PARTS)
