@@ -10,8 +10,9 @@
 #   --pieces DIR  after every stage, all that is needed to go on elsewhere is copied there in
 #                 files of at most 16 MB; where DIR holds such files and the output is new,
 #                 they are unpacked first
-#   STAGE         in this order: target target_more ngram draft shared heads
-#                 summaries_target summaries_draft summaries_ngram (all of them)
+#   STAGE         in this order: target target_more ngram draft draft_more heads
+#                 summaries_target summaries_target_more summaries_draft
+#                 summaries_draft_more summaries_ngram (all of them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
 #                 that is out of time ends the script with status 75, and is gone on with
 #                 when the same command is run again
@@ -21,8 +22,8 @@ set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
 
-STAGES=(target target_more ngram draft shared heads summaries_target summaries_draft
-  summaries_ngram)
+STAGES=(target target_more ngram draft draft_more heads
+  summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram)
 PIECE=16M
 
 data= output= pieces=
@@ -67,14 +68,20 @@ training() {
     "$@" ${flags[@]+"${flags[@]}"}
 }
 
+# Of the pair for summaries, with its texts.
+summaries() {
+  training "$@" "--gin.DATA_DIR='$data/summarize'"
+}
+
 counting() {
   local stage=$1
   shift
   run "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
+# What is packaged was made in just these steps.
 run_stage() {
-  local target=$output/target_more/model summaries=$output/summaries_target/model
+  local target=$output/target_more/model teacher=$output/summaries_target_more/model
   case $1 in
     target) training target train train_ende_target ;;
     target_more)
@@ -86,23 +93,35 @@ run_stage() {
         --vocabulary "$target" --order 3 --min_count 3
       ;;
     draft)
-      training draft train train_ende_draft "--gin.TEACHER='$target'" \
+      training draft train train_ende_draft "--gin.TEACHER='$output/target/model'" \
         "--gin.VOCABULARY='$target/spiece.model'"
       ;;
-    shared) training shared distill distill_ende_shared "--gin.CHECKPOINT_PATH='$target'" ;;
+    draft_more)
+      training draft_more distill distill_ende_draft "--gin.CHECKPOINT_PATH='$target'" \
+        "--gin.INITIAL_DRAFT='$output/draft/model'"
+      ;;
     heads) training heads train-heads train_ende_heads "--gin.TARGET='$target'" ;;
     summaries_target)
-      training summaries_target train train_summaries_target \
-        "--gin.DATA_DIR='$data/summarize'" "--gin.train.initial_checkpoint='$target'"
+      summaries summaries_target train train_summaries_target \
+        "--gin.train.initial_checkpoint='$output/target/model'"
+      ;;
+    summaries_target_more)
+      summaries summaries_target_more train train_summaries_target_more \
+        "--gin.train.initial_checkpoint='$output/summaries_target/model'"
       ;;
     summaries_draft)
-      training summaries_draft train train_summaries_draft \
-        "--gin.DATA_DIR='$data/summarize'" "--gin.TEACHER='$summaries'" \
+      summaries summaries_draft train train_summaries_draft \
+        "--gin.TEACHER='$output/summaries_target/model'" \
         "--gin.train.initial_checkpoint='$output/draft/model'"
+      ;;
+    summaries_draft_more)
+      summaries summaries_draft_more distill distill_summaries_draft \
+        "--gin.CHECKPOINT_PATH='$teacher'" \
+        "--gin.INITIAL_DRAFT='$output/summaries_draft/model'"
       ;;
     summaries_ngram)
       counting summaries_ngram --data "$data/summarize/debian_train.tsv.gz" --column 1 \
-        --num_columns 2 --vocabulary "$summaries" --order 3
+        --num_columns 2 --vocabulary "$teacher" --order 3
       ;;
   esac
 }

@@ -246,6 +246,10 @@ def check_training(name):
         if cls is DataOptions and repr(reference) == "@TaskDataOptions()":
             # In its place.
             cls = TaskDataOptions
+        if cls is KeptLayers and reference is None:
+            # A draft of its own sizes.
+            argument, cls = "model", T5Config
+            reference = gin.query_parameter(f"{name}.{argument}")
         assert repr(reference) == f"@{cls.__name__}()"
         built[argument] = gin.get_configurable(cls.__name__)()
     assert gin.query_parameter(f"{name}.output_dir") is not None

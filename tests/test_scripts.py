@@ -255,14 +255,16 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     kinds = [line.split()[0] for line in ran]
     assert kinds == [
         *("train", "train", "train-ngram", "train", "distill", "train-heads"),
-        *("train", "train", "train-ngram"),
+        *("train", "train", "train", "distill", "train-ngram"),
     ]
     for line in ran:
         for file in re.findall(r"--gin_file=(\S+)", line):
             assert (REPOSITORY / file).is_file()
     # What one stage makes is what the next asks for.
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target/model'" in ran[1]
-    assert f"--gin.TEACHER='{tmp_path}/output/target_more/model'" in ran[3]
+    assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[4]
+    assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/model'" in ran[4]
+    assert f"--gin.DATA_DIR='{tmp_path}/data/summarize'" in ran[6]
     status, ran, said = train_pairs()
     assert (status, ran) == (0, [])
     assert "stage heads is done" in said

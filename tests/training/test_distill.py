@@ -239,28 +239,6 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts, temperature):
     assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
 
 
-def test_an_interrupted_run_ends_like_an_undisturbed_one(texts, tmp_path, monkeypatch):
-    options = {"on_policy": 0.5, "eval_period": 3}
-    undisturbed = run(texts, tmp_path / "undisturbed", 10, **options)
-    real = Batches.batches
-
-    def killed_at_seven(self, start_step=0):
-        for step, batch in enumerate(real(self, start_step), start=start_step):
-            if step == 7:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(Batches, "batches", killed_at_seven)
-    with pytest.raises(KeyboardInterrupt):
-        run(texts, tmp_path / "killed", 10, **options)
-    monkeypatch.undo()
-    resumed = run(texts, tmp_path / "killed", 10, **options)
-    assert_identical(undisturbed.training.state, resumed.training.state)
-    assert_identical(undisturbed.params, resumed.params)
-    assert undisturbed.step == resumed.step
-    assert undisturbed.held_out == resumed.held_out
-
-
 def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
     """Steps so large that they do harm: the start is the best."""
     result = run(texts, tmp_path, 40, rate=1.0, patience=2)

@@ -126,26 +126,6 @@ def test_loss_goes_down_and_is_recorded(data, tmp_path, capfd):
     assert "step 40/40  loss" in capfd.readouterr().err
 
 
-def test_an_interrupted_run_ends_like_an_undisturbed_one(data, tmp_path, monkeypatch):
-    undisturbed = train(data, tmp_path / "undisturbed", 10)
-
-    # A kill after seven steps: the newest checkpoint is that of step four.
-    real = Batches.batches
-
-    def killed_at_seven(self, start_step=0):
-        for step, batch in enumerate(real(self, start_step), start=start_step):
-            if step == 7:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(Batches, "batches", killed_at_seven)
-    with pytest.raises(KeyboardInterrupt):
-        train(data, tmp_path / "killed", 10)
-    monkeypatch.undo()
-    resumed = train(data, tmp_path / "killed", 10)
-    assert_identical(undisturbed.state, resumed.state)
-
-
 def test_a_run_out_of_time_goes_on_later(data, tmp_path):
     stopped = train(data, tmp_path / "run", 6, max_minutes=1e-9)
     assert not stopped.finished and int(stopped.state.step) == 0
