@@ -19,6 +19,7 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.distill import DistillOptions, Student, distill
 from spec_t5x.training.heads import fit_heads
 from spec_t5x.training.optimizers import make_optimizer
+from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.training.trainer import Teacher, TrainOptions, fit, init_params
 
 CONFIG = T5Config(
@@ -58,8 +59,28 @@ def options(steps: int, **more) -> TrainOptions:
     )
 
 
+class Texts:
+    """An evaluator that scores nothing and keeps the texts, by the file that it writes."""
+
+    def __init__(self, directory: Path):
+        self.file = directory / "texts.json"
+
+    def evaluate(self, step, write):
+        sources = [[*range(2 + first, 8), 1] for first in range(5)]
+        self.file.write_text(json.dumps(write(sources)))
+        return {}
+
+
 def train(directory: Path, steps: int, optimizer="adamw", rows=4, teacher=None, **more):
     """5 rows do not divide by two; nor by two devices and two parts."""
+    scorer = TextMetrics(
+        Texts(directory),
+        CONFIG,
+        ByteVocabulary(),
+        MetricsOptions(batch_size=5),
+        longest=(8, 8),
+        export_dtype="float32",
+    )
     return fit(
         CONFIG,
         make_optimizer(optimizer, lambda step: RATE, min_dim_size_to_factor=8),
@@ -69,6 +90,7 @@ def train(directory: Path, steps: int, optimizer="adamw", rows=4, teacher=None, 
         options(steps, **more),
         directory,
         teacher,
+        scorer=scorer,
     )
 
 
@@ -104,6 +126,10 @@ def main(folder: Path) -> dict:
     )
     report["adamw_specs"] = specs(result.state)
     report["dev"] = [losses(folder / "adamw" / name, "dev_loss") for name in ("alone", "mesh")]
+    report["texts"] = [
+        json.loads((folder / "adamw" / name / "texts.json").read_text())
+        for name in ("alone", "mesh")
+    ]
     report["adafactor"], result = compare(
         folder / "adafactor", lambda d, **o: train(d, 4, "adafactor", accumulation_steps=2, **o)
     )

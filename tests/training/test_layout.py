@@ -31,6 +31,13 @@ def test_the_held_out_loss_too(found):
     np.testing.assert_allclose(mesh, alone, rtol=1e-5)
 
 
+def test_what_is_written_on_a_mesh_is_what_one_device_writes(found):
+    alone, mesh = found["texts"]
+    assert mesh == alone
+    # The parameters of a few steps write something, and not the same for every source.
+    assert all(alone) and len({tuple(text) for text in alone}) > 1
+
+
 def test_parameters_and_averages_lie_by_the_logical_axes(found):
     specs = found["adamw_specs"]
     kernel = "decoder/layers_0/mlp/wi/kernel"
