@@ -127,13 +127,16 @@ CARDS: Mapping[str, Card] = {
         about=f"{_ENDE_LIMITS}\n\nNetwork: {{network}}.",
         training="""\
 spec-t5x train --gin_file=gin_configs/runs/train_ende_target.gin \\
-  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/target'\"""",
+  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/target'"
+spec-t5x train --gin_file=gin_configs/runs/train_ende_target_more.gin \\
+  --gin.CHECKPOINT_PATH="'runs/target/model'" \\
+  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/target-more'\"""",
         data=_ENDE_DATA,
         folder=ENDE,
         measurements=(
             *_ende("ende-draft", temperatures=(0,)),
             # What the test suite has the time for.
-            *_ende("ende-draft", " --limit 400", temperatures=(0,), label="first 400 of dev"),
+            *_ende("ende-draft", " --limit 200", temperatures=(0,), label="first 200 of dev"),
             *_newstest("ende-draft"),
         ),
     ),
@@ -142,7 +145,11 @@ spec-t5x train --gin_file=gin_configs/runs/train_ende_target.gin \\
         about="Network: {network}. It encodes the source itself.",
         training="""\
 spec-t5x train --gin_file=gin_configs/runs/train_ende_draft.gin \\
-  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/draft'" --gin.TEACHER="'ende-target'\"""",
+  --gin.TEACHER="'runs/target/model'" --gin.VOCABULARY="'runs/target/model/spiece.model'" \\
+  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/draft'"
+spec-t5x distill --gin_file=gin_configs/runs/distill_ende_draft.gin \\
+  --gin.CHECKPOINT_PATH="'ende-target'" --gin.INITIAL_DRAFT="'runs/draft/model'" \\
+  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/draft-more'\"""",
         data=_ENDE_DATA,
         folder=ENDE,
         measurements=(*_ende("ende-draft"), *_newstest("ende-draft")),
@@ -177,7 +184,11 @@ spec-t5x train-heads --gin_file=gin_configs/runs/train_ende_heads.gin \\
         about=f"{_SUMMARIES_LIMITS}\n\nNetwork: {{network}}.",
         training="""\
 spec-t5x train --gin_file=gin_configs/runs/train_summaries_target.gin \\
-  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-target'\"""",
+  --gin.train.initial_checkpoint="'runs/target/model'" \\
+  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-target'"
+spec-t5x train --gin_file=gin_configs/runs/train_summaries_target_more.gin \\
+  --gin.train.initial_checkpoint="'runs/summaries-target/model'" \\
+  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-target-more'\"""",
         data=_SUMMARIES_DATA,
         folder=SUMMARIES,
         measurements=_summaries("summaries-draft", temperatures=(0,)),
@@ -187,8 +198,13 @@ spec-t5x train --gin_file=gin_configs/runs/train_summaries_target.gin \\
         about="Network: {network}. It encodes the source itself.",
         training="""\
 spec-t5x train --gin_file=gin_configs/runs/train_summaries_draft.gin \\
-  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-draft'" \\
-  --gin.TEACHER="'summaries-target'\"""",
+  --gin.train.initial_checkpoint="'runs/draft/model'" \\
+  --gin.TEACHER="'runs/summaries-target/model'" \\
+  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-draft'"
+spec-t5x distill --gin_file=gin_configs/runs/distill_summaries_draft.gin \\
+  --gin.CHECKPOINT_PATH="'summaries-target'" \\
+  --gin.INITIAL_DRAFT="'runs/summaries-draft/model'" \\
+  --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-draft-more'\"""",
         data=_SUMMARIES_DATA,
         folder=SUMMARIES,
         measurements=_summaries("summaries-draft"),
