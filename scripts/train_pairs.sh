@@ -8,8 +8,8 @@
 #   --output DIR  a folder for each stage; what is in it is gone on with, so that the same
 #                 command after an interruption repeats minutes, not stages
 #   --pieces DIR  after every stage, all that is needed to go on elsewhere is copied there in
-#                 files of at most 16 MB; where DIR holds such files and the output is new,
-#                 they are unpacked first
+#                 files of at most 16 MB, which SHA256SUMS lists; where DIR holds such files and
+#                 the output is new, they are unpacked first
 #   STAGE         in this order: target target_more ngram draft draft_more heads
 #                 summaries_target summaries_target_more summaries_draft
 #                 summaries_draft_more summaries_ngram (all of them)
@@ -26,7 +26,7 @@ STAGES=(target target_more ngram draft draft_more heads
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram)
 PIECE=16M
 
-data= output= pieces=
+data="" output="" pieces=""
 stages=() flags=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -54,16 +54,47 @@ done
 for folder in ende summarize; do
   [ -d "$data/$folder" ] || die "no folder $data/$folder: give --data the folder that holds it"
 done
+[[ -z $pieces || "$pieces/" != "$output/"* ]] ||
+  die "--pieces $pieces lies in --output $output: give a folder beside it"
 [ ${#stages[@]} -gt 0 ] || stages=("${STAGES[@]}")
 
 go_to_repository
 SPEC_T5X=${SPEC_T5X:-.venv/bin/spec-t5x}
+[ -n "${DRY_RUN:-}" ] || command -v "$SPEC_T5X" > /dev/null ||
+  die "no command $SPEC_T5X: run bash scripts/demo.sh, which installs it, or name it in SPEC_T5X"
+
+# A signal to the script alone reaches the training, too: two of them in one folder would
+# spoil it.
+child=""
+stop() {
+  trap '' TERM HUP INT
+  if [ -n "$child" ]; then
+    kill -TERM "$child" 2> /dev/null || true
+    wait "$child" || true
+  fi
+  exit $((128 + $1))
+}
+trap 'stop 1' HUP
+trap 'stop 2' INT
+trap 'stop 15' TERM
+
+# Signals are not kept until the command has ended.
+waited() {
+  if [ -n "${DRY_RUN:-}" ]; then
+    run "$@"
+    return
+  fi
+  "$@" &
+  child=$!
+  wait "$child"
+  child=""
+}
 
 # training STAGE COMMAND GIN_FILE FLAGS: with the stage's folder and the texts of ende.
 training() {
   local stage=$1 command=$2 file=$3
   shift 3
-  run "$SPEC_T5X" "$command" "--gin_file=gin_configs/runs/$file.gin" \
+  waited "$SPEC_T5X" "$command" "--gin_file=gin_configs/runs/$file.gin" \
     "--gin.DATA_DIR='$data/ende'" "--gin.OUTPUT_DIR='$output/$stage'" \
     "$@" ${flags[@]+"${flags[@]}"}
 }
@@ -76,7 +107,7 @@ summaries() {
 counting() {
   local stage=$1
   shift
-  run "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
+  waited "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
 # What is packaged was made in just these steps.
@@ -126,37 +157,45 @@ run_stage() {
   esac
 }
 
-# Without tokenised pairs, which are made again in no time.
+# Without tokenised pairs, which are made again in no time. At any moment SHA256SUMS lists
+# pieces that are there: those before are removed last.
 pack() {
-  local part
-  run mkdir -p "$pieces/unfinished"
+  local set part
+  set=piece-$(date +%s%N)-
   if [ -n "${DRY_RUN:-}" ]; then
-    echo "tar --create --exclude='cache/pairs-*' . | split --bytes=$PIECE - $pieces/unfinished/piece-"
+    echo "tar --create --exclude='cache/pairs-*' . | split --bytes=$PIECE - $pieces/piece-"
     return
   fi
+  mkdir -p "$pieces"
   tar --create --directory "$output" --exclude='cache/pairs-*' . |
-    split --bytes="$PIECE" - "$pieces/unfinished/piece-"
+    split --bytes="$PIECE" - "$pieces/$set"
+  (cd "$pieces" && sha256sum "$set"* > unfinished && mv unfinished SHA256SUMS)
   for part in "$pieces"/piece-*; do
-    [ -e "$pieces/unfinished/${part##*/}" ] || rm -f "$part"
+    [[ ${part##*/} == "$set"* ]] || rm -f "$part"
   done
-  mv "$pieces"/unfinished/piece-* "$pieces"
-  rmdir "$pieces/unfinished"
 }
 
+# The output is there when all of it is.
 unpack() {
+  local unfinished=$output.unfinished
   compgen -G "$pieces/piece-*" > /dev/null || return 0
   say "going on with what $pieces holds"
   if [ -n "${DRY_RUN:-}" ]; then
     echo "cat $pieces/piece-* | tar --extract --directory $output"
     return
   fi
-  cat "$pieces"/piece-* | tar --extract --directory "$output"
+  (cd "$pieces" && sha256sum --check --quiet SHA256SUMS) >&2 ||
+    die "the pieces in $pieces are not whole: copy all of them and SHA256SUMS again"
+  rm -rf "$unfinished"
+  mkdir -p "$unfinished"
+  # A line is a sum of 64 digits, two signs and a name.
+  (cd "$pieces" && cut --characters=67- SHA256SUMS | xargs cat) |
+    tar --extract --directory "$unfinished"
+  mv "$unfinished" "$output"
 }
 
-is_new=
-[ -e "$output" ] || is_new=1
+[ -z "$pieces" ] || [ -e "$output" ] || unpack
 run mkdir -p "$output"
-[ -z "$pieces" ] || [ -z "$is_new" ] || unpack
 for stage in "${stages[@]}"; do
   if [ -e "$output/$stage.done" ]; then
     say "stage $stage is done"

@@ -22,12 +22,12 @@ def generator():
 def card():
     """The figures that the packaged models claim."""
     figures = json.loads((PACKAGED_MODELS / "ende-target" / "figures.json").read_text())
-    return figures["first_400_of_dev_ende-draft_0"]
+    return figures["first_200_of_dev_ende-draft_0"]
 
 
 @pytest.fixture(scope="module")
 def dev_pairs(shared_data, generator):
-    pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))[:400]
+    pairs = list(read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3))[:200]
     limit = generator.max_source_len
     return [pair for pair in pairs if len(generator.vocabulary.encode(pair[0])) < limit]
 

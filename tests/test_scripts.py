@@ -5,7 +5,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -229,23 +231,35 @@ if [ -n "${folder:-}" ]; then
   touch "$folder/cache/pairs-1.npz" "$folder/cache/texts-1.npz"
   [ "${folder##*/}" != "${UNFINISHED:-}" ] || exit 75
 fi
+if [ -n "${SLEEPING:-}" ]; then
+  trap 'echo terminated >> "$NOTES"; exit 1' TERM
+  echo sleeping >> "$NOTES"
+  while :; do sleep 0.05; done
+fi
 """
     )
     command.chmod(0o755)
 
-    def run(*arguments, output="output", **variables):
-        notes = tmp_path / "notes"
+    notes = tmp_path / "notes"
+
+    def started(*arguments, output="output", **variables):
         notes.unlink(missing_ok=True)
         places = ("--data", tmp_path / "data", "--output", tmp_path / output)
-        result = subprocess.run(
+        return subprocess.Popen(
             ["bash", str(REPOSITORY / "scripts" / "train_pairs.sh"), *map(str, places), *arguments],
             env={**os.environ, "SPEC_T5X": str(command), "NOTES": str(notes), **variables},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        ran = notes.read_text().splitlines() if notes.exists() else []
-        return result.returncode, ran, result.stderr
 
+    def run(*arguments, **options):
+        script = started(*arguments, **options)
+        _, said = script.communicate()
+        ran = notes.read_text().splitlines() if notes.exists() else []
+        return script.returncode, ran, said
+
+    run.started = started
     return run
 
 
@@ -276,8 +290,17 @@ def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_pa
     status, ran, said = train_pairs(*arguments, UNFINISHED="target_more")
     assert status == 75, said
     assert len(ran) == 2 and ran[0].endswith("--gin.X=1")
-    sizes = [path.stat().st_size for path in pieces.iterdir()]
-    assert len(sizes) == 3 and max(sizes) <= 16 * 2**20
+    sizes = {path: path.stat().st_size for path in pieces.glob("piece-*")}
+    assert len(sizes) == 3 and max(sizes.values()) <= 16 * 2**20
+
+    # One of them was not copied: nothing is begun, and all of it is there the next time.
+    last = max(sizes)
+    last.rename(tmp_path / "left_behind")
+    status, ran, said = train_pairs(*arguments, output="elsewhere")
+    assert (status, ran) == (2, [])
+    assert "are not whole: copy all of them" in said
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "left_behind").rename(last)
 
     status, ran, said = train_pairs(*arguments, output="elsewhere")
     assert status == 0, said
@@ -291,6 +314,20 @@ def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_pa
     assert not (tmp_path / "elsewhere" / "target" / "cache" / "pairs-1.npz").exists()
 
 
+def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
+    """And only then is packed what it has made."""
+    script = train_pairs.started("--pieces", str(tmp_path / "pieces"), "target", SLEEPING="1")
+    notes = tmp_path / "notes"
+    while not (notes.exists() and "sleeping" in notes.read_text()):
+        assert script.poll() is None, script.communicate()
+        time.sleep(0.01)
+    script.terminate()
+    script.communicate()
+    assert script.returncode == 128 + signal.SIGTERM
+    assert notes.read_text().splitlines()[-1] == "terminated"
+    assert (tmp_path / "pieces" / "SHA256SUMS").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -298,9 +335,16 @@ def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_pa
         (("--date", "x"), "unknown argument '--date'"),
         (("tarjet",), "no stage 'tarjet': choose of target"),
         (("--data", "/nowhere"), "no folder /nowhere/ende"),
+        (("--output", "/runs", "--pieces", "/runs/pieces"), "/runs/pieces lies in --output /runs"),
     ],
 )
 def test_mistakes_of_the_recipe(train_pairs, arguments, message):
     status, ran, said = train_pairs(*arguments)
     assert (status, ran) == (2, [])
     assert message in said
+
+
+def test_a_recipe_without_the_command(train_pairs):
+    status, ran, said = train_pairs(SPEC_T5X="/nowhere/spec-t5x")
+    assert (status, ran) == (2, [])
+    assert "no command /nowhere/spec-t5x: run bash scripts/demo.sh" in said

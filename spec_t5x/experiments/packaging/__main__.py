@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, write_json
+from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, staged_directory, write_json
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, load
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.errors import InputError
@@ -44,6 +44,7 @@ def main(arguments=None) -> int:
             save(args.name, args.directory, args.models, steps=args.steps)
             return 0
         names = args.names or list(CARDS)
+        check_places(names, args.data)
         run = {"measure": measure, "check": check}[args.command]
         return run(names, args.data, args.models, remembered(evaluate))
     except InputError as error:
@@ -56,20 +57,36 @@ def save(name: str, directory: Path, models: Path, *, steps: int | None = None) 
 
     Args:
       name: of ``CARDS``.
-      directory: a model, heads, tables or a draft in its target's encoder.
+      directory: a model, heads or tables.
       models: the packaged models.
       steps: of all its trainings, where the export knows of the last one alone.
 
     Raises:
-      InputError: no such model, or nothing is there.
+      InputError: no such model, nothing is there, or nothing that a training exported.
     """
     cards.card_of(name)
     config = read_json(directory / CONFIG_NAME)
     destination = models / name
-    if config["format"] != "spec_t5x":
-        shutil.rmtree(destination, ignore_errors=True)
-        shutil.copytree(directory, destination)
+    if directory.resolve() == destination.resolve():
+        raise InputError(f"{directory} is the packaged {name} itself: give an export's directory")
+    kind = config.get("format")
+    if not str(kind).startswith("spec_t5x"):
+        raise InputError(
+            f"{directory} has the format {kind!r}: give what a training exported, or run "
+            "spec-t5x convert first"
+        )
+    steps = steps or config.get("step")
+    if kind == "spec_t5x":
+        _save_model(directory, destination, steps)
         return
+    with staged_directory(destination, overwrite=True) as stage:
+        shutil.copytree(directory, stage, dirs_exist_ok=True)
+        if steps:
+            config.pop("step", None)
+            write_json(stage / CONFIG_NAME, config | {"training_steps": steps})
+
+
+def _save_model(directory: Path, destination: Path, steps: int | None) -> None:
     loaded = load(directory, on_host=True)
     figures = {key: loaded.metadata.get(key) for key in ("cross_entropy", "accuracy")}
     save_model(
@@ -77,13 +94,21 @@ def save(name: str, directory: Path, models: Path, *, steps: int | None = None) 
         loaded.params,
         loaded.config,
         loaded.vocabulary,
-        extra={
-            "max_source_length": MAX_SOURCE_LENGTH,
-            "training_steps": steps or loaded.metadata.get("step"),
-            **figures,
-        },
+        extra={"max_source_length": MAX_SOURCE_LENGTH, "training_steps": steps, **figures},
         overwrite=True,
     )
+
+
+def check_places(names: list[str], data: Path) -> None:
+    """Before a measurement, which may be long, all that the next ones need.
+
+    Raises:
+      InputError: no such model, or its folder is not in ``data``.
+    """
+    for name in names:
+        folder = data / cards.card_of(name).folder
+        if not folder.is_dir():
+            raise InputError(f"no folder {folder}: give --data the folder that holds it")
 
 
 def measure(names: list[str], data: Path, models: Path, run: Measure) -> int:

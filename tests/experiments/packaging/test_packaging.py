@@ -2,17 +2,27 @@
 
 import argparse
 import json
+import re
 import shlex
+import shutil
+from pathlib import Path
 
+import gin
 import pytest
 
 from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, load
 from spec_t5x.cli import evaluate as evaluate_command
+from spec_t5x.cli.main import _parser
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.packaging import __main__ as packaging
 from spec_t5x.experiments.packaging import cards
 from spec_t5x.experiments.packaging.cards import CARDS, Measurement
+from spec_t5x.gin_files import parse_gin, read_all
+from spec_t5x.training import run as run_t5  # noqa: F401, gin knows what is imported
+from spec_t5x.training import run_distill, run_heads, run_lm  # noqa: F401
+
+REPOSITORY = Path(__file__).parents[3]
 
 PRINTED = {
     "bleu": 31.04,
@@ -122,13 +132,54 @@ def test_an_export_is_taken_over(tiny_pair, tmp_path):
         assert copied == (PACKAGED_MODELS / "ende-ngram" / file).read_bytes()
 
 
+def test_what_was_trained_in_parts_has_the_steps_of_all(tmp_path):
+    """Of heads as well, which are copied as they are."""
+    export = tmp_path / "heads"
+    shutil.copytree(PACKAGED_MODELS / "ende-heads", export)
+    config = json.loads((export / "config.json").read_text())
+    config["step"] = config.pop("training_steps")
+    (export / "config.json").write_text(json.dumps(config))
+    for steps, expected in ((None, config["step"]), (9, 9)):
+        packaging.save("ende-heads", export, tmp_path / "models", steps=steps)
+        saved = json.loads((tmp_path / "models" / "ende-heads" / "config.json").read_text())
+        assert saved["training_steps"] == expected and "step" not in saved
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["measure", "--data", "x", "fren-target"], "no packaged model 'fren-target'"),
-        (["save", "ende-target", "nowhere"], "no file nowhere/config.json"),
+        ("measure --data data ende-draft fren-target", "no packaged model 'fren-target'"),
+        ("check --data nowhere ende-draft", "no folder nowhere/ende: give --data"),
+        ("save ende-target nowhere", "no file nowhere/config.json"),
+        ("save ende-target data/foreign", "data/foreign has the format None: give what a"),
+        (f"save ende-ngram {PACKAGED_MODELS / 'ende-ngram'}", "is the packaged ende-ngram itself"),
     ],
 )
-def test_mistakes(arguments, message, capsys):
-    assert packaging.main(arguments) == 2
+def test_mistakes(tmp_path, monkeypatch, arguments, message, capsys):
+    (tmp_path / "data" / "ende").mkdir(parents=True)
+    (tmp_path / "data" / "foreign").mkdir()
+    (tmp_path / "data" / "foreign" / "config.json").write_text('{"model_type": "t5"}')
+    monkeypatch.chdir(tmp_path)
+    assert packaging.main(arguments.split()) == 2
     assert message in capsys.readouterr().err
+    assert (PACKAGED_MODELS / "ende-ngram" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_its_trainings_are_commands(name, monkeypatch):
+    """Of which gin takes what they bind."""
+    monkeypatch.chdir(REPOSITORY)
+    for command in CARDS[name].training.replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(command)
+        assert program == "spec-t5x"
+        flags = [word for word in words if word.startswith("--gin.")]
+        args, rest = _parser().parse_known_args([word for word in words if word not in flags])
+        assert not rest
+        if not flags:
+            continue
+        gin.clear_config()
+        parse_gin(args.gin_file, flags)
+        used = {name for _, text in read_all(args.gin_file) for name in re.findall(r"%(\w+)", text)}
+        macros = {flag.removeprefix("--gin.").split("=")[0] for flag in flags}
+        assert {macro for macro in macros if "." not in macro} <= used
+    gin.clear_config()
