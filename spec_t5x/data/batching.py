@@ -242,6 +242,17 @@ class Batches:
         """The same in every epoch."""
         return sum(max(1, len(b.pairs) // b.batch_size) for b in self.buckets)
 
+    def fingerprint(self) -> str:
+        """Of all that decides which pairs batch N has: 64 hexadecimal digits."""
+        digest = hashlib.sha256(str(self._seed).encode())
+        for bucket in self.buckets:
+            digest.update(f" {bucket.source} {bucket.target} {bucket.batch_size}".encode())
+            digest.update(bucket.pairs.tobytes())
+        pairs = self._pairs
+        for array in (pairs.source_ids, pairs.source_ends, pairs.target_ids, pairs.target_ends):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yields batch ``start_step``, ``start_step + 1``, ... without end."""
         first, offset = divmod(start_step, self.batches_per_epoch)

@@ -45,7 +45,13 @@ class BestCheckpoint:
         self._manager.close()
 
     def offer(self, step: int, value: float, params: PyTree) -> bool:
-        """Keeps the parameters if ``value`` is larger than that of those it has."""
+        """Keeps the parameters if ``value`` is larger than that of those it has.
+
+        At step 0 a run begins: what is here is of one before, which left no checkpoint.
+        """
+        if step == 0 and self.step is not None:
+            self._manager.delete(self.step)
+            self.step = self.value = None
         # Earlier steps than the one that is kept are gone through again.
         if self.value is not None and (value <= self.value or step <= self.step):
             return False

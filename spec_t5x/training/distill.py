@@ -205,13 +205,10 @@ def distill(
         directory: ``checkpoints/``, ``best/`` and ``metrics.jsonl`` are written in it.
 
     Raises:
-        InputError: the checkpoint in ``directory`` is of another draft, or patience is
-            given and no period of evaluations.
+        InputError: the checkpoint in ``directory`` is of another draft, or as
+            ``check_options``.
     """
-    if distillation.patience and not options.eval_period:
-        raise InputError(
-            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
-        )
+    check_options(distillation, options, is_narrow=student.head is not None)
     patience = distillation.patience * options.eval_period or None
     layout = make_layout(options, student.param_shardings)
     target = target.replace(params=layout.frozen(target.params, target.config))
@@ -250,6 +247,28 @@ def distill(
         )
 
 
+def check_options(distillation: DistillOptions, options: TrainOptions, *, is_narrow: bool) -> None:
+    """Whether the settings go together.
+
+    Args:
+        distillation, options: of the run.
+        is_narrow: whether the draft's output layer does not know all tokens.
+
+    Raises:
+        InputError: patience is given and no period of evaluations, or labels are smoothed
+            over tokens that are not known.
+    """
+    if distillation.patience and not options.eval_period:
+        raise InputError(
+            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
+        )
+    if is_narrow and options.label_smoothing:
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
+            "know all tokens"
+        )
+
+
 def make_step(
     student: Student,
     target_config: T5Config,
@@ -257,12 +276,6 @@ def make_step(
     options: TrainOptions,
 ):
     """The jitted step, see ``trainer.gradient_step``; frozen are the target's parameters."""
-
-    if student.head is not None and options.label_smoothing:
-        raise InputError(
-            f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
-            "know all tokens"
-        )
 
     def loss_fn(params, inputs, key, target_params):
         target_logits = None

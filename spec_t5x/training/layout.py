@@ -49,23 +49,11 @@ class Layout:
         Raises:
             InputError: there are too few devices, or they cannot be shared out.
         """
-        devices = jax.devices()
-        if data_parallel is None:
-            if len(devices) % model_parallel:
-                raise InputError(
-                    f"model_parallel is {model_parallel} and there are {len(devices)} devices: "
-                    "give a divisor of their number, or data_parallel too"
-                )
-            data_parallel = len(devices) // model_parallel
-        wanted = data_parallel * model_parallel
-        if wanted > len(devices):
-            raise InputError(
-                f"data_parallel {data_parallel} times model_parallel {model_parallel} are "
-                f"{wanted} devices and there are {len(devices)}: lower one of them"
-            )
+        replicas = count_replicas(data_parallel, model_parallel)
+        wanted = replicas * model_parallel
         if wanted == 1:
             return cls()
-        mesh = make_mesh(data_parallel, model_parallel, devices[:wanted])
+        mesh = make_mesh(replicas, model_parallel, jax.devices()[:wanted])
         return cls(mesh=mesh, params=param_shardings(mesh))
 
     def within(self) -> contextlib.AbstractContextManager:
@@ -129,6 +117,29 @@ class Layout:
     def placed(self, state: PyTree) -> PyTree:
         """A state on these devices."""
         return state if self.mesh is None else jax.device_put(state, self.state(state))
+
+
+def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
+    """How many copies of the parameters there are, of ``model_parallel`` devices each.
+
+    Raises:
+        InputError: as ``Layout.create``.
+    """
+    devices = jax.device_count()
+    if data_parallel is None:
+        if devices % model_parallel:
+            raise InputError(
+                f"model_parallel is {model_parallel} and there are {devices} devices: "
+                "give a divisor of their number, or data_parallel too"
+            )
+        return devices // model_parallel
+    wanted = data_parallel * model_parallel
+    if wanted > devices:
+        raise InputError(
+            f"data_parallel {data_parallel} times model_parallel {model_parallel} are "
+            f"{wanted} devices and there are {devices}: lower one of them"
+        )
+    return data_parallel
 
 
 def _as_param(leaf, param, sharding: NamedSharding, mesh: Mesh) -> NamedSharding:

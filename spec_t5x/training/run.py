@@ -15,15 +15,18 @@ from pathlib import Path
 import gin
 import optax
 
+from spec_t5x.checkpoints.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.own_formats import check_stored_dtype
 from spec_t5x.checkpoints.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.platform_dtype import resolve_dtype
+from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.progress import say
 from spec_t5x.training.run_data import TrainingData, load_batches
@@ -56,6 +59,21 @@ class OptimizerOptions:
         return make_optimizer(
             self.name, schedule, clip_norm=self.clip_norm, weight_decay=self.weight_decay
         ), schedule
+
+
+def check_settings(
+    optimizer: OptimizerOptions, options: TrainOptions, export_dtype: str, exported: Path
+) -> None:
+    """What would end a training that has begun, said before anything is read for it.
+
+    Raises:
+        InputError: a schedule longer than the training, too few devices, an optimizer or type
+            that is not known, or something in the place of what is exported.
+    """
+    check_stored_dtype(export_dtype)
+    check_destination(exported, overwrite=True, marks=(CONFIG_NAME,))
+    optimizer.build(options.steps)
+    count_replicas(options.data_parallel, options.model_parallel)
 
 
 for _settings in (T5Config, TrainOptions, OptimizerOptions):
@@ -93,6 +111,7 @@ def train(
         InputError: files, vocabulary, teacher or settings that cannot be used.
     """
     directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "model")
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model)
     loaded_teacher = _load_teacher(teacher, data.vocabulary, model) if teacher else None

@@ -1,8 +1,8 @@
 """The checkpoints of a run: each appears whole, with all that belongs to its step, or not.
 
 A step's directory holds the state, the sums of the log line that is being added up, and
-the position of the data where that does not follow from the step. Orbax writes it under
-another name, which is no checkpoint, and renames it in the end.
+the position of the data: where a stream stands, or which pairs the step counts through. Orbax
+writes it under another name, which is no checkpoint, and renames it in the end.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Restored:
 
     state: PyTree
     window: Mapping[str, float]  # empty between two log lines
-    position: Path | None  # a directory
+    position: Path | None  # a directory; None of runs that began before it was kept
 
 
 class RunCheckpoints:
@@ -84,7 +84,7 @@ class RunCheckpoints:
         step: int,
         state: PyTree,
         window: Mapping[str, float],
-        save_position: Callable[[Path], None] | None,
+        save_position: Callable[[Path], None],
     ) -> None:
         """Begins to write a checkpoint, once the one before is written.
 
@@ -96,14 +96,16 @@ class RunCheckpoints:
             step: its number.
             state: arrays.
             window: what JSON can hold.
-            save_position: writes into a directory where the data stands.
+            save_position: writes into a directory where the data stands, or what it is.
 
         Raises:
             InputError: this one or the one before cannot be written.
         """
-        items = {STATE: ocp.args.StandardSave(state), WINDOW: ocp.args.JsonSave(dict(window))}
-        if save_position is not None:
-            items[POSITION] = _PositionSave(save_position)
+        items = {
+            STATE: ocp.args.StandardSave(state),
+            WINDOW: ocp.args.JsonSave(dict(window)),
+            POSITION: _PositionSave(save_position),
+        }
         with writing_to(self._directory):
             self._manager.save(step, args=ocp.args.Composite(**items))
 

@@ -29,7 +29,12 @@ from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training import distill as distill_lib
 from spec_t5x.training.distill import DistillOptions, DistillResult, Student
 from spec_t5x.training.progress import say
-from spec_t5x.training.run import OptimizerOptions, encoder_decoder, load_initial
+from spec_t5x.training.run import (
+    OptimizerOptions,
+    check_settings,
+    encoder_decoder,
+    load_initial,
+)
 from spec_t5x.training.run_data import (
     TaskDataOptions,
     TrainingData,
@@ -104,11 +109,15 @@ def distill(
     Raises:
         InputError: files, target or settings that cannot be used.
     """
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "draft")
     _check(data, layers, model, initial_checkpoint)
+    distill_lib.check_options(
+        distillation, options, is_narrow=layers is not None and layers.tokens_known is not None
+    )
     loaded = encoder_decoder(load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto")))
     student = _student(loaded, layers, model, initial_checkpoint, options.seed)
     writer = T5Model.create(loaded.params, loaded.config)
-    directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     transformation, schedule = optimizer.build(options.steps)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
@@ -142,6 +151,12 @@ def _check(
         field = "dev_split" if isinstance(data, TaskDataOptions) else "dev_file"
         raise InputError(
             f"{type(data).__name__}.{field} is None: give held-out pairs to measure alpha on"
+        )
+    if data.longest[1] > max(data.buckets):
+        raise InputError(
+            f"the target writes up to {data.longest[1]} tokens and the largest of "
+            f"{type(data).__name__}.buckets is {max(data.buckets)}: add a bucket, or lower the "
+            "targets' length"
         )
     if (layers is None) == (model is None):
         given = "neither was" if layers is None else "both were"

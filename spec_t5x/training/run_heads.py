@@ -19,7 +19,7 @@ from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.training.heads import fit_heads
 from spec_t5x.training.progress import say
-from spec_t5x.training.run import OptimizerOptions, encoder_decoder
+from spec_t5x.training.run import OptimizerOptions, check_settings, encoder_decoder
 from spec_t5x.training.run_data import TrainingData, check_inherits_vocabulary, load_batches
 from spec_t5x.training.trainer import TrainOptions, TrainResult
 
@@ -54,9 +54,10 @@ def train_heads(
         InputError: files, target or settings that cannot be used.
     """
     check_inherits_vocabulary(data)
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = encoder_decoder(load(target, vocabulary=vocabulary))
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
-    directory = Path(output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     train_batches, dev_batches = load_batches(data, loaded.vocabulary, directory, options.seed)
     transformation, schedule = optimizer.build(options.steps)

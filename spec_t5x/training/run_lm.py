@@ -26,7 +26,7 @@ from spec_t5x.models.partitioning import param_shardings
 from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.language_model import init_state, make_eval_step, make_train_step
 from spec_t5x.training.progress import say
-from spec_t5x.training.run import OptimizerOptions, export
+from spec_t5x.training.run import OptimizerOptions, check_settings, export
 from spec_t5x.training.trainer import TrainOptions, TrainResult, make_layout, run_steps
 
 
@@ -147,6 +147,7 @@ def train_lm(
             "positions: raise GPTConfig.max_length or lower TextOptions.max_length"
         )
     directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "model")
     directory.mkdir(parents=True, exist_ok=True)
     loaded = _load_teacher(teacher, model, data.max_length) if teacher else None
     vocabulary = _vocabulary(data, directory, model.vocab_size, loaded)

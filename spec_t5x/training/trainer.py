@@ -33,6 +33,11 @@ from spec_t5x.training.run_checkpoints import Restored, RunCheckpoints
 from spec_t5x.training.schedules import Schedule
 from spec_t5x.types import Array, Int, Key, PyTree
 
+# JAX's generators of random numbers.
+PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
+# In the position of a checkpoint: of batches that follow from the step, what they are made of.
+_FINGERPRINT_NAME = "batches.sha256"
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -68,13 +73,20 @@ class TrainOptions:
     data_parallel: int | None = None
     # Curves for TensorBoard, too, in OUTPUT_DIR/tensorboard. Needs TensorFlow.
     tensorboard: bool = False
-    max_minutes: float | None = None  # of this process; then stop and export
+    # Of this process's steps; then it stops, and exports what there is.
+    max_minutes: float | None = None
     # 'rbg' makes dropout masks several times faster than 'threefry2x32' on CPUs.
     prng_impl: str = "rbg"
 
     def __post_init__(self):
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}: give 1 or more")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}: give 0 or more")
+        if self.prng_impl not in PRNG_IMPLS:
+            raise InputError(
+                f"prng_impl is {self.prng_impl!r}: choose one of {', '.join(PRNG_IMPLS)}"
+            )
         for name in ("accumulation_steps", "model_parallel", "data_parallel", "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -107,7 +119,8 @@ class TrainResult:
     state: TrainState
     dev: DevMetrics | None  # None without a dev set
     finished: bool  # all steps taken, or ended by a watch; False if the time ran out first
-    metrics: dict[str, dict[str, float]] | None = None  # by task; None without a scorer
+    # By task; None without a scorer, or where the time ran out before its turn.
+    metrics: dict[str, dict[str, float]] | None = None
 
 
 # The source, the target text shifted right, the target text.
@@ -421,24 +434,35 @@ def run_steps(
             return result
 
 
-def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None] | None:
-    return train_batches.save_position if isinstance(train_batches, Positioned) else None
+def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None]:
+    if isinstance(train_batches, Positioned):
+        return train_batches.save_position
+    fingerprint = train_batches.fingerprint()
+
+    def save(directory: Path) -> None:
+        (directory / _FINGERPRINT_NAME).write_text(fingerprint)
+
+    return save
 
 
 def _resumed(
     train_batches: Batches | Positioned, start: int, restored: Restored | None
 ) -> Iterator[Batch]:
-    """The batches from step ``start`` on."""
+    """The batches from step ``start`` on, of what the checkpoint was trained on."""
+    position = restored and restored.position
+    file = position and position / _FINGERPRINT_NAME
+    remedy = "give another output directory, or the data that it was trained on"
     if not isinstance(train_batches, Positioned):
+        # Runs that began before anything was written of their batches have no position.
+        if position and not (file.exists() and file.read_text() == train_batches.fingerprint()):
+            raise InputError(
+                f"the checkpoint of step {start} is of other pairs, another seed or batches of "
+                f"another size: {remedy}"
+            )
         return iter(train_batches.batches(start))
-    if restored is None:
-        return iter(train_batches.batches(start, None))
-    if restored.position is None:
-        raise InputError(
-            f"the checkpoint of step {start} holds no position of the data: give another "
-            "output directory, or the data that it was trained on"
-        )
-    return iter(train_batches.batches(start, restored.position))
+    if restored and (position is None or file.exists()):
+        raise InputError(f"the checkpoint of step {start} holds no position of this data: {remedy}")
+    return iter(train_batches.batches(start, position))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -451,7 +475,7 @@ class _Loop:
     schedule: Schedule
     options: TrainOptions
     checkpoints: RunCheckpoints
-    save_position: Callable[[Path], None] | None
+    save_position: Callable[[Path], None]
     reporter: ProgressReporter
     frozen: PyTree | None
     make_inputs: MakeInputs
@@ -497,13 +521,15 @@ class _Loop:
                 last = None
                 self._save(state, window)
         self._settle(last, window, state)
-        # What cannot be measured is not kept either.
         if evaluated != step:
-            dev = self._evaluate(state)
+            # Out of time, the run goes on later as though it had not stopped: what is measured
+            # now is for the export alone.
+            dev = self._evaluate(state) if self._is_over(step) else self._measured(state)
+        # What cannot be measured is not kept either.
         if self.checkpoints.latest_step != step:
             self._save(state, window)
         # After the checkpoint: nothing of the training hangs on it, and it may take long.
-        if self.scorer and scored != step:
+        if self.scorer and scored != step and self._is_over(step):
             metrics = self._score(state)
         return TrainResult(state=state, dev=dev, finished=self._is_over(step), metrics=metrics)
 
@@ -543,10 +569,16 @@ class _Loop:
             return self.scorer.score(int(state.step), state.params, self.reporter)
 
     def _evaluate(self, state: TrainState) -> DevMetrics | None:
-        step = int(state.step)
-        check_params(state.params, step, self.checkpoints.what_stays)
+        metrics = self._measured(state)
         if self.watch:
             self._see(state)
+        if metrics is not None:
+            self.reporter.report_dev(int(state.step), metrics.cross_entropy, metrics.accuracy)
+        return metrics
+
+    def _measured(self, state: TrainState) -> DevMetrics | None:
+        step = int(state.step)
+        check_params(state.params, step, self.checkpoints.what_stays)
         if self.dev_batches is None:
             return None
         with self.reporter.pause():
@@ -555,7 +587,6 @@ class _Loop:
                 self.dev_batches.one_pass(),
             )
         check_measured(metrics.cross_entropy, "dev loss", step, self.checkpoints.what_stays)
-        self.reporter.report_dev(step, metrics.cross_entropy, metrics.accuracy)
         return metrics
 
     def _save(self, state: TrainState, window: LossWindow) -> None:

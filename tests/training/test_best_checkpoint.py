@@ -34,6 +34,16 @@ def test_the_best_is_kept_and_found_again(tmp_path):
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["40"]
 
 
+def test_a_run_that_begins_anew_keeps_nothing_of_one_before(tmp_path):
+    with BestCheckpoint(tmp_path) as best:
+        best.offer(0, 0.1, params(0.0))
+        best.offer(30, 0.9, params(1.0))
+    with BestCheckpoint(tmp_path, patience=20) as best:
+        assert best.offer(0, 0.2, params(2.0)) and not best.is_over(10)
+        assert best.offer(10, 0.3, params(3.0))
+        assert (best.step, kept(best)) == (10, 3.0)
+
+
 def test_patience(tmp_path):
     with BestCheckpoint(tmp_path, patience=20) as best:
         assert not best.is_over(100)

@@ -1,7 +1,10 @@
 """Distillation of toy models: alpha rises, is what decoding sees, and decides."""
 
 import dataclasses
+import functools
+import itertools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.theory import expected_tokens
 from spec_t5x.training import distill as distill_lib
+from spec_t5x.training import trainer
 from spec_t5x.training.distill import DistillOptions, Student, distill, make_score
 from spec_t5x.training.distillation_losses import DIVERGENCES
 from spec_t5x.training.held_out_alpha import held_out_alpha
@@ -237,6 +241,23 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts, temperature):
     betas = np.concatenate(betas)
     assert found.alpha.count == betas.size and found.alpha.num_texts == 24
     assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
+
+
+def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path, monkeypatch):
+    """Between two evaluations, where another draft might be the best, and end the patience."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    undisturbed = run(texts, whole, 10, patience=2)
+    # Asked once at the start, and once before each step.
+    clock = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "time", clock)
+        stopped = run(texts, cut, 10, patience=2, max_minutes=6.5)
+    assert not stopped.finished and int(stopped.training.state.step) == 6
+    resumed = run(texts, cut, 10, patience=2)
+    assert resumed.step == undisturbed.step and resumed.held_out == undisturbed.held_out
+    assert_identical(undisturbed.training.state, resumed.training.state)
+    assert [line["step"] for line in records(whole)] == [0, 4, 8, 10]
+    assert records(cut) == records(whole)
 
 
 def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):

@@ -153,6 +153,19 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             {"TOKENS_KNOWN": "9", "ENCODER_LAYERS": "'all'"},
             "tokens_known is 9 and encoder 'all': a narrow output layer goes with a 'shared'",
         ),
+        (
+            {"MAX_TARGET_LENGTH": "17"},
+            "17 tokens and the largest of DataOptions.buckets is 16",
+        ),
+        (
+            {"DistillOptions.patience": "2", "TrainOptions.eval_period": "0"},
+            "patience is 2 and eval_period 0: give a period",
+        ),
+        (
+            {"TOKENS_KNOWN": "9", "TrainOptions.label_smoothing": "0.1"},
+            "label_smoothing is 0.1: leave it 0 for a draft",
+        ),
+        ({"distill.export_dtype": "'half'"}, "stored dtype is 'half'"),
         ({"TOKENS_KNOWN": "128"}, "a narrow head of 128 of 128 tokens: give 1 to 127"),
         ({"OBJECTIVE": "'kl'"}, "objective is 'kl': choose one of cross_entropy,"),
         ({"CHECKPOINT_PATH": "'lm-target'"}, "is a decoder alone: give an encoder-decoder"),

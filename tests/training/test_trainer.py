@@ -66,7 +66,7 @@ def data(tmp_path_factory):
     return folder
 
 
-def make_batches(data, name, seed=0):
+def make_batches(data, name, seed=0, tokens_per_batch=192):
     pairs = tokenise_file(
         data / name,
         SentencePieceVocabulary(data / "spiece.model"),
@@ -77,7 +77,7 @@ def make_batches(data, name, seed=0):
         max_target_length=24,
         cache_dir=None,
     )
-    return Batches(pairs, tokens_per_batch=192, seed=seed, buckets=(24,))
+    return Batches(pairs, tokens_per_batch=tokens_per_batch, seed=seed, buckets=(24,))
 
 
 def train(
@@ -88,6 +88,7 @@ def train(
     config=CONFIG,
     teacher=None,
     optimizer="adamw",
+    batches=None,
     **options,
 ):
     # One schedule, whatever the number of steps.
@@ -97,7 +98,7 @@ def train(
         config,
         make_optimizer(optimizer, schedule),
         schedule,
-        make_batches(data, "train.tsv"),
+        batches or make_batches(data, "train.tsv"),
         make_batches(data, "dev.tsv"),
         TrainOptions(steps=steps, **defaults | options),
         directory,
@@ -138,6 +139,14 @@ def test_a_finished_run_is_left_as_it_is(data, tmp_path):
     again = train(data, tmp_path, 3)
     assert_identical(first.state, again.state)
     assert again.dev == first.dev
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"tokens_per_batch": 96}, {"name": "dev.tsv"}])
+def test_what_it_goes_on_with_is_what_it_began_with(data, tmp_path, change):
+    train(data, tmp_path, 2)
+    assert train(data, tmp_path, 3).finished
+    with pytest.raises(InputError, match="step 3 is of other pairs, another seed or batches of"):
+        train(data, tmp_path, 4, batches=make_batches(data, **{"name": "train.tsv", **change}))
 
 
 def test_old_checkpoints_go(data, tmp_path):
@@ -412,6 +421,33 @@ def test_command_line(data, gin_file, tmp_path, capfd):
     other = f"--gin.DataOptions.vocabulary='{another}:0'"
     assert main(["train", *student, other]) == 2
     assert "holds a vocabulary of its own" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.export_dtype='bf16'", "stored dtype is 'bf16': choose bfloat16 or float32"),
+        ("OptimizerOptions.warmup_steps=3", "3 warm-up"),
+        ("OptimizerOptions.name='sgd'", "'sgd'"),
+        ("TrainOptions.data_parallel=99", "data_parallel 99 times model_parallel 1 are 99 devices"),
+        ("TrainOptions.prng_impl='rgb'", "prng_impl is 'rgb': choose one of rbg"),
+        ("TrainOptions.seed=-1", "seed is -1: give 0 or more"),
+    ],
+)
+def test_what_would_end_it_later_is_said_first(gin_file, tmp_path, setting, message, capfd):
+    """Before a vocabulary is trained, or a file read: there is none."""
+    places = [f"--gin.DATA_DIR='{tmp_path}'", f"--gin.OUTPUT_DIR='{tmp_path / 'output'}'"]
+    assert main(["train", f"--gin_file={gin_file}", *places, f"--gin.{setting}"]) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_output_that_is_no_checkpoint_is_left_alone(gin_file, tmp_path, capfd):
+    (tmp_path / "output" / "model").mkdir(parents=True)
+    (tmp_path / "output" / "model" / "thesis.tex").touch()
+    places = [f"--gin.DATA_DIR='{tmp_path}'", f"--gin.OUTPUT_DIR='{tmp_path / 'output'}'"]
+    assert main(["train", f"--gin_file={gin_file}", *places]) == 2
+    assert "so it is no checkpoint to overwrite" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
