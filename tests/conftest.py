@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 from jax._src import compiler
+from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.native import save_model
@@ -113,6 +114,24 @@ def quick_compilation():
         patch.setattr(compiler, "get_compile_options", quick.get_compile_options)
         yield
     jax.config.update(name, before)
+
+
+@pytest.fixture(scope="module")
+def kept_programs(tmp_path_factory):
+    """For tests that make the same programs again and again: they are compiled once."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.trainer import TrainOptions, init_state, make_train_step
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 CONFIG = T5Config(
     vocab_size=64,

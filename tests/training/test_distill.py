@@ -30,7 +30,7 @@ from spec_t5x.training.held_out_alpha import held_out_alpha
 from spec_t5x.training.target_texts import WritingOptions, write_texts
 from spec_t5x.training.trainer import TrainOptions, TrainState, model_inputs
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 TARGET = tiny_t5(0, num_decoder_layers=3)
 LAYERS = (0, 2)

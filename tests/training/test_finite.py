@@ -13,7 +13,7 @@ from spec_t5x.training.losses import LossSums
 from spec_t5x.training.trainer import TrainOptions, fit, init_state, make_train_step, run_steps
 from tests.training.test_run_checkpoints import CONFIG, make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
 def diverge(directory, at, rate=1e30, **options):

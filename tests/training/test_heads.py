@@ -22,7 +22,7 @@ from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.schedules import make_schedule
 from spec_t5x.training.trainer import TrainOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 SUBJECTS = ["the cat", "my sister", "the train", "nobody", "the doctor"]
 VERBS = ["sleeps", "works", "reads", "leaves", "sings"]

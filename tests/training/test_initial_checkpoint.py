@@ -12,7 +12,7 @@ from spec_t5x.training.run import OptimizerOptions, train
 from spec_t5x.training.run_data import DataOptions
 from spec_t5x.training.trainer import TrainOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
 def run(tmp_path, config, initial, **data):

@@ -19,7 +19,7 @@ from spec_t5x.training.metrics_file import MetricsFile
 from spec_t5x.training.run_checkpoints import RunCheckpoints
 from spec_t5x.training.trainer import Positioned, TrainOptions, fit
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 CONFIG = T5Config(
     vocab_size=16,

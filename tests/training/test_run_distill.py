@@ -14,7 +14,7 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.seq2seq import T5Model
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 PAIRS = [("My sister", "Meine Schwester liest."), ("a bird", "ein Vogel"), ("We go", "Wir")]
 BINDINGS = {

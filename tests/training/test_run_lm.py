@@ -13,7 +13,7 @@ from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.gpt import GPTConfig
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 LINES = [
     "The cat sleeps under the old table.",

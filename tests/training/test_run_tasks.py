@@ -19,7 +19,7 @@ from tests.conftest import ENGLISH, GERMAN
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 MIXTURE = "run_tasks_mixture"
 # Of each task: its texts, its rate and its metric.

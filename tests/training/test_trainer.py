@@ -32,7 +32,7 @@ from spec_t5x.training.trainer import (
     model_inputs,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
 CONFIG = T5Config(
