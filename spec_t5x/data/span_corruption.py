@@ -10,6 +10,8 @@ with T5's 100 extra ids X is ``<extra_id_0>`` and Y ``<extra_id_1>``.
     targets   X for inviting Y last
 """
 
+import itertools
+import re
 from collections.abc import Mapping
 
 import seqio
@@ -24,6 +26,7 @@ MEAN_SPAN_LENGTH = 3.0
 _LONGEST_TEXT = 65536
 # Texts that are joined before they are cut.
 _JOINED_TEXTS = 128
+_SENTINELS_OF_T5 = 100
 
 
 def span_corruption(
@@ -44,20 +47,28 @@ def span_corruption(
         mean_span_length: of noise, in tokens.
 
     Raises:
-        InputError: the targets have too little room.
+        InputError: the targets have too little room, or the vocabulary too few sentinels.
     """
     if not {"inputs", "targets"} <= set(sequence_length or ()):
         raise InputError(
             f"task_feature_lengths is {sequence_length}: span corruption cuts texts by them, give "
             "{'inputs': 512, 'targets': 114}"
         )
-    length, needed, _ = text_length(sequence_length["inputs"], noise_density, mean_span_length)
+    length, needed, spans = text_length(sequence_length["inputs"], noise_density, mean_span_length)
     if needed > sequence_length["targets"]:
         raise InputError(
             f"task_feature_lengths has targets {sequence_length['targets']} and inputs of "
             f"{sequence_length['inputs']} give targets of {needed}: give that many"
         )
-    sentinels_end = output_features["targets"].vocabulary.vocab_size
+    vocabulary = output_features["targets"].vocabulary
+    sentinels, sentinels_end = _sentinels(vocabulary), vocabulary.vocab_size
+    if spans > sentinels:
+        raise InputError(
+            f"the vocabulary ends in {sentinels} sentinels and inputs of "
+            f"{sequence_length['inputs']} have up to {spans} spans: give a vocabulary with as many "
+            f"(FILE:{max(spans, _SENTINELS_OF_T5)}, bytes:{max(spans, _SENTINELS_OF_T5)}), or "
+            "shorter inputs"
+        )
 
     @seqio.map_over_dataset(num_seeds=2)
     def corrupt(example, seeds):
@@ -125,6 +136,16 @@ def mark_spans(tokens: tf.Tensor, is_span: tf.Tensor, sentinels_end: int) -> tf.
     is_start = is_span & ~tf.pad(is_span[:-1], [[1, 0]])
     sentinels = sentinels_end - tf.cumsum(tf.cast(is_start, tokens.dtype))
     return tf.boolean_mask(tf.where(is_start, sentinels, tokens), is_start | ~is_span)
+
+
+def _sentinels(vocabulary: seqio.Vocabulary) -> int:
+    """How many of the vocabulary's last ids are sentinels."""
+    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return vocabulary.extra_ids
+    # Its file may hold some, as mT5's, or have had them added.
+    pieces = map(vocabulary.tokenizer.id_to_piece, reversed(range(vocabulary.vocab_size)))
+    sentinels = itertools.takewhile(re.compile(r"\u2581?<extra_id_\d+>").fullmatch, pieces)
+    return len(list(sentinels))
 
 
 def _noise_and_spans(

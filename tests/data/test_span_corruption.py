@@ -10,6 +10,7 @@ from spec_t5x.errors import InputError
 
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
+from sentencepiece import sentencepiece_model_pb2  # noqa: E402
 
 from spec_t5x.data import span_corruption as subject  # noqa: E402
 from spec_t5x.data.span_corruption import (  # noqa: E402
@@ -18,6 +19,7 @@ from spec_t5x.data.span_corruption import (  # noqa: E402
     span_corruption,
     text_length,
 )
+from spec_t5x.data.vocabulary import train_sentencepiece  # noqa: E402
 
 FEATURES = {
     name: seqio.Feature(vocabulary=seqio.ByteVocabulary(100)) for name in ("inputs", "targets")
@@ -76,13 +78,13 @@ def test_all_masks_are_equally_likely():
     assert chi_square < 13.8  # 2 degrees of freedom, p = 0.001
 
 
-def corrupted(texts, lengths, seed=0):
+def corrupted(texts, lengths, seed=0, features=FEATURES):
     dataset = tf.data.Dataset.from_generator(
         lambda: ({"targets": text} for text in texts),
         output_signature={"targets": tf.TensorSpec([None], tf.int32)},
     )
     with seqio.utils.map_seed_manager(seed):
-        return list(span_corruption(dataset, lengths, FEATURES).as_numpy_iterator())
+        return list(span_corruption(dataset, lengths, features).as_numpy_iterator())
 
 
 def undone(example, sentinels):
@@ -133,3 +135,46 @@ def test_too_little_room():
         corrupted([[3]], {"inputs": 512, "targets": 64})
     with pytest.raises(InputError, match="task_feature_lengths is None"):
         corrupted([[3]], None)
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory):
+    """A vocabulary's file without sentinels, and one that holds two, as mT5's holds 100."""
+    plain = train_sentencepiece(["some words of text"] * 9, tmp_path_factory.mktemp("v") / "s", 15)
+    model = sentencepiece_model_pb2.ModelProto.FromString(plain.read_bytes())
+    for number in (1, 0):
+        model.pieces.add(piece=f"\u2581<extra_id_{number}>", score=0.0, type=4)
+    held = plain.with_name("held.model")
+    held.write_bytes(model.SerializeToString())
+    return {"plain": str(plain), "held": str(held)}
+
+
+@pytest.mark.parametrize(
+    ("file", "extra_ids", "sentinels"),
+    [(None, 0, 0), (None, 2, 2), ("plain", 0, 0), ("plain", 2, 2), ("held", 0, 2)],
+)
+def test_ordinary_tokens_are_no_sentinels(spiece, file, extra_ids, sentinels):
+    vocabulary = (
+        seqio.SentencePieceVocabulary(spiece[file], extra_ids)
+        if file
+        else seqio.ByteVocabulary(extra_ids)
+    )
+    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(vocabulary=vocabulary))
+    text = list(range(3, 15))
+    # Of 1, 2 and 3 spans.
+    for spans, inputs in ((1, 12), (2, 30), (3, 64)):
+        assert text_length(inputs, 0.15, 3.0)[2] == spans
+        lengths = {"inputs": inputs, "targets": 64}
+        if spans <= sentinels:
+            assert len(corrupted([text], lengths, features=features)) == 1
+            continue
+        message = f"ends in {sentinels} sentinels and inputs of {inputs} have up to {spans} spans: "
+        with pytest.raises(InputError, match=message + r"give .* as many \(FILE:100, bytes:100\)"):
+            corrupted([text], lengths, features=features)
+
+
+def test_more_spans_than_the_sentinels_of_t5():
+    assert text_length(1800, 0.15, 3.0)[2] == 100
+    corrupted([[3]], {"inputs": 1800, "targets": 2000})
+    with pytest.raises(InputError, match="ends in 100 sentinels .* up to 114 spans: .*FILE:114"):
+        corrupted([[3]], {"inputs": 2048, "targets": 2000})
