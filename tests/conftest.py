@@ -1,6 +1,7 @@
 """Checks that hold in every test, and the fixtures that many share."""
 
 import os
+import resource
 from pathlib import Path
 
 # Before JAX is imported. The suite is written for the CPU and runs the same anywhere.
@@ -94,6 +95,24 @@ def shared_data() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip(f"needs the real text of {SHARED.name}/data beside the repository")
     return SHARED / "data"
+
+
+@pytest.fixture
+def disk():
+    """``disk.fill()``: from now on files cannot grow beyond what a log line needs."""
+
+    class Disk:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def fill(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, self.limits[1]))
+
+        def clear(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+
+    disk = Disk()
+    yield disk
+    disk.clear()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ the tf.data iterator, with what waits in its buckets and shuffle buffers. Where 
 none, the batches before N are read and dropped.
 """
 
+import errno
 import json
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -240,6 +241,9 @@ class TaskStream:
 
         Args:
             directory: made if absent.
+
+        Raises:
+            OSError: it cannot be written.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -249,6 +253,8 @@ class TaskStream:
             checkpoint.write(str(directory / _ITERATOR_NAME))
         except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError):
             has_iterator = False
+        except tf.errors.OpError as error:
+            raise _as_os_error(error) from error
         values = {"batches": self._taken, "has_iterator": has_iterator, **self._settings}
         (directory / _SETTINGS_NAME).write_text(json.dumps(values, indent=1), encoding="utf-8")
 
@@ -270,6 +276,13 @@ class TaskStream:
             checkpoint = tf.train.Checkpoint(iterator=self._iterator)
             checkpoint.read(str(position / _ITERATOR_NAME)).assert_consumed()
             self._taken = start_step
+
+
+def _as_os_error(error: tf.errors.OpError) -> OSError:
+    """What the operating system said, in the terms of who writes the rest of a checkpoint."""
+    # "{{function_node ...}} FILE; No space left on device [Op:SaveV2]", of many kinds.
+    reason = error.message.rpartition("; ")[2].partition(" [Op:")[0]
+    return OSError(errno.EIO, reason)
 
 
 def _check_is_paired(task: seqio.Task) -> None:

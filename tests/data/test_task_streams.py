@@ -12,6 +12,7 @@ seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
 
 from spec_t5x.data.task_streams import PairedTask, TaskStream  # noqa: E402
+from spec_t5x.training.run_checkpoints import RunCheckpoints  # noqa: E402
 
 LENGTHS = {"inputs": 16, "targets": 8}
 BUCKETS = (4, 8, 16, 32)
@@ -138,6 +139,22 @@ def test_the_order_follows_from_the_seed():
     first = arrays(stream().batches(), 20)
     assert arrays(stream().batches(), 20) == first
     assert arrays(stream(seed=1).batches(), 20) != first
+
+
+def test_a_position_that_finds_no_room(tmp_path, disk):
+    reading = stream()
+    next(reading.batches())
+    state = {"array": np.zeros(3)}
+    with RunCheckpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(1, state, {}, reading.save_position)
+        checkpoints.finish()
+        disk.fill()
+        with pytest.raises(OSError, match="File too large$"):
+            reading.save_position(tmp_path / "position")
+        with pytest.raises(InputError, match="File too large; that of step 1 stays: make room"):
+            checkpoints.save(2, state, {}, reading.save_position)
+        disk.clear()
+        assert checkpoints.latest_step == 1
 
 
 @pytest.mark.parametrize("name", [MIXTURE, "stream_a", GENERATED])

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import resource
 import time
 
 import jax
@@ -134,24 +133,6 @@ def test_a_run_of_earlier_versions_goes_on(tmp_path):
     with ocp.CheckpointManager(tmp_path / "run" / "checkpoints") as manager:
         manager.save(3, args=ocp.args.StandardSave(earlier))
     assert_identical(train(tmp_path / "run", 6).state, expected.state)
-
-
-@pytest.fixture
-def disk():
-    """``disk.fill()``: from now on files cannot grow beyond what a log line needs."""
-
-    class Disk:
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-        def fill(self):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, self.limits[1]))
-
-        def clear(self):
-            resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
-
-    disk = Disk()
-    yield disk
-    disk.clear()
 
 
 @pytest.mark.parametrize("steps", [12, 8], ids=["before the next", "before the end"])
