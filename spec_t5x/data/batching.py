@@ -185,13 +185,27 @@ def add_file(digest, path: str | Path) -> None:
 
 
 def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
-    """Keeps the arrays in a file, which appears whole or not at all."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, so that a kill leaves no half file behind.
-    descriptor, temporary = tempfile.mkstemp(dir=cache.parent, suffix=".npz")
-    with os.fdopen(descriptor, "wb") as stream:
-        np.savez(stream, **dataclasses.asdict(pairs))
-    os.replace(temporary, cache)
+    """Keeps the arrays in a file, which appears whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed, so that a kill leaves no half file under the name.
+        descriptor, temporary = tempfile.mkstemp(dir=cache.parent, suffix=".npz")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                np.savez(stream, **dataclasses.asdict(pairs))
+            os.replace(temporary, cache)
+        finally:
+            # There still is what could not be written to its end.
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"tokenised texts cannot be kept in {cache.parent}: {error.strerror or error}: make "
+            "room or give another directory, and run the command again"
+        ) from error
 
 
 def load_tokenised(cache: Path) -> TokenisedPairs:

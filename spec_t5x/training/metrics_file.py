@@ -1,7 +1,9 @@
 """What a run found, a line of JSON for each time that it looked."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,23 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, start_step: int):
-        """Opens the file of a run that goes on after ``start_step`` steps."""
+        """Opens the file of a run that goes on after ``start_step`` steps.
+
+        Raises:
+            InputError: it cannot be written, or one of its lines is broken.
+        """
         self._path = path
-        kept = _lines_up_to(path, start_step) if path.is_file() else []
-        self._said = {line for line in kept if json.loads(line).get("step") == start_step}
-        if kept:
-            # Aside and renamed: a kill leaves the old file or the new one.
-            aside = path.with_suffix(".unfinished")
-            aside.write_text("".join(kept), encoding="utf-8")
-            os.replace(aside, path)
-        else:
-            path.unlink(missing_ok=True)
+        with self._writing():
+            lines = _lines_with_steps(path) if path.is_file() else []
+            kept = [line for line, step in lines if step <= start_step]
+            self._said = {line.decode() for line, step in lines if step == start_step}
+            if kept:
+                # Aside and renamed: a kill leaves the old file or the new one.
+                aside = path.with_suffix(".unfinished")
+                aside.write_bytes(b"".join(kept))
+                os.replace(aside, path)
+            else:
+                path.unlink(missing_ok=True)
 
     def add(self, **values: Any) -> None:
         """Adds a line.
@@ -37,9 +45,13 @@ class MetricsFile:
         line = json.dumps(values) + "\n"
         if line in self._said:
             return
+        with self._writing(), self._path.open("a", encoding="utf-8") as stream:
+            stream.write(line)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            with self._path.open("a", encoding="utf-8") as stream:
-                stream.write(line)
+            yield
         except OSError as error:
             raise InputError(
                 f"{self._path} cannot be written: {error.strerror}: make room, and run the same "
@@ -47,9 +59,23 @@ class MetricsFile:
             ) from error
 
 
-def _lines_up_to(path: Path, step: int) -> list[str]:
-    """The whole lines of the file that tell of no later step."""
-    with path.open(encoding="utf-8") as stream:
+def _lines_with_steps(path: Path) -> list[tuple[bytes, int]]:
+    """The whole lines of the file, each with the step that it tells of."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [
+        (line, _step(line, f"line {number} of {path}"))
+        for number, line in enumerate(lines, start=1)
         # The last may have been cut short.
-        lines = [line for line in stream if line.endswith("\n")]
-    return [line for line in lines if json.loads(line).get("step", 0) <= step]
+        if line.endswith(b"\n")
+    ]
+
+
+def _step(line: bytes, place: str) -> int:
+    try:
+        return json.loads(line.decode()).get("step", 0)
+    except (ValueError, AttributeError) as error:
+        shown = line[:40].decode(errors="replace").strip()
+        raise InputError(
+            f"{place} is {shown!r}, no JSON object: delete the line, and run the same command "
+            "again to go on from the newest checkpoint"
+        ) from error

@@ -221,3 +221,21 @@ def test_long_sources_can_be_cut_instead_of_dropped(tmp_path):
     assert (len(cut), cut.num_dropped) == (2, 1)
     assert cut.source_lengths.tolist() == [5, 3]
     assert cut.source_ids[:5].tolist() == [*(3 + ord(c) for c in "abcd"), 1]
+
+
+def test_a_cache_that_finds_no_room(tmp_path, disk):
+    pairs, cache = make_pairs([(20, 20)] * 100), tmp_path / "cache" / "pairs.npz"
+    disk.fill()
+    message = f"cannot be kept in {cache.parent}: File too large: make room or give another"
+    with pytest.raises(InputError, match=message):
+        batching.store_tokenised(cache, pairs)
+    disk.clear()
+    assert not list(cache.parent.iterdir())
+    batching.store_tokenised(cache, pairs)
+    assert list(cache.parent.iterdir()) == [cache]
+
+
+def test_a_cache_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be kept in .*file/cache: Not a directory: make"):
+        batching.store_tokenised(tmp_path / "file" / "cache" / "a.npz", make_pairs([(3, 3)]))

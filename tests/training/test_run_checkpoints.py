@@ -184,6 +184,28 @@ def test_a_log_that_finds_no_room(tmp_path, disk):
     assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
+def test_a_log_that_finds_no_room_when_it_is_gone_on_with(tmp_path, disk):
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path, 0).add(step=1, text="x" * 5000)
+    before = path.read_bytes()
+    disk.fill()
+    with pytest.raises(InputError, match="metrics.jsonl cannot be written: File too large: make"):
+        MetricsFile(path, 1)
+    disk.clear()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("broken", [b'{"step": 2, "lo', b"\0\0\0", b"\xff\xfe", b"7", b""])
+def test_a_broken_line_amid_a_log(tmp_path, broken):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + broken + b'\n{"step": 3}\n')
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"line 2 of .*metrics.jsonl is .* object: delete the"):
+        MetricsFile(path, 3)
+    # What is to be mended is there.
+    assert path.read_bytes() == before
+
+
 def test_no_step_is_told_of_twice(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path, 0)
