@@ -1,8 +1,8 @@
 """Objectives of distillation side by side: alpha after equal steps.
 
 Each recipe trains a draft from the same start on the same sources (batches differ where the
-lengths of the texts do), and is measured on the same held-out texts of the target. The first recipe is what the others are compared
-with: training on the references alone.
+lengths of the texts do), and is measured on the same held-out texts of the target. The first
+recipe is what the others are compared with: training on the references alone.
 """
 
 import dataclasses
