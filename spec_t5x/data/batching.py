@@ -8,6 +8,7 @@ of one shuffle.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
@@ -256,6 +257,7 @@ class Batches:
         """The same in every epoch."""
         return sum(max(1, len(b.pairs) // b.batch_size) for b in self.buckets)
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Of all that decides which pairs batch N has: 64 hexadecimal digits."""
         digest = hashlib.sha256(str(self._seed).encode())

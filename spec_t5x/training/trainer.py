@@ -437,7 +437,7 @@ def run_steps(
 def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None]:
     if isinstance(train_batches, Positioned):
         return train_batches.save_position
-    fingerprint = train_batches.fingerprint()
+    fingerprint = train_batches.fingerprint
 
     def save(directory: Path) -> None:
         (directory / _FINGERPRINT_NAME).write_text(fingerprint)
@@ -454,7 +454,7 @@ def _resumed(
     remedy = "give another output directory, or the data that it was trained on"
     if not isinstance(train_batches, Positioned):
         # Runs that began before anything was written of their batches have no position.
-        if position and not (file.exists() and file.read_text() == train_batches.fingerprint()):
+        if position and not (file.exists() and file.read_text() == train_batches.fingerprint):
             raise InputError(
                 f"the checkpoint of step {start} is of other pairs, another seed or batches of "
                 f"another size: {remedy}"
