@@ -1,4 +1,4 @@
-"""What the networks call: products of few rows, and attention over a cache.
+"""What the networks call: products, norms, and attention over a cache.
 
 ``in_use`` says, while a program is traced, whether its decoder steps go through the kernels.
 A model on one CPU device switches it on (``T5Model.create``); training, and any other
@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.cpu_kernels.library import available
-from spec_t5x.types import Array, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 
-# Above this many rows arithmetic bounds a product, and XLA's is the better one.
-MAX_ROWS = 96
+_NO_BIAS = np.zeros((0, 0), np.float32)
 
 _active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
+_used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
 
 
-def in_use() -> bool:
-    """Whether what is being traced goes through the kernels."""
-    return _active.get()
+def in_use(inputs: Array) -> bool:
+    """Whether what is being traced goes through the kernels, and so do these inputs."""
+    return _active.get() and inputs.dtype == jnp.float32
 
 
 @contextlib.contextmanager
@@ -35,6 +35,25 @@ def using(active: bool) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+@contextlib.contextmanager
+def using_first(num: Int[Array, ""]) -> Iterator[None]:
+    """Within it, the kernels compute the first ``num`` new tokens of each row.
+
+    Their results are zeros for the others, of which nothing enters a cache either.
+    """
+    token = _used.set(num)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+def _num_used(inputs: Array) -> Int[Array, ""]:
+    """How many new tokens of ``inputs [..., new, width]`` count."""
+    used = _used.get()
+    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if used is None else used
 
 
 def suit(params: PyTree) -> bool:
@@ -55,7 +74,7 @@ def multiply(
     """``inputs @ weight`` for each weight; the inputs are read once."""
     rows = inputs.shape[:-1]
     shapes = [jax.ShapeDtypeStruct((*rows, weight.shape[1]), jnp.float32) for weight in weights]
-    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, *weights)
+    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, _num_used(inputs), *weights)
 
 
 def dot_with_table(
@@ -63,7 +82,7 @@ def dot_with_table(
 ) -> Float32[Array, "*rows vocab"]:
     """``inputs @ table.T``, without a transposed table."""
     shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, table)
+    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs), table)
 
 
 def normalize(
@@ -75,13 +94,8 @@ def normalize(
     """``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale``; centred, less their mean first."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     return jax.ffi.ffi_call("SpecT5XNormalize", shape)(
-        inputs, scale, epsilon=np.float32(epsilon), centred=centred
+        inputs, _num_used(inputs), scale, epsilon=np.float32(epsilon), centred=centred
     )
-
-
-def is_small(inputs: Array) -> bool:
-    """Whether a product of these inputs is one that the kernels are for."""
-    return inputs.size <= MAX_ROWS * inputs.shape[-1] and inputs.dtype == jnp.float32
 
 
 def can_summarize(values: Array) -> bool:
@@ -195,13 +209,39 @@ def extend_attention(
     Returns:
       The contexts, heads joined, and the cache.
     """
-    if bias is None:
-        bias = jnp.zeros((0, 0), jnp.float32)
+    bias = _NO_BIAS if bias is None else bias
     shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
-    call = jax.ffi.ffi_call("SpecT5XExtend", shapes, input_output_aliases={3: 1, 4: 2})
-    return tuple(
-        call(queries, new_keys, new_values, keys, values, starts, bias, scale=np.float32(scale))
-    )
+    call = jax.ffi.ffi_call("SpecT5XExtend", shapes, input_output_aliases={4: 1, 5: 2})
+    operands = (queries, _num_used(queries), new_keys, new_values, keys, values, starts, bias)
+    return tuple(call(*operands, scale=np.float32(scale)))
+
+
+def extend_attention_nodes(
+    queries: Float32[Array, "batch new joined"],
+    new_keys: Float32[Array, "batch new joined"],
+    new_values: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "batch heads slots head_dim"],
+    values: Float32[Array, "batch heads slots head_dim"],
+    slots: Int[Array, "batch new"],
+    slot_positions: Int[Array, "batch slots"],
+    visible: Bool[Array, "batch new slots"],
+    bias: Float32[Array, "heads slots"] | None,
+    scale: float = 1.0,
+) -> tuple[
+    Float32[Array, "batch new joined"],
+    Float32[Array, "batch heads slots head_dim"],
+    Float32[Array, "batch heads slots head_dim"],
+]:
+    """``extend_attention`` of tokens that need not follow one another (``interfaces.Nodes``).
+
+    What a token is given is, bit for bit, what ``extend_attention`` gives at the end of the
+    token's text.
+    """
+    bias = _NO_BIAS if bias is None else bias
+    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
+    call = jax.ffi.ffi_call("SpecT5XExtendNodes", shapes, input_output_aliases={3: 1, 4: 2})
+    operands = (queries, new_keys, new_values, keys, values, slots, slot_positions, visible, bias)
+    return tuple(call(*operands, scale=np.float32(scale)))
 
 
 def source_attention(
@@ -214,7 +254,7 @@ def source_attention(
     """Attends to a source: ``mask`` is added to the scores, negative where there is no token."""
     shape = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     return jax.ffi.ffi_call("SpecT5XAttend", shape)(
-        queries, keys, values, mask, scale=np.float32(scale)
+        queries, _num_used(queries), keys, values, mask, scale=np.float32(scale)
     )
 
 

@@ -8,6 +8,9 @@
 // Every row is computed by the same additions in the same order, however many rows there
 // are and however the work is shared out: verifying gamma + 1 tokens gives, bit for bit,
 // the logits that decoding them one by one gives.
+//
+// ``used`` tokens of each row of the batch count, where a block of fewer tokens than it has
+// room for is verified: nothing is computed for the others, whose outputs are zeros.
 
 #include <algorithm>
 #include <atomic>
@@ -30,16 +33,14 @@ namespace {
 
 // 16 floats: one register with AVX-512, several elsewhere. GCC and Clang know the type.
 constexpr int kLanes = 16;
-typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
 
-inline Lanes Load(const float* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
-}
+// Not by memcpy: where GCC prefers registers of 32 bytes it copies in halves by way of the
+// stack, and a register loaded from two stores waits for both (4 times slower on Ice Lake).
+inline Lanes Load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 
-inline void Store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes)); }
+inline void Store(float* to, Lanes lanes) { *reinterpret_cast<Lanes*>(to) = lanes; }
 
 typedef float HalfLanes __attribute__((vector_size(2 * kLanes), aligned(4)));
 typedef float QuarterLanes __attribute__((vector_size(kLanes), aligned(4)));
@@ -96,33 +97,64 @@ void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& wor
 // Work below which waking another thread costs more than it saves: bytes of weights.
 constexpr int64_t kBytesWorthSharing = 96 * 1024;
 
+// The rows that count, of inputs ``[..., new, width]``: the first ``used`` of ``new`` each.
+std::vector<int64_t> UsedRows(ffi::Span<const int64_t> shape, const ffi::Buffer<ffi::S32>& used) {
+  const int64_t rank = shape.size(), num_new = rank > 1 ? shape[rank - 2] : 1;
+  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, num_new);
+  int64_t groups = 1;
+  for (int64_t axis = 0; axis + 2 < rank; ++axis) groups *= shape[axis];
+  std::vector<int64_t> rows;
+  rows.reserve(groups * num_used);
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t i = 0; i < num_used; ++i) rows.push_back(group * num_new + i);
+  }
+  return rows;
+}
+
+// Zeros in the rows of an output that do not count.
+void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<int64_t>& rows) {
+  const int64_t width = outputs->dimensions().back();
+  const int64_t all = outputs->element_count() / width;
+  float* begin = outputs->typed_data();
+  int64_t next = 0;
+  for (int64_t row : rows) {
+    std::fill(begin + next * width, begin + row * width, 0.0f);
+    next = row + 1;
+  }
+  std::fill(begin + next * width, begin + all * width, 0.0f);
+}
+
 // outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
 
 constexpr int kColumnBlock = 4 * kLanes;
-constexpr int kInnerBlock = 64;
+constexpr int kInnerBlock = 128;
 constexpr int kRowsAhead = 12;
 
-// Rows of one block of columns and of k; kWidth registers of columns.
+// Some rows of one block of columns and of k; kWidth registers of columns. The first rows
+// read the weights from memory, and write them to ``packed`` if it is given; the next ones
+// find them there, one after the other and in the nearest cache.
 template <int kRows, int kWidth>
-inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weights,
-                          int64_t columns, int64_t num_k, bool first, bool prefetch,
-                          float* outputs) {
+inline void MultiplyBlock(const float* inputs, int64_t inner, const int64_t* rows,
+                          const float* weights, int64_t stride, int64_t num_k, bool first,
+                          bool prefetch, float* packed, float* outputs, int64_t columns) {
   Lanes sums[kRows][kWidth];
+  const float* from[kRows];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
+    from[r] = inputs + rows[r] * inner;
 #pragma GCC unroll 4
     for (int u = 0; u < kWidth; ++u) {
-      sums[r][u] = first ? Lanes{} : Load(outputs + r * columns + u * kLanes);
+      sums[r][u] = first ? Lanes{} : Load(outputs + rows[r] * columns + u * kLanes);
     }
   }
   for (int64_t k = 0; k < num_k; ++k) {
-    const float* row = weights + k * columns;
+    const float* row = weights + k * stride;
     if (prefetch) {
       // The rows of a wide matrix lie pages apart, where the hardware does not look ahead.
       // To the second cache: rows that are a power of two apart share few places of the first.
 #pragma GCC unroll 4
       for (int u = 0; u < kWidth; ++u) {
-        __builtin_prefetch(row + kRowsAhead * columns + u * kLanes, 0, 2);
+        __builtin_prefetch(row + kRowsAhead * stride + u * kLanes, 0, 2);
       }
     }
     Lanes loaded[kWidth];
@@ -131,9 +163,13 @@ inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weigh
       loaded[u] = Load(row + u * kLanes);
       Keep(loaded[u]);
     }
+    if (packed) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kWidth; ++u) Store(packed + (k * kWidth + u) * kLanes, loaded[u]);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const float factor = inputs[r * inner + k];
+      const float factor = from[r][k];
 #pragma GCC unroll 4
       for (int u = 0; u < kWidth; ++u) sums[r][u] += factor * loaded[u];
     }
@@ -141,34 +177,40 @@ inline void MultiplyBlock(const float* inputs, int64_t inner, const float* weigh
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int u = 0; u < kWidth; ++u) Store(outputs + r * columns + u * kLanes, sums[r][u]);
+    for (int u = 0; u < kWidth; ++u) Store(outputs + rows[r] * columns + u * kLanes, sums[r][u]);
   }
 }
 
-// All rows of some columns, whose weights stay in a near cache between groups of rows: as few
-// groups as can be, since memory is idle while a block is worked on again.
+// All rows of some columns, in as few groups as can be: memory is idle while a block is worked
+// on again.
 template <int kWidth>
-void MultiplyColumns(const float* inputs, int64_t rows, int64_t inner, const float* weights,
-                     int64_t columns, float* outputs) {
-  using Block = void (*)(const float*, int64_t, const float*, int64_t, int64_t, bool, bool, float*);
+void MultiplyColumns(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
+                     const float* weights, int64_t columns, float* outputs) {
+  using Block = void (*)(const float*, int64_t, const int64_t*, const float*, int64_t, int64_t,
+                         bool, bool, float*, float*, int64_t);
   constexpr Block kBlocks[] = {MultiplyBlock<1, kWidth>, MultiplyBlock<2, kWidth>,
                                MultiplyBlock<3, kWidth>, MultiplyBlock<4, kWidth>,
                                MultiplyBlock<5, kWidth>, MultiplyBlock<6, kWidth>};
-  const int64_t most = std::size(kBlocks), groups = (rows + most - 1) / most;
+  alignas(64) float room[kInnerBlock * kWidth * kLanes];
+  const int64_t num_rows = rows.size(), most = std::size(kBlocks);
+  const int64_t groups = (num_rows + most - 1) / most;
   for (int64_t k = 0; k < inner; k += kInnerBlock) {
     const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t row = rows * group / groups, end = rows * (group + 1) / groups;
-      kBlocks[end - row - 1](inputs + row * inner + k, inner, weights + k * columns, columns,
-                             num_k, k == 0, group == 0, outputs + row * columns);
+      const int64_t row = num_rows * group / groups, end = num_rows * (group + 1) / groups;
+      const bool reads = group == 0;
+      kBlocks[end - row - 1](inputs + k, inner, rows.data() + row,
+                             reads ? weights + k * columns : room,
+                             reads ? columns : kWidth * kLanes, num_k, k == 0, reads,
+                             reads && groups > 1 ? room : nullptr, outputs, columns);
     }
   }
 }
 
 // The columns beyond the last whole register.
-void MultiplyTail(const float* inputs, int64_t rows, int64_t inner, const float* weights,
-                  int64_t columns, int64_t first, float* outputs) {
-  for (int64_t row = 0; row < rows; ++row) {
+void MultiplyTail(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
+                  const float* weights, int64_t columns, int64_t first, float* outputs) {
+  for (int64_t row : rows) {
     for (int64_t column = first; column < columns; ++column) {
       float sum = 0.0f;
       for (int64_t k = 0; k < inner; ++k) {
@@ -188,9 +230,11 @@ struct Product {
 };
 
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
-                    ffi::RemainingArgs weights, ffi::RemainingRets outputs) {
+                    ffi::Buffer<ffi::S32> used, ffi::RemainingArgs weights,
+                    ffi::RemainingRets outputs) {
   const int64_t inner = inputs.dimensions().back();
-  const int64_t rows = inputs.element_count() / inner;
+  const int64_t all_rows = inputs.element_count() / inner;
+  const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
   if (weights.size() != outputs.size()) {
     return ffi::Error::InvalidArgument("a product needs an output for each weight");
   }
@@ -203,9 +247,10 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
     if (output.has_error()) return output.error();
     const int64_t columns = weight->dimensions().back();
     if (weight->element_count() != inner * columns ||
-        (*output)->element_count() != static_cast<size_t>(rows * columns)) {
+        (*output)->element_count() != static_cast<size_t>(all_rows * columns)) {
       return ffi::Error::InvalidArgument("shapes of a product do not fit");
     }
+    ClearUnused(*output, rows);
     products.push_back({weight->typed_data(), (*output)->typed_data(), columns, blocks});
     blocks += (columns + kColumnBlock - 1) / kColumnBlock;
     bytes += 4 * inner * columns;
@@ -243,17 +288,17 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
 // output layer.
 
 template <int kRows, int kTokens>
-inline void DotBlock(const float* inputs, int64_t inner, const float* table, int64_t vocab,
-                     float* outputs) {
+inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, const float* table,
+                     int64_t vocab, float* outputs) {
   Lanes sums[kRows][kTokens] = {};
   int64_t k = 0;
   for (; k + kLanes <= inner; k += kLanes) {
     Lanes loaded[kTokens];
 #pragma GCC unroll 4
     for (int t = 0; t < kTokens; ++t) loaded[t] = Load(table + t * inner + k);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const Lanes factor = Load(inputs + r * inner + k);
+      const Lanes factor = Load(inputs + rows[r] * inner + k);
 #pragma GCC unroll 4
       for (int t = 0; t < kTokens; ++t) sums[r][t] += factor * loaded[t];
     }
@@ -262,46 +307,57 @@ inline void DotBlock(const float* inputs, int64_t inner, const float* table, int
     for (int t = 0; t < kTokens; ++t) {
       float sum = Sum(sums[r][t]);
       for (int64_t rest = k; rest < inner; ++rest) {
-        sum = std::fma(inputs[r * inner + rest], table[t * inner + rest], sum);
+        sum = std::fma(inputs[rows[r] * inner + rest], table[t * inner + rest], sum);
       }
-      outputs[r * vocab + t] = sum;
+      outputs[rows[r] * vocab + t] = sum;
     }
   }
 }
 
-template <int kTokens>
-void DotRows(const float* inputs, int64_t rows, int64_t inner, const float* table,
-             int64_t vocab, float* outputs) {
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) {
-    DotBlock<4, kTokens>(inputs + row * inner, inner, table, vocab, outputs + row * vocab);
-  }
-  for (; row < rows; ++row) {
-    DotBlock<1, kTokens>(inputs + row * inner, inner, table, vocab, outputs + row * vocab);
-  }
-}
+// Tokens whose rows of the table stay in a near cache between groups of rows.
+constexpr int64_t kTokenBlock = 16;
 
-ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::F32> table,
-               ffi::ResultBuffer<ffi::F32> outputs) {
-  const int64_t inner = inputs.dimensions().back();
-  const int64_t rows = inputs.element_count() / inner;
-  const int64_t vocab = table.dimensions().front();
-  if (table.dimensions().back() != inner ||
-      outputs->element_count() != static_cast<size_t>(rows * vocab)) {
-    return ffi::Error::InvalidArgument("shapes of a table and its inputs do not fit");
-  }
-  const int64_t blocks = (vocab + 3) / 4;
-  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
-  Share(pool, pieces, 4 * vocab * inner >= kBytesWorthSharing, [&](int64_t piece) {
-    const int64_t end = std::min(vocab, 4 * (blocks * (piece + 1) / pieces));
-    int64_t token = 4 * (blocks * piece / pieces);
+// All rows of some tokens of the table, from ``begin`` to ``end``.
+void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
+               const float* table, int64_t begin, int64_t end, int64_t vocab, float* outputs) {
+  using Block = void (*)(const float*, int64_t, const int64_t*, const float*, int64_t, float*);
+  constexpr Block kBlocks[] = {DotBlock<1, 4>, DotBlock<2, 4>, DotBlock<3, 4>,
+                               DotBlock<4, 4>, DotBlock<5, 4>, DotBlock<6, 4>};
+  constexpr Block kTails[] = {DotBlock<1, 1>, DotBlock<2, 1>, DotBlock<3, 1>,
+                              DotBlock<4, 1>, DotBlock<5, 1>, DotBlock<6, 1>};
+  const int64_t num_rows = rows.size(), most = std::size(kBlocks);
+  for (int64_t row = 0; row < num_rows; row += most) {
+    const int64_t which = std::min(most, num_rows - row) - 1;
+    int64_t token = begin;
     for (; token + 4 <= end; token += 4) {
-      DotRows<4>(inputs.typed_data(), rows, inner, table.typed_data() + token * inner, vocab,
-                 outputs->typed_data() + token);
+      kBlocks[which](inputs, inner, rows.data() + row, table + token * inner, vocab,
+                     outputs + token);
     }
     for (; token < end; ++token) {
-      DotRows<1>(inputs.typed_data(), rows, inner, table.typed_data() + token * inner, vocab,
-                 outputs->typed_data() + token);
+      kTails[which](inputs, inner, rows.data() + row, table + token * inner, vocab,
+                    outputs + token);
+    }
+  }
+}
+
+ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
+               ffi::Buffer<ffi::F32> table, ffi::ResultBuffer<ffi::F32> outputs) {
+  const int64_t inner = inputs.dimensions().back();
+  const int64_t all_rows = inputs.element_count() / inner;
+  const int64_t vocab = table.dimensions().front();
+  if (table.dimensions().back() != inner ||
+      outputs->element_count() != static_cast<size_t>(all_rows * vocab)) {
+    return ffi::Error::InvalidArgument("shapes of a table and its inputs do not fit");
+  }
+  const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
+  ClearUnused(outputs, rows);
+  const int64_t blocks = (vocab + kTokenBlock - 1) / kTokenBlock;
+  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
+  Share(pool, pieces, 4 * vocab * inner >= kBytesWorthSharing, [&](int64_t piece) {
+    for (int64_t block = blocks * piece / pieces; block < blocks * (piece + 1) / pieces; ++block) {
+      const int64_t begin = block * kTokenBlock, end = std::min(vocab, begin + kTokenBlock);
+      DotTokens(inputs.typed_data(), rows, inner, table.typed_data(), begin, end, vocab,
+                outputs->typed_data());
     }
   });
   return ffi::Error::Success();
@@ -309,13 +365,15 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
 
 // outputs = inputs / sqrt(mean(inputs ** 2) + epsilon) * scale, over the last axis; with
 // ``centred``, of inputs less their mean (GPT-2's layer norm, its bias left to the caller).
-ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::F32> scale,
-                     ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred) {
+ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
+                     ffi::Buffer<ffi::F32> scale, ffi::ResultBuffer<ffi::F32> outputs,
+                     float epsilon, bool centred) {
   const int64_t width = scale.element_count();
-  const int64_t rows = inputs.element_count() / width;
+  const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
+  ClearUnused(outputs, rows);
   const float* factors = scale.typed_data();
   const int64_t whole = width / kLanes * kLanes;
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row : rows) {
     const float* from = inputs.typed_data() + row * width;
     float* to = outputs->typed_data() + row * width;
     float mean = 0.0f;
@@ -713,58 +771,60 @@ ffi::Error SampleResidual(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target,
   return SampleRows(pool, target, draft.typed_data(), uniforms, tokens);
 }
 
-// out[t] = sum over d of queries[d] * keys[t, d] for kKeys keys; each by the same additions.
+// out[t] = sum over d of queries[d] * keys[t][d] for kKeys keys; each by the same additions.
 template <int kKeys>
-inline void KeyProducts(const float* query, const float* keys, int64_t head_dim, float* out) {
+inline void KeyProducts(const float* query, const float* const* keys, int64_t head_dim,
+                        float* out) {
   Lanes sums[kKeys] = {};
   int64_t d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
     const Lanes factor = Load(query + d);
 #pragma GCC unroll 4
-    for (int t = 0; t < kKeys; ++t) sums[t] += factor * Load(keys + t * head_dim + d);
+    for (int t = 0; t < kKeys; ++t) sums[t] += factor * Load(keys[t] + d);
   }
 #pragma GCC unroll 4
   for (int t = 0; t < kKeys; ++t) {
     float sum = Sum(sums[t]);
     for (int64_t rest = d; rest < head_dim; ++rest) {
-      sum = std::fma(query[rest], keys[t * head_dim + rest], sum);
+      sum = std::fma(query[rest], keys[t][rest], sum);
     }
     out[t] = sum;
   }
 }
 
 // kWidth registers of the context, whose sums do not wait for one another.
-template <int kWidth>
-inline void WeighValues(const float* weights, const float* values, int64_t length,
-                        int64_t head_dim, float factor, float* context) {
+template <int kWidth, typename Place>
+inline void WeighValues(const float* weights, const float* values, const Place& place,
+                        int64_t length, float factor, float* context) {
   Lanes sums[kWidth] = {};
   for (int64_t j = 0; j < length; ++j) {
+    const float* value = values + place(j);
 #pragma GCC unroll 4
-    for (int u = 0; u < kWidth; ++u) sums[u] += weights[j] * Load(values + j * head_dim + u * kLanes);
+    for (int u = 0; u < kWidth; ++u) sums[u] += weights[j] * Load(value + u * kLanes);
   }
 #pragma GCC unroll 4
   for (int u = 0; u < kWidth; ++u) Store(context + u * kLanes, sums[u] * factor);
 }
 
-// One head of one query: softmax(q K^T + bias) V over the first ``length`` positions.
-// ``scores`` has room for ``length``, rounded up to whole registers.
-void AttendOne(const float* query, const float* keys, const float* values, const float* bias,
-               int64_t bias_step, const float* mask, int64_t length, int64_t head_dim,
-               float scale, float* scores, float* context) {
+// One head of one query: softmax(scale q K^T + bias) V over ``length`` tokens, whose keys and
+// values lie at ``place(j)``, and which are added up in the order of j. ``bias(j)`` comes on
+// top of a score. ``scores`` has room for ``length``, rounded up to whole registers.
+template <typename Place, typename Bias>
+void AttendOne(const float* query, const float* keys, const float* values, const Place& place,
+               const Bias& bias, int64_t length, int64_t head_dim, float scale, float* scores,
+               float* context) {
   int64_t key = 0;
   for (; key + 4 <= length; key += 4) {
-    KeyProducts<4>(query, keys + key * head_dim, head_dim, scores + key);
+    const float* four[] = {keys + place(key), keys + place(key + 1), keys + place(key + 2),
+                           keys + place(key + 3)};
+    KeyProducts<4>(query, four, head_dim, scores + key);
   }
   for (; key < length; ++key) {
-    KeyProducts<1>(query, keys + key * head_dim, head_dim, scores + key);
+    const float* one = keys + place(key);
+    KeyProducts<1>(query, &one, head_dim, scores + key);
   }
   for (int64_t j = 0; j < length; ++j) scores[j] *= scale;
-  if (bias) {
-    for (int64_t j = 0; j < length; ++j) scores[j] += bias[j * bias_step];
-  }
-  if (mask) {
-    for (int64_t j = 0; j < length; ++j) scores[j] += mask[j];
-  }
+  for (int64_t j = 0; j < length; ++j) scores[j] += bias(j);
   const int64_t padded = (length + kLanes - 1) / kLanes * kLanes;
   for (int64_t j = length; j < padded; ++j) scores[j] = kLowest;
   Lanes tops = Lanes{} + kLowest;
@@ -783,14 +843,14 @@ void AttendOne(const float* query, const float* keys, const float* values, const
   const float inverse = 1.0f / Sum(totals);
   int64_t d = 0;
   for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-    WeighValues<4>(scores, values + d, length, head_dim, inverse, context + d);
+    WeighValues<4>(scores, values + d, place, length, inverse, context + d);
   }
   for (; d + kLanes <= head_dim; d += kLanes) {
-    WeighValues<1>(scores, values + d, length, head_dim, inverse, context + d);
+    WeighValues<1>(scores, values + d, place, length, inverse, context + d);
   }
   for (; d < head_dim; ++d) {
     float sum = 0.0f;
-    for (int64_t j = 0; j < length; ++j) sum = std::fma(scores[j], values[j * head_dim + d], sum);
+    for (int64_t j = 0; j < length; ++j) sum = std::fma(scores[j], values[place(j) + d], sum);
     context[d] = sum * inverse;
   }
 }
@@ -798,83 +858,164 @@ void AttendOne(const float* query, const float* keys, const float* values, const
 // Multiplications of attention below which another thread is not woken.
 constexpr int64_t kProductsWorthSharing = 40 * 1000;
 
+// Sizes of attention over a cache [batch, heads, length, head_dim].
+struct AttentionSizes {
+  int64_t batch, heads, length, head_dim, num_new;
+
+  AttentionSizes(const ffi::Buffer<ffi::F32>& cached, const ffi::Buffer<ffi::F32>& queries)
+      : batch(cached.dimensions()[0]), heads(cached.dimensions()[1]),
+        length(cached.dimensions()[2]), head_dim(cached.dimensions()[3]),
+        num_new(queries.element_count() / (batch * joined())) {}
+
+  int64_t joined() const { return heads * head_dim; }
+  // Where the head of a row's token is, among queries, new keys and values, and contexts.
+  int64_t At(int64_t row, int64_t token, int64_t head) const {
+    return (row * num_new + token) * joined() + head * head_dim;
+  }
+  bool WorthSharing() const {
+    return batch * heads * num_new * length * head_dim > kProductsWorthSharing;
+  }
+};
+
+// XLA gives input and output one place; where it does not, the cache is copied.
+void UpdateInPlace(const ffi::Buffer<ffi::F32>& old, ffi::ResultBuffer<ffi::F32>& updated) {
+  if (updated->typed_data() != old.typed_data()) {
+    std::memcpy(updated->typed_data(), old.typed_data(), old.size_bytes());
+  }
+}
+
 // Self-attention of new tokens over a cache, into which they are written first.
 //
 // queries, new_keys, new_values [batch, new, heads * head_dim]; cache [batch, heads, length,
 // head_dim]; starts [batch]; bias by distance [heads, length], or [0, 0] for none. Keys after
 // their query, and all that lies beyond a row's length, are never looked at.
-ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
+ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> new_keys, ffi::Buffer<ffi::F32> new_values,
                   ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
                   ffi::Buffer<ffi::S32> starts, ffi::Buffer<ffi::F32> bias,
                   ffi::ResultBuffer<ffi::F32> contexts, ffi::ResultBuffer<ffi::F32> keys,
                   ffi::ResultBuffer<ffi::F32> values, float scale) {
-  auto shape = old_keys.dimensions();
-  const int64_t batch = shape[0], heads = shape[1], length = shape[2], head_dim = shape[3];
-  const int64_t joined = heads * head_dim;
-  const int64_t num_new = queries.element_count() / (batch * joined);
-  if (num_new > length) return ffi::Error::InvalidArgument("more new tokens than the cache holds");
-  // XLA gives input and output one place; where it does not, the cache is copied.
-  if (keys->typed_data() != old_keys.typed_data()) {
-    std::memcpy(keys->typed_data(), old_keys.typed_data(), old_keys.size_bytes());
+  const AttentionSizes sizes(old_keys, queries);
+  const int64_t length = sizes.length, head_dim = sizes.head_dim;
+  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, sizes.num_new);
+  if (sizes.num_new > length) {
+    return ffi::Error::InvalidArgument("more new tokens than the cache holds");
   }
-  if (values->typed_data() != old_values.typed_data()) {
-    std::memcpy(values->typed_data(), old_values.typed_data(), old_values.size_bytes());
-  }
+  UpdateInPlace(old_keys, keys);
+  UpdateInPlace(old_values, values);
+  ClearUnused(contexts, UsedRows(queries.dimensions(), used));
   const bool has_bias = bias.element_count() > 0;
-  Share(pool, batch * heads, batch * heads * num_new * length * head_dim > kProductsWorthSharing,
-        [&](int64_t piece) {
-    const int64_t row = piece / heads, head = piece % heads;
+  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
+    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
     float* head_keys = keys->typed_data() + piece * length * head_dim;
     float* head_values = values->typed_data() + piece * length * head_dim;
     const int64_t start = starts.typed_data()[row];
     // As XLA's updates: a start that would run over the end is moved back.
-    const int64_t place = std::max<int64_t>(0, std::min(start, length - num_new));
-    const int64_t at = row * num_new * joined + head * head_dim;
+    const int64_t place = std::max<int64_t>(0, std::min(start, length - num_used));
+    for (int64_t i = 0; i < num_used; ++i) {
+      const int64_t at = sizes.At(row, i, head), to = (place + i) * head_dim;
+      std::memcpy(head_keys + to, new_keys.typed_data() + at, 4 * head_dim);
+      std::memcpy(head_values + to, new_values.typed_data() + at, 4 * head_dim);
+    }
+    std::vector<float> scores(length + kLanes);
+    for (int64_t i = 0; i < num_used; ++i) {
+      const int64_t visible = std::max<int64_t>(1, std::min(start + i + 1, length));
+      // By distance: that of the first key is the largest.
+      const float* farthest = bias.typed_data() + head * length + visible - 1;
+      AttendOne(queries.typed_data() + sizes.At(row, i, head), head_keys, head_values,
+                [=](int64_t j) { return j * head_dim; },
+                [=](int64_t j) { return has_bias ? farthest[-j] : 0.0f; }, visible, head_dim,
+                scale, scores.data(), contexts->typed_data() + sizes.At(row, i, head));
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// The same of tokens that need not follow one another, each written to a slot of its own.
+//
+// slots [batch, new]; slot_positions [batch, length], the place in its text of what a slot
+// holds; visible [batch, new, length], the slots of each token's text, itself included. A
+// text's tokens are added up in their order, wherever they lie, as ``Extend`` adds them.
+ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
+                       ffi::Buffer<ffi::F32> new_keys, ffi::Buffer<ffi::F32> new_values,
+                       ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
+                       ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> slot_positions,
+                       ffi::Buffer<ffi::PRED> visible, ffi::Buffer<ffi::F32> bias,
+                       ffi::ResultBuffer<ffi::F32> contexts, ffi::ResultBuffer<ffi::F32> keys,
+                       ffi::ResultBuffer<ffi::F32> values, float scale) {
+  const AttentionSizes sizes(old_keys, queries);
+  const int64_t length = sizes.length, head_dim = sizes.head_dim, num_new = sizes.num_new;
+  UpdateInPlace(old_keys, keys);
+  UpdateInPlace(old_values, values);
+  const bool has_bias = bias.element_count() > 0;
+  // The slots of each token's text in the order of the text: once, for all heads.
+  std::vector<int32_t> texts(sizes.batch * num_new * length);
+  std::vector<int64_t> text_lengths(sizes.batch * num_new);
+  for (int64_t query = 0; query < sizes.batch * num_new; ++query) {
+    const int32_t* position_of = slot_positions.typed_data() + query / num_new * length;
+    const bool* sees = visible.typed_data() + query * length;
+    int32_t* text = texts.data() + query * length;
+    std::fill(text, text + length, -1);
+    for (int64_t slot = 0; slot < length; ++slot) {
+      const int32_t position = position_of[slot];
+      if (sees[slot] && 0 <= position && position < length) text[position] = slot;
+    }
+    text_lengths[query] = std::remove(text, text + length, -1) - text;
+  }
+  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
+    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
+    float* head_keys = keys->typed_data() + piece * length * head_dim;
+    float* head_values = values->typed_data() + piece * length * head_dim;
     for (int64_t i = 0; i < num_new; ++i) {
-      std::memcpy(head_keys + (place + i) * head_dim, new_keys.typed_data() + at + i * joined,
-                  4 * head_dim);
-      std::memcpy(head_values + (place + i) * head_dim, new_values.typed_data() + at + i * joined,
-                  4 * head_dim);
+      const int64_t slot = slots.typed_data()[row * num_new + i];
+      if (slot < 0 || slot >= length) continue;
+      const int64_t at = sizes.At(row, i, head);
+      std::memcpy(head_keys + slot * head_dim, new_keys.typed_data() + at, 4 * head_dim);
+      std::memcpy(head_values + slot * head_dim, new_values.typed_data() + at, 4 * head_dim);
     }
     std::vector<float> scores(length + kLanes);
     for (int64_t i = 0; i < num_new; ++i) {
-      const int64_t visible = std::max<int64_t>(1, std::min(start + i + 1, length));
-      // By distance: that of the first key is the largest.
-      const float* biases =
-          has_bias ? bias.typed_data() + head * length + visible - 1 : nullptr;
-      AttendOne(queries.typed_data() + at + i * joined, head_keys, head_values, biases, -1,
-                nullptr, visible, head_dim, scale, scores.data(),
-                contexts->typed_data() + at + i * joined);
+      const int64_t query = row * num_new + i, seen = text_lengths[query];
+      const int32_t* text = texts.data() + query * length;
+      float* context = contexts->typed_data() + sizes.At(row, i, head);
+      if (seen == 0) {
+        std::fill(context, context + head_dim, 0.0f);
+        continue;
+      }
+      const float* farthest = bias.typed_data() + head * length + seen - 1;
+      AttendOne(queries.typed_data() + sizes.At(row, i, head), head_keys, head_values,
+                [=](int64_t j) { return text[j] * head_dim; },
+                [=](int64_t j) { return has_bias ? farthest[-j] : 0.0f; }, seen, head_dim, scale,
+                scores.data(), context);
     }
   });
   return ffi::Error::Success();
 }
 
 // Attention of new tokens to a source: mask [batch, length] is added to the scores.
-ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
+ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
                   ffi::Buffer<ffi::F32> mask, ffi::ResultBuffer<ffi::F32> contexts,
                   float scale) {
-  auto shape = keys.dimensions();
-  const int64_t batch = shape[0], heads = shape[1], length = shape[2], head_dim = shape[3];
-  const int64_t joined = heads * head_dim;
-  const int64_t num_new = queries.element_count() / (batch * joined);
-  Share(pool, batch * heads, batch * heads * num_new * length * head_dim > kProductsWorthSharing,
-        [&](int64_t piece) {
-    const int64_t row = piece / heads, head = piece % heads;
+  const AttentionSizes sizes(keys, queries);
+  const int64_t length = sizes.length, head_dim = sizes.head_dim;
+  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, sizes.num_new);
+  ClearUnused(contexts, UsedRows(queries.dimensions(), used));
+  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
+    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
     const float* row_mask = mask.typed_data() + row * length;
     // Padding at the end has no weight, unless there is nothing but padding.
-    int64_t used = length;
-    while (used > 0 && row_mask[used - 1] < 0) --used;
-    if (used == 0) used = length;
-    const int64_t at = row * num_new * joined + head * head_dim;
+    int64_t seen = length;
+    while (seen > 0 && row_mask[seen - 1] < 0) --seen;
+    if (seen == 0) seen = length;
     std::vector<float> scores(length + kLanes);
-    for (int64_t i = 0; i < num_new; ++i) {
-      AttendOne(queries.typed_data() + at + i * joined,
+    for (int64_t i = 0; i < num_used; ++i) {
+      AttendOne(queries.typed_data() + sizes.At(row, i, head),
                 keys.typed_data() + piece * length * head_dim,
-                values.typed_data() + piece * length * head_dim, nullptr, 0, row_mask, used,
-                head_dim, scale, scores.data(), contexts->typed_data() + at + i * joined);
+                values.typed_data() + piece * length * head_dim,
+                [=](int64_t j) { return j * head_dim; }, [=](int64_t j) { return row_mask[j]; },
+                seen, head_dim, scale, scores.data(),
+                contexts->typed_data() + sizes.At(row, i, head));
     }
   });
   return ffi::Error::Success();
@@ -886,6 +1027,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .RemainingRets());
 
@@ -893,12 +1035,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("epsilon")
@@ -950,6 +1094,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
@@ -961,10 +1106,28 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtendNodes, ExtendNodes,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()

@@ -31,6 +31,7 @@ _SYMBOLS = (
     "SpecT5XSample",
     "SpecT5XSampleResidual",
     "SpecT5XExtend",
+    "SpecT5XExtendNodes",
     "SpecT5XAttend",
 )
 

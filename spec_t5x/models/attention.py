@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.cpu_kernels import calls as cpu_kernels
+from spec_t5x.interfaces import Nodes
 from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -93,26 +94,24 @@ class Attention(nn.Module):
         keys, values = write(keys, new_keys), write(values, new_values)
         return self.attend(inputs, keys, values, bias), keys, values
 
-    def extend_text(
+    def extend_by_kernel(
         self,
         inputs: Float32[Array, "batch new embed"],
         keys: Float32[Array, "batch heads length head_dim"],
         values: Float32[Array, "batch heads length head_dim"],
-        starts: Int[Array, "batch"],
-        bias: Float32[Array, "heads length"] | None,
+        kernel: Callable[..., tuple[Array, Array, Array]],
+        *places: Array | None,
     ):
-        """``extend`` of rows by tokens that follow one another, by a CPU kernel.
+        """``extend`` by a CPU kernel, which writes the new keys and values and attends.
 
         Args:
           inputs: of the new tokens.
           keys, values: the cache.
-          starts: each row's length.
-          bias: by distance, as ``RelativeBias.by_distance`` gives it; None for none.
+          kernel: of ``cpu_kernels``.
+          places: where new tokens go and what they see, as the kernel takes it.
         """
         new = apply_together([self.query, self.key, self.value], inputs)
-        context, keys, values = cpu_kernels.extend_attention(
-            *new, keys, values, starts, bias, self._scale
-        )
+        context, keys, values = kernel(*new, keys, values, *places, scale=self._scale)
         return self.out(context), keys, values
 
     @property
@@ -144,9 +143,17 @@ def by_write(write: Callable[[Array, Array], Array], bias: Float32[Array, "..."]
 def by_kernel(
     starts: Int[Array, "batch"], bias: Float32[Array, "heads length"] | None
 ) -> ExtendSelf:
-    """New tokens after each row's length, by a CPU kernel."""
-    return lambda attention, inputs, cache: attention.extend_text(
-        inputs, cache.keys, cache.values, starts, bias
+    """New tokens after each row's length, by a CPU kernel; bias by distance, or none."""
+    return lambda attention, inputs, cache: attention.extend_by_kernel(
+        inputs, cache.keys, cache.values, cpu_kernels.extend_attention, starts, bias
+    )
+
+
+def nodes_by_kernel(nodes: Nodes, bias: Float32[Array, "heads length"] | None) -> ExtendSelf:
+    """New tokens in slots of their own, by a CPU kernel; bias by distance, or none."""
+    places = (nodes.slots, nodes.slot_positions, nodes.visible, bias)
+    return lambda attention, inputs, cache: attention.extend_by_kernel(
+        inputs, cache.keys, cache.values, cpu_kernels.extend_attention_nodes, *places
     )
 
 

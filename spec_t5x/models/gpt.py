@@ -179,7 +179,7 @@ class GPT(nn.Module):
         starts, new = cache.lengths, tokens.shape[1]
         positions = starts[:, None] + jnp.arange(new)[None, :]
         embedded = self._embed(tokens, positions)
-        if cpu_kernels.in_use() and cpu_kernels.is_small(embedded):
+        if cpu_kernels.in_use(embedded):
             extend_self = by_kernel(starts, None)
         else:
             visible = positions[:, :, None] >= jnp.arange(cache.max_length)[None, None, :]
@@ -197,12 +197,13 @@ class GPT(nn.Module):
 
         Returns the logits after each, the states they were made from, and the cache.
         """
-        write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
-        states, cache = self._extend(
-            self._embed(nodes.tokens, nodes.positions),
-            cache,
-            by_write(write, mask_bias(nodes.visible)[:, None]),
-        )
+        embedded = self._embed(nodes.tokens, nodes.positions)
+        if cpu_kernels.in_use(embedded):
+            extend_self = nodes_by_kernel(nodes, None)
+        else:
+            write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
+            extend_self = by_write(write, mask_bias(nodes.visible)[:, None])
+        states, cache = self._extend(embedded, cache, extend_self)
         return self._whole_logits(states), states, cache
 
     def logits(

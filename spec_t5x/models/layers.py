@@ -195,7 +195,7 @@ def dropout(rate: float) -> nn.Dropout:
 
 
 def _uses_kernels(dtype: str, inputs: Array) -> bool:
-    return cpu_kernels.in_use() and dtype == "float32" and cpu_kernels.is_small(inputs)
+    return dtype == "float32" and cpu_kernels.in_use(inputs)
 
 
 def _activation(name: str) -> Callable[[Array], Array]:

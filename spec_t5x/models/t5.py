@@ -30,6 +30,7 @@ from spec_t5x.models.attention import (
     by_kernel,
     by_write,
     mask_bias,
+    nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
@@ -196,7 +197,7 @@ class Decoder(nn.Module):
 
     def extend(self, embedded, cache: DecoderCache):
         starts, new = cache.lengths, embedded.shape[1]
-        if cpu_kernels.in_use() and cpu_kernels.is_small(embedded):
+        if cpu_kernels.in_use(embedded):
             extend_self = by_kernel(starts, self.relpos_bias.by_distance(cache.max_length))
         else:
             bias = self.relpos_bias.causal_at(starts, new, cache.max_length)
@@ -205,6 +206,9 @@ class Decoder(nn.Module):
         return states, cache.at(starts + new)
 
     def extend_nodes(self, embedded, cache: DecoderCache, nodes: Nodes):
+        if cpu_kernels.in_use(embedded):
+            by_distance = self.relpos_bias.by_distance(cache.max_length)
+            return self._extend(embedded, cache, nodes_by_kernel(nodes, by_distance))
         distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
         bias = self.relpos_bias.at_distances(distances, nodes.visible)
         write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
