@@ -40,6 +40,7 @@ from spec_t5x.interfaces import (
     Cache,
     Draft,
     Outcome,
+    PartialTarget,
     Proposal,
     StatefulTarget,
     Target,
@@ -142,6 +143,10 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
     target's states (None unless the draft uses them) and the cache.
     """
 
+    if draft.varies and _scores_parts(target):
+        logits, states, cache = target.score_part(cache, block, longest + 1)
+        return logits, states if draft.uses_target_states else None, cache
+
     def call(width, cache, block):
         tokens = block[:, :width]
         if draft.uses_target_states:
@@ -157,6 +162,11 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
     smallest = jnp.searchsorted(jnp.asarray(widths), longest + 1)
     branches = [functools.partial(call, width) for width in widths]
     return lax.switch(smallest, branches, cache, block)
+
+
+def _scores_parts(target: Target) -> bool:
+    """Whether a target's call costs what the longest proposal needs, of whatever length."""
+    return isinstance(target, PartialTarget) and target.scores_parts
 
 
 def call_widths(largest: int) -> tuple[int, ...]:
@@ -184,11 +194,13 @@ def _step_function(verifier: Verifier | TreeVerifier, gamma: int, **options) -> 
     return functools.partial(step, gamma=gamma, verifier=verifier, **options)
 
 
-def _effort(draft: Draft, verifier: Verifier | TreeVerifier, gamma: int, iteration: Iteration):
+def _effort(target, draft, verifier: Verifier | TreeVerifier, gamma: int, iteration: Iteration):
     """What an iteration took: drafts made, and tokens that the target was called over."""
     if isinstance(verifier, TreeVerifier) or not draft.varies:
         return gamma, gamma + 1
     longest = jnp.max(iteration.num_proposed)
+    if _scores_parts(target):
+        return longest, longest + 1
     widths = jnp.asarray(call_widths(gamma + 1))
     return longest, widths[jnp.searchsorted(widths, longest + 1)]
 
@@ -283,7 +295,7 @@ def speculative_decode(
             guarded_decoding.start(state, guard),
             settings,
             lambda state: step(target, draft, state, settings),
-            functools.partial(_effort, draft, verifier, gamma),
+            functools.partial(_effort, target, draft, verifier, gamma),
             lambda: prefill_draft(draft, inputs, prompts, **rows),
             gamma=gamma,
             coupled=verifier.coupled,
@@ -336,7 +348,7 @@ def _jit_guarded_step(target, draft, state, settings, *, verifier, gamma, **opti
     return guarded_decoding.speculative_step(
         state,
         lambda state: step(target, draft, state, settings),
-        functools.partial(_effort, draft, verifier, gamma),
+        functools.partial(_effort, target, draft, verifier, gamma),
         gamma=gamma,
     )
 

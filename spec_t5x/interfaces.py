@@ -175,6 +175,23 @@ class StatefulTarget(Target, Protocol):
         """``score``, with the states that the logits were made from."""
 
 
+@runtime_checkable
+class PartialTarget(StatefulTarget, Protocol):
+    """A target that may score the beginning of a block for what the beginning costs.
+
+    Others are compiled for blocks of several lengths (``decoding.call_widths``).
+    """
+
+    @property
+    def scores_parts(self) -> bool:
+        """Whether it does; ``score_part`` is not called otherwise."""
+
+    def score_part(
+        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
+
+
 @flax.struct.dataclass(kw_only=True)
 class Nodes:
     """New tokens that do not all follow one another: a tree, or a beam's hypotheses.

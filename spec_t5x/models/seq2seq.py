@@ -63,6 +63,20 @@ class T5Model:
         """``score``, with the normed decoder states that the logits were made from."""
         return self._apply(cache, tokens, method=Transformer.extend_states)
 
+    @property
+    def scores_parts(self) -> bool:
+        """By the kernels, which are told how much of a block counts."""
+        return self.kernels
+
+    def score_part(
+        self, cache: DecoderCache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+    ) -> tuple[
+        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache
+    ]:
+        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
+        with cpu_kernels.using_first(num):
+            return self.score_states(cache, tokens)
+
     def num_slots(self, cache: DecoderCache) -> int:
         """How many tokens of a row the cache has room for."""
         return cache.max_length
