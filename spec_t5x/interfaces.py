@@ -207,8 +207,11 @@ class Nodes:
     slots: Int[Array, "batch nodes"]
     # Place in its text of what each slot holds, the new tokens included.
     slot_positions: Int[Array, "batch slots"]
-    # The slots of each token's own text, itself included.
+    # The slots of each token's own text, itself included: one for each place of the text.
     visible: Bool[Array, "batch nodes slots"]
+    # Whether each row's slots follow one another, as in a tree: writing them is then one
+    # update, for which XLA copies nothing.
+    consecutive: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 @runtime_checkable

@@ -40,4 +40,5 @@ def tree_nodes(
         slots=lengths[:, None] + numbers[None, :],
         slot_positions=jnp.where(is_node, lengths[:, None] + depths[nodes], slots[None, :]),
         visible=is_text[:, None, :] | (is_node[:, None, :] & on_path),
+        consecutive=True,
     )

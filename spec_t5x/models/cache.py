@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.interfaces import Nodes
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Int
 
@@ -129,12 +130,15 @@ def write(
     return constrain(written, AXES)
 
 
-def write_slots(
+def write_nodes(
     cached: Float[Array, "batch heads length head_dim"],
     new: Float[Array, "batch heads nodes head_dim"],
-    slots: Int[Array, "batch nodes"],
+    nodes: Nodes,
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Overwrites ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``; slots differ."""
+    """Overwrites the nodes' slots ``cached[b, :, slots[b, n]]`` with ``new[b, :, n]``."""
+    slots = nodes.slots
+    if nodes.consecutive:
+        return write(cached, new, slots[:, 0])
     written = jax.vmap(lambda row, update, at: row.at[:, at].set(update))(cached, new, slots)
     return constrain(written, AXES)
 

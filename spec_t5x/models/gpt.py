@@ -201,7 +201,7 @@ class GPT(nn.Module):
         if cpu_kernels.in_use(embedded):
             extend_self = nodes_by_kernel(nodes, None)
         else:
-            write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
+            write = functools.partial(cache_lib.write_nodes, nodes=nodes)
             extend_self = by_write(write, mask_bias(nodes.visible)[:, None])
         states, cache = self._extend(embedded, cache, extend_self)
         return self._whole_logits(states), states, cache

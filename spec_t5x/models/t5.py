@@ -211,7 +211,7 @@ class Decoder(nn.Module):
             return self._extend(embedded, cache, nodes_by_kernel(nodes, by_distance))
         distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
         bias = self.relpos_bias.at_distances(distances, nodes.visible)
-        write = functools.partial(cache_lib.write_slots, slots=nodes.slots)
+        write = functools.partial(cache_lib.write_nodes, nodes=nodes)
         return self._extend(embedded, cache, by_write(write, bias))
 
     def _extend(self, states, cache: DecoderCache, extend_self: ExtendSelf):

@@ -11,6 +11,7 @@ _CALLED = re.compile(
     r"(?:calls|body|condition|to_apply|\w+_computation)=%?([\w.\-]+)"
     r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
+_COPIES = ("copy", "copy-start", "transpose")
 _TO_HOST = ("infeed", "outfeed", "send", "recv", "send-done", "recv-done")
 
 
@@ -21,14 +22,7 @@ def loop_instructions(program: str) -> Iterator[str]:
       program: optimized HLO, ``compiled.as_text()``.
     """
     computations = _computations(program)
-    bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", program)
-    reached, waiting = set(), list(bodies)
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached.add(name)
-            waiting += [called for line in computations[name] for called in _called(line)]
-    for name in sorted(reached):
+    for name in _in_loops(program, computations):
         yield from computations[name]
 
 
@@ -36,15 +30,17 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """Instructions in loops that copy an array of one of these shapes, in any layout.
 
     Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a
-    copy.
+    copy. One inside a fusion that makes something else of it is none: it is never written.
     """
     wanted = {_essence(shape) for shape in shapes}
+    computations = _computations(program)
+    # Each holds what one fusion does; what is written is its root's.
+    fused = {name for name in computations if f"calls=%{name}" in program}
     found = []
-    for line in loop_instructions(program):
-        match = _INSTRUCTION.search(line)
-        if match and match[3] in ("copy", "copy-start", "transpose"):
-            dims = tuple(int(dim) for dim in match[2].split(",") if dim)
-            if _essence(dims) in wanted:
+    for name in _in_loops(program, computations, without=fused):
+        for line in computations[name]:
+            written, match = _root(line, computations), _INSTRUCTION.search(line)
+            if match and _dims(match) in wanted and _operation(written) in _COPIES:
                 found.append(line.strip())
     return found
 
@@ -72,6 +68,35 @@ def _computations(program: str) -> dict[str, list[str]]:
         elif name is not None:
             computations[name].append(line)
     return computations
+
+
+def _in_loops(program: str, computations, without=frozenset()) -> list[str]:
+    """The computations that loops run."""
+    bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", program)
+    reached, waiting = set(), list(bodies)
+    while waiting:
+        name = waiting.pop()
+        if name not in reached and name not in without:
+            reached.add(name)
+            waiting += [called for line in computations[name] for called in _called(line)]
+    return sorted(reached)
+
+
+def _root(line: str, computations: dict[str, list[str]]) -> str:
+    """What a line does: of a fusion, its last instruction."""
+    while _operation(line) == "fusion":
+        (name,) = _called(line)
+        line = next(inner for inner in computations[name] if inner.strip().startswith("ROOT "))
+    return line
+
+
+def _operation(line: str) -> str | None:
+    match = _INSTRUCTION.search(line)
+    return match and match[3]
+
+
+def _dims(match: re.Match) -> tuple[int, ...]:
+    return _essence(tuple(int(dim) for dim in match[2].split(",") if dim))
 
 
 def _called(line: str) -> list[str]:
