@@ -32,6 +32,7 @@ from spec_t5x.models.attention import (
     by_kernel,
     by_write,
     mask_bias,
+    nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, times_table

@@ -1,0 +1,117 @@
+"""On a CPU a call over many tokens gives what calls over one token give, bit for bit.
+
+That is what makes speculative text equal plain decoding's where logits nearly tie.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x import beam_slots
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+from spec_t5x.tree_nodes import tree_nodes
+from spec_t5x.trees import Tree
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Wide enough that the order of additions matters, in products of several blocks.
+WIDE = {"emb_dim": 144, "num_heads": 3, "head_dim": 24, "num_decoder_layers": 2}
+MODELS = {
+    "t5": lambda: tiny_t5(0, **WIDE, vocab_size=300),
+    "t5 tied": lambda: tiny_t5(0, **WIDE, vocab_size=300, logits_via_embedding=True),
+    "gpt": lambda: tiny_gpt(0, emb_dim=144, num_heads=6, vocab_size=300),
+}
+TEXT, ROOM = 9, 34
+score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens))
+score_nodes = jax.jit(lambda model, cache, nodes: model.score_nodes(cache, nodes))
+
+
+def cache_of(model, batch):
+    """Rows of several lengths, with what refused drafts left behind them."""
+    rng = np.random.default_rng(batch)
+    cache = model.prefill(jnp.asarray(rng.integers(2, 30, (batch, 7)), jnp.int32), ROOM)
+    texts = jnp.asarray(rng.integers(2, 30, (batch, TEXT + 2)), jnp.int32)
+    _, cache = score(model, cache, texts)
+    return model.rollback(cache, jnp.asarray(rng.integers(1, TEXT, batch), jnp.int32))
+
+
+def one_by_one(model, cache, tokens):
+    logits = []
+    for i in range(tokens.shape[1]):
+        here, cache = score(model, cache, tokens[:, i : i + 1])
+        logits.append(here[:, 0])
+    return np.stack(logits, axis=1)
+
+
+def blocks(batch, new):
+    return jnp.asarray(np.random.default_rng(new).integers(2, 30, (batch, new)), jnp.int32)
+
+
+# 360 rows in one product, and 4.
+@pytest.mark.parametrize(("batch", "new"), [(40, 9), (1, 4)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_block(name, batch, new):
+    model = MODELS[name]()
+    assert model.kernels
+    cache, tokens = cache_of(model, batch), blocks(batch, new)
+    logits, _ = score(model, cache, tokens)
+    np.testing.assert_array_equal(logits, one_by_one(model, cache, tokens))
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt"])
+def test_the_beginning_of_a_block(name):
+    """What is left out is neither computed nor cached."""
+    model, batch, new = MODELS[name](), 5, 6
+    cache, tokens = cache_of(model, batch), blocks(batch, new)
+    score_part = jax.jit(lambda *args: model.score_part(*args))
+    whole, _ = score(model, cache, tokens)
+    for num in (0, 1, 4, new):
+        logits, _, after = score_part(cache, tokens, jnp.int32(num))
+        np.testing.assert_array_equal(logits[:, :num], whole[:, :num])
+        _, expected = score(model, cache, tokens[:, :num]) if num else (None, cache)
+        for ours, theirs in zip(after.layers, expected.layers, strict=True):
+            np.testing.assert_array_equal(ours.keys, theirs.keys)
+            np.testing.assert_array_equal(ours.values, theirs.values)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("t5", 30), ("gpt", 1)])
+def test_a_tree(name, batch):
+    """Each node after the text and the path to it."""
+    model, tree = MODELS[name](), Tree((2, 2, 1))
+    cache, tokens = cache_of(model, batch), blocks(batch, tree.num_nodes)
+    nodes = tree_nodes(tree, tokens, cache.lengths, model.num_slots(cache))
+    logits, _ = score_nodes(model, cache, nodes)
+    for leaf in (tree.num_nodes - 1, tree.level_starts[-1]):
+        path = np.flatnonzero(tree.ancestors[leaf])
+        expected = one_by_one(model, cache, tokens[:, path])
+        np.testing.assert_array_equal(logits[:, path], expected)
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt"])
+def test_hypotheses_of_a_beam(name):
+    """Side by side, each after its own lineage."""
+    model, batch, width, length = MODELS[name](), 6, 3, 5
+    inputs = blocks(batch, 7)
+    cache = model.prefill(inputs, length * width)
+    alone = [model.prefill(inputs, ROOM) for _ in range(width)]
+    make = functools.partial(beam_slots.nodes, width=width)
+    lineages = jnp.zeros((batch, width, length), jnp.int32)
+    texts = np.asarray(blocks(batch, width * length)).reshape(batch, width, length)
+    for position in range(length):
+        # Hypothesis h writes to place (h + position) of its position.
+        places = (np.arange(width) + position) % width
+        lineages = beam_slots.settle(lineages, jnp.full(batch, position), jnp.asarray(places))
+        nodes = make(
+            jnp.asarray(texts[:, :, position]),
+            jnp.full((batch, width), position),
+            jnp.tile(jnp.asarray(places)[None], (batch, 1)),
+            lineages,
+        )
+        logits, cache = score_nodes(model, cache, nodes)
+        for hypothesis in range(width):
+            here = jnp.asarray(texts[:, hypothesis, position : position + 1])
+            expected, alone[hypothesis] = score(model, alone[hypothesis], here)
+            np.testing.assert_array_equal(logits[:, hypothesis], expected[:, 0])
