@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_t5x.generation import GenerateOptions, Generator
-from tests.named_drafts import EVERY, every_named_draft, named
+from tests.named_drafts import every_named_draft, named
 from tests.simulated_devices import printed_by
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
