@@ -106,7 +106,7 @@ class _Placer:
             for path, leaf in flatten_dict(model.params).items()
         }
         rest = jax.tree.map(self._leaf, model.replace(params={}))
-        # The kernels are for one device: on several they would have whole matrices sent to each.
+        # The kernels are one device's: on several each matrix would be gathered for them.
         return rest.replace(params=unflatten_dict(params), kernels=False)
 
     def _leaf(self, leaf: jax.Array, sharding=None) -> jax.Array:

@@ -205,7 +205,8 @@ class NamedDraft:
             if _names(path) not in flat:
                 raise InputError(
                     f"draft {self.name!r} has parameters and the model's tree has no "
-                    f"{'/'.join(('draft', *_names(path)))}: restore it with the draft's"
+                    f"{'/'.join(('draft', *_names(path)))}: put there what the model's read_draft "
+                    "returns"
                 )
             return flat[_names(path)]
 

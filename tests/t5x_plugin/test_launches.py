@@ -309,6 +309,8 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
     assert restored.step == 7
     with pytest.raises(InputError, match="set DRAFT_CHECKPOINT_PATH"):
         manager(draft_path=None)
+    with pytest.raises(InputError, match="the draft comes by name: leave it None"):
+        manager(draft_path=str(launches.directory / "draft_orbax"), model=model)
 
 
 def steps_in(directory: Path) -> list[int]:
