@@ -22,6 +22,7 @@ from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
+from tests import named_drafts
 from tests import quick_compilation as quick
 
 REPOSITORY = Path(__file__).parents[1]
@@ -189,6 +190,13 @@ def tiny_pair(tmp_path_factory) -> Path:
             extra={"max_source_length": 48},
         )
     return directory
+
+
+@pytest.fixture(scope="session")
+def drafts_of_pair(tiny_pair) -> Path:
+    """``tiny_pair``, with all that drafts of its target read (``tests.named_drafts``)."""
+    named_drafts.write(tiny_pair)
+    return tiny_pair
 
 
 def _babbling_params(config: T5Config, seed: int) -> PyTree:

@@ -12,16 +12,17 @@ from tests import quick_compilation
 REPOSITORY = Path(__file__).parents[1]
 
 
-def printed_by(program: str, devices: int) -> Any:
+def printed_by(program: str, *arguments: str | Path, devices: int) -> Any:
     """The JSON that a program prints, in a process of its own with so many CPU devices.
 
     Args:
       program: its path from ``tests``.
+      *arguments: it is given.
       devices: how many there shall be.
     """
     flags = f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count={devices}"
     result = subprocess.run(
-        [sys.executable, REPOSITORY / "tests" / program],
+        [sys.executable, REPOSITORY / "tests" / program, *arguments],
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),

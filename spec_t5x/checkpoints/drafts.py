@@ -96,26 +96,11 @@ class _Maker:
 
     def make(self, text: str) -> Draft:
         name, _, argument = text.partition(":")
-        makers = self._makers()
-        if name not in makers or Path(text).expanduser().is_dir():
-            return self._from_directory(text, names=list(makers))
-        return makers[name](argument)
+        if name not in NAMES or Path(text).expanduser().is_dir():
+            return self._from_directory(text)
+        return NAMES[name](self, argument)
 
-    def _makers(self) -> dict[str, Callable[[str], Draft]]:
-        return {
-            "transformer": self._transformer,
-            "unigram": lambda argument: self._ngram(argument, 1),
-            "bigram": lambda argument: self._ngram(argument, 2),
-            "ngram": lambda argument: self._ngram(argument, None),
-            "copy": self._copy,
-            "uniform": self._uniform,
-            "medusa": self._medusa,
-            "early_exit": self._early_exit,
-            "mixed": self._mixed,
-            "cascade": self._cascade,
-        }
-
-    def _from_directory(self, text: str, names: list[str]) -> Draft:
+    def _from_directory(self, text: str) -> Draft:
         directory = locate(text)
         if isinstance(directory, GcsPath):
             return self._transformer(text)
@@ -124,16 +109,11 @@ class _Maker:
         if not directory.is_dir() or not text:
             raise InputError(
                 f"no draft {text!r}: give the directory of a checkpoint or one of "
-                f"{', '.join(names)}"
+                f"{', '.join(NAMES)}"
             )
-        makers = {
-            ngram_tables.FORMAT: lambda: self._ngram(text, None),
-            heads.FORMAT: lambda: self._medusa(text),
-            shared_drafts.FORMAT: lambda: self._shared_encoder(text),
-        }
         config = directory / CONFIG_NAME
         kind = read_json(config).get("format") if config.is_file() else None
-        return makers.get(kind, lambda: self._transformer(text))()
+        return FORMATS.get(kind, _Maker._transformer)(self, text)
 
     def _transformer(self, argument: str, may_trail: bool = False) -> Draft:
         name = argument or self._packaged("transformer")
@@ -154,7 +134,7 @@ class _Maker:
             may_trail=may_trail,
         )
 
-    def _ngram(self, argument: str, order: int | None) -> Draft:
+    def _ngram(self, argument: str, order: int | None = None) -> Draft:
         self._refuse_stopping("ngram")
         draft = ngram_tables.load_ngram(
             argument or self._packaged("ngram"), self.target, order=order
@@ -249,6 +229,27 @@ class _Maker:
     def _refuse_settings(self, name: str) -> None:
         if self.options.settings is not None:
             raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
+
+
+# What makes a draft of each name, from what stands after the colon.
+NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
+    "transformer": _Maker._transformer,
+    "unigram": lambda maker, argument: maker._ngram(argument, 1),
+    "bigram": lambda maker, argument: maker._ngram(argument, 2),
+    "ngram": _Maker._ngram,
+    "copy": _Maker._copy,
+    "uniform": _Maker._uniform,
+    "medusa": _Maker._medusa,
+    "early_exit": _Maker._early_exit,
+    "mixed": _Maker._mixed,
+    "cascade": _Maker._cascade,
+}
+# What makes a draft of a directory of each format; of any other it is a model.
+FORMATS: dict[str, Callable[[_Maker, str], Draft]] = {
+    ngram_tables.FORMAT: _Maker._ngram,
+    heads.FORMAT: _Maker._medusa,
+    shared_drafts.FORMAT: _Maker._shared_encoder,
+}
 
 
 def _number(name: str, argument: str) -> int:

@@ -14,6 +14,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
 
 
 @flax.struct.dataclass
@@ -53,7 +54,7 @@ class EarlyExitDraft(DraftBase):
             "token_embedder": target.params["token_embedder"],
             "decoder": decoder,
         }
-        return cls(T5Model.create(params, config), settings)
+        return cls(target.replace(params=params, module=Transformer(config)), settings)
 
     @property
     def vocab_size(self) -> int:

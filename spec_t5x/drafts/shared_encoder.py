@@ -69,8 +69,11 @@ class SharedEncoderDraft(DraftBase):
                 f"a draft of {config.num_decoder_layers} decoder layers shares layers "
                 f"{list(layers)} of a target of {total}: give one of the target's for each"
             )
+        model = T5Model.create({"decoder": own["decoder"]}, config)
         embedding = {"token_embedder": target.params["token_embedder"]}
-        model = T5Model.create({**embedding, "decoder": own["decoder"]}, config)
+        model = model.replace(
+            params={**embedding, **model.params}, kernels=model.kernels and target.kernels
+        )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
         return cls(TransformerDraft(model, settings, stopping, may_trail=True), tuple(layers))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from spec_t5x.errors import InputError
@@ -98,8 +99,15 @@ class _Placer:
         )
 
     def _model(self, model: Model) -> Model:
-        shardings = param_shardings(model.config, self._mesh)
-        return model.replace(params=jax.tree.map(self._leaf, model.params, shardings))
+        # Of a whole model: a draft may do without some of its parameters, and have others.
+        shardings = flatten_dict(param_shardings(model.config, self._mesh))
+        params = {
+            path: self._leaf(leaf, shardings[path])
+            for path, leaf in flatten_dict(model.params).items()
+        }
+        rest = jax.tree.map(self._leaf, model.replace(params={}))
+        # The kernels are one device's: on several each matrix would be gathered for them.
+        return rest.replace(params=unflatten_dict(params), kernels=False)
 
     def _leaf(self, leaf: jax.Array, sharding=None) -> jax.Array:
         if id(leaf) not in self._placed:

@@ -29,6 +29,11 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
     def _make_network(self) -> DecoderOnlyTransformer:
         return DecoderOnlyTransformer(decoder_only_config(self.module))
 
+    def _target(self, params: PyTree) -> DecoderOnlyModel:
+        return DecoderOnlyModel(
+            params=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
+        )
+
     def predict_batch_with_aux(
         self,
         params: PyTree,
@@ -64,11 +69,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
                 "decode_fn is beam_search: decode a decoder-only model with temperature_sample"
             )
         target_params, draft_params = split_params(params)
-        target = DecoderOnlyModel(
-            params=target_params,
-            module=self._network,
-            prefix_lm=self._inputs_bidirectional_attention,
-        )
+        target = self._target(target_params)
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
         result = self._sample(
             target,

@@ -1,9 +1,10 @@
 """What proposes in a T5X launch, and where its parameters are.
 
-A draft that is a model has parameters in the T5X model's tree, under ``draft``: they are
-partitioned by their logical axes and restored from a checkpoint of their own
-(``restoring``). Every other draft of the package is made by its name; what it reads from
-disk becomes a constant of the compiled program.
+A draft's parameters stand in the T5X model's tree, under ``draft``: they are arguments of
+the compiled program as the target's are. Those of a ``ModelDraft`` are partitioned by their
+logical axes and restored from a T5X checkpoint of their own. A ``NamedDraft`` is any draft
+of the package: what it reads from disk, of any format, is on every device. ``restoring``
+brings either beside the target.
 """
 
 import dataclasses
@@ -12,7 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import seqio
+from flax.linen.partitioning import AxisMetadata
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loaded_model import LoadedModel
@@ -42,8 +46,13 @@ _FOR_ANY_TARGET = ("copy", "uniform", "unigram", "bigram", "ngram")
 class DraftSource(Protocol):
     """What a speculative T5X model is given."""
 
-    def variables(self, rng: jax.Array, vocab_size: int) -> PyTree | None:
-        """Initial ``params`` and ``params_axes`` of the draft; None if it has none."""
+    def variables(
+        self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
+    ) -> PyTree | None:
+        """Initial ``params`` and ``params_axes`` of the draft; None if it has none.
+
+        The target's parameters may be shapes.
+        """
 
     def make(self, target: Target, params: PyTree | None, vocabulary: seqio.Vocabulary) -> Draft:
         """The draft for a target, with the parameters that ``variables`` gave shape to."""
@@ -101,13 +110,14 @@ class ModelDraft:
         self._config()
         self.sampling.settings()
 
-    def variables(self, rng: jax.Array, vocab_size: int) -> PyTree:
+    def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Initial variables of the network."""
+        del vocabulary
         config = self._config()
-        if config.vocab_size != vocab_size:
+        if config.vocab_size != target.vocab_size:
             raise InputError(
-                f"the draft embeds {config.vocab_size} ids and the target {vocab_size}: give a "
-                "draft padded to the target's size"
+                f"the draft embeds {config.vocab_size} ids and the target {target.vocab_size}: "
+                "give a draft padded to the target's size"
             )
         if isinstance(config, DecoderOnlyConfig):
             return init_variables(DecoderOnlyTransformer(config), rng)
@@ -143,18 +153,67 @@ class ModelDraft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedDraft:
-    """Any draft of ``checkpoints.drafts``, by name: ``copy``, ``bigram:DIR``, …"""
+    """Any draft of ``checkpoints.drafts``, by name: ``copy``, ``bigram:DIR``, …
+
+    It is read on the host, as often as it is asked for. Its parameters are what it reads and
+    shares with no target: tables, heads, models. Each device holds all of them; give a large
+    model as a ``ModelDraft``.
+    """
 
     name: str
     sampling: DraftSampling = DraftSampling()
 
-    def variables(self, rng: jax.Array, vocab_size: int) -> None:
-        """It has no parameters in the model's tree."""
-        del rng, vocab_size
+    def variables(
+        self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
+    ) -> PyTree | None:
+        """Its parameters as they are on disk; None if it has none.
 
-    def make(self, target: Target, params: None, vocabulary: seqio.Vocabulary) -> Draft:
-        """The draft, read from disk where it has tables or weights."""
-        del params
+        Raises:
+          InputError: no such draft, or one of another target or vocabulary.
+        """
+        del rng
+        params = self.params(target, vocabulary)
+        if not params:
+            return None
+        axes = {
+            (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
+            for path, leaf in flatten_dict(params).items()
+        }
+        return {"params": params, "params_axes": unflatten_dict(axes)}
+
+    def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
+        """Its parameters alone; where the target's are arrays, it is known to be theirs.
+
+        Raises:
+          InputError: as of ``variables``.
+        """
+        leaves, _ = jax.tree.flatten_with_path(self._read(target, vocabulary))
+        shared = _ids(target)
+        return unflatten_dict({_names(p): leaf for p, leaf in leaves if id(leaf) not in shared})
+
+    def make(self, target: Target, params: PyTree | None, vocabulary: seqio.Vocabulary) -> Draft:
+        """The draft with the parameters of the model's tree in place of those on disk.
+
+        Raises:
+          InputError: as of ``variables``, or parameters that are not in the tree.
+        """
+        flat, shared = flatten_dict(params or {}), _ids(target)
+
+        def leaf_of_tree(path, leaf):
+            if id(leaf) in shared:
+                return leaf
+            if _names(path) not in flat:
+                raise InputError(
+                    f"draft {self.name!r} has parameters and the model's tree has no "
+                    f"{'/'.join(('draft', *_names(path)))}: put there what the model's read_draft "
+                    "returns"
+                )
+            return flat[_names(path)]
+
+        return jax.tree.map_with_path(leaf_of_tree, self._read(target, vocabulary))
+
+    def _read(self, target: Target, vocabulary: seqio.Vocabulary) -> Draft:
+        """The draft as on disk, in a program's trace too; it holds the target's own leaves."""
         if not isinstance(target, T5Model) and self.name.partition(":")[0] not in _FOR_ANY_TARGET:
             raise InputError(
                 f"draft {self.name!r} of a decoder-only target: give a ModelDraft or one of "
@@ -173,7 +232,17 @@ class NamedDraft:
             stopping=self.sampling.stopping(),
             dtype=target.module.config.dtype,
         )
-        return make_draft(self.name, loaded, target, options)
+        with jax.ensure_compile_time_eval():
+            return make_draft(self.name, loaded, target, options)
+
+
+def _ids(target: Target) -> set[int]:
+    return set(map(id, jax.tree.leaves(target)))
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The place of a leaf in a draft, as keys of nested dictionaries."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def as_vocabulary(vocabulary: seqio.Vocabulary) -> Vocabulary:

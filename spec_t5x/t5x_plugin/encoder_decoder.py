@@ -34,6 +34,9 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
     def _make_network(self) -> Transformer:
         return Transformer(t5_config(self.module))
 
+    def _target(self, params: PyTree) -> T5Model:
+        return T5Model(params=params, module=self._network)
+
     def predict_batch_with_aux(
         self,
         params: PyTree,
@@ -68,7 +71,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
             self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len=targets.shape[1]
         )
         target_params, draft_params = split_params(params)
-        target = T5Model(params=target_params, module=self._network)
+        target = self._target(target_params)
         draft = self._draft.make(target, draft_params, self.output_vocabulary)
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
         prompts = jnp.zeros((targets.shape[0], 1), jnp.int32)

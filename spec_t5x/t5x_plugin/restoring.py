@@ -3,6 +3,7 @@
 T5X restores one train state from one path. Here that state is taken apart: the target's
 part is restored from the path of ``RestoreCheckpointConfig``, the draft's from a path of
 its own, each by T5X's checkpoint manager (legacy checkpoints, Orbax, partitioned reads).
+A draft by name is read by the model, from whatever it is stored in.
 """
 
 import functools
@@ -10,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.core
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
 from t5x import checkpoints, partitioning, train_state
 
 from spec_t5x.errors import InputError
-from spec_t5x.t5x_plugin.speculative_model import DRAFT
+from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel
+from spec_t5x.types import PyTree
 
 
 class SpeculativeCheckpointManager:
@@ -28,6 +32,7 @@ class SpeculativeCheckpointManager:
         train_state: train_state.TrainState,
         partitioner: partitioning.BasePartitioner,
         draft_path: str | None = None,
+        model: SpeculativeModel | None = None,
         **kwargs: Any,
     ):
         """As ``t5x.checkpoints.OrbaxCheckpointManagerInterface``.
@@ -35,21 +40,24 @@ class SpeculativeCheckpointManager:
         Args:
           directory, train_state, partitioner, **kwargs: of T5X's manager.
           draft_path: checkpoint of the draft, or a folder of checkpoints, of which the
-            latest is taken; None where it has no parameters.
+            latest is taken; None where it has no parameters, and of a draft by name.
+          model: whose train state it is, of a draft by name.
 
         Raises:
-          InputError: a draft with parameters and no path, or a path and none.
+          InputError: a draft with parameters and no path, or a path that is not needed.
         """
         self._train_state = train_state
-        has_draft = DRAFT in train_state.params
-        if has_draft != bool(draft_path):
+        self._has_draft = DRAFT in train_state.params
+        if draft_path and (model is not None or not self._has_draft):
+            why = "the draft has no parameters" if model is None else "the draft comes by name"
+            raise InputError(f"DRAFT_CHECKPOINT_PATH is {draft_path!r} and {why}: leave it None")
+        if self._has_draft and not draft_path and model is None:
             raise InputError(
-                "the draft has parameters and no checkpoint: set DRAFT_CHECKPOINT_PATH"
-                if has_draft
-                else f"DRAFT_CHECKPOINT_PATH is {draft_path!r} and the draft has no parameters: "
-                "leave it None"
+                "the draft has parameters and no checkpoint: set DRAFT_CHECKPOINT_PATH; with a "
+                "draft by name, give the model to SpeculativeCheckpointManager"
             )
         self._draft_path = draft_path
+        self._model = model
         # One manager each, made when its part is restored: one looks into its directory.
         self._manager = functools.partial(
             checkpoints.OrbaxCheckpointManagerInterface, partitioner=partitioner, **kwargs
@@ -80,24 +88,36 @@ class SpeculativeCheckpointManager:
             state_transformation_fns=state_transformation_fns,
             **kwargs,
         )
-        if self._draft_path is None:
-            return target
-        return _with_draft(target, self._restore_draft())
+        return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
         """A target of T5's Mesh TensorFlow format; the draft's format is told by looking."""
         target = self._manager(
             directory=self._directory, train_state=_part_of_state(self._train_state, draft=False)
         ).restore_from_tf_checkpoint(path, **kwargs)
-        if self._draft_path is None:
-            return target
-        return _with_draft(target, self._restore_draft())
+        return self._with_draft(target)
 
-    def _restore_draft(self) -> train_state.TrainState:
+    def _with_draft(self, target: train_state.TrainState) -> train_state.TrainState:
+        """One train state of two; its step is the target's."""
+        if not self._has_draft:
+            return target
+        params = self._restore_draft() if self._draft_path else self._read_draft(target.params)
+        params = {**flax.core.unfreeze(target.params), DRAFT: flax.core.unfreeze(params)}
+        return target.replace(
+            params=flax.core.freeze(params), params_axes=self._train_state.params_axes
+        )
+
+    def _restore_draft(self) -> PyTree:
         path = self._draft_path
         if steps := checkpoints.all_steps(path):
             path = checkpoints.get_checkpoint_dir(path, max(steps))
-        return self._restore_part(_part_of_state(self._train_state, draft=True), path, path)
+        part = _part_of_state(self._train_state, draft=True)
+        return self._restore_part(part, path, path).params
+
+    def _read_draft(self, params: PyTree) -> PyTree:
+        on_every_device = NamedSharding(self._partitioner.mesh, PartitionSpec())
+        draft = self._model.read_draft(flax.core.unfreeze(params))
+        return jax.device_put(jax.device_get(draft), on_every_device)
 
     def _restore_part(self, state, directory: str, path: str, **kwargs):
         return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
@@ -127,19 +147,3 @@ def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state
         return flax.core.freeze(drafts if draft else tree)
 
     return state.replace(params=part(state.params), params_axes=part(state.params_axes))
-
-
-def _with_draft(
-    target: train_state.TrainState, draft: train_state.TrainState
-) -> train_state.TrainState:
-    """One train state of two; its step is the target's."""
-
-    def joined(targets, drafts):
-        if targets is None:
-            return None
-        return flax.core.freeze({**flax.core.unfreeze(targets), DRAFT: flax.core.unfreeze(drafts)})
-
-    return target.replace(
-        params=joined(target.params, draft.params),
-        params_axes=joined(target.params_axes, draft.params_axes),
-    )

@@ -70,6 +70,10 @@ class SpeculativeModel:
         """The package's network of the sizes of ``self.module``."""
         raise NotImplementedError
 
+    def _target(self, params: PyTree) -> Target:
+        """The package's network with parameters of the stock model."""
+        raise NotImplementedError
+
     @property
     def _eos_id(self) -> int:
         # As T5X has it for a vocabulary without one.
@@ -78,11 +82,23 @@ class SpeculativeModel:
     def get_initial_variables(self, rng, input_shapes, input_types=None):
         """T5X's variables, and the draft's beside them in each collection."""
         variables = super().get_initial_variables(rng, input_shapes, input_types)
-        drafts = self._draft.variables(rng, self._network.config.vocab_size)
         variables = dict(flax.core.unfreeze(variables))
+        target = jax.eval_shape(self._target, variables["params"])
+        drafts = self._draft.variables(rng, target, self.output_vocabulary)
         for collection, values in flax.core.unfreeze(drafts or {}).items():
             variables[collection] = {**variables[collection], DRAFT: values}
         return flax.core.freeze(variables)
+
+    def read_draft(self, params: PyTree) -> PyTree:
+        """Parameters of a draft by name, which is checked to be the target's.
+
+        Args:
+          params: the stock model's.
+
+        Raises:
+          InputError: a draft of another target.
+        """
+        return self._draft.params(self._target(params), self.output_vocabulary)
 
     def _compute_logits(self, params, *args, **kwargs):
         return super()._compute_logits(split_params(params)[0], *args, **kwargs)

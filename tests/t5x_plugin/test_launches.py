@@ -30,6 +30,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
+from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import t5x_network
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,6 +99,12 @@ network.T5Config:
   num_decoder_layers = 1
   dropout_rate = %DROPOUT_RATE
 """
+
+# Two devices to each model.
+MODEL_PARALLEL = {
+    "partitioning.PjitPartitioner.num_partitions": None,
+    "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
+}
 
 
 class Launches:
@@ -182,7 +189,20 @@ def predictions(output: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-STOCK = "t5x/configs/runs/infer.gin"
+@pytest.fixture(scope="module")
+def stock(launches):
+    """``stock(temperature, checkpoint)``: what T5X's own ``infer`` writes."""
+
+    @functools.cache
+    def run(temperature: float, checkpoint: str) -> list[dict]:
+        files = [f"model_{temperature}.gin", "t5x/configs/runs/infer.gin"]
+        options = {"CHECKPOINT_PATH": launches.checkpoint(checkpoint)}
+        options |= {"infer.mode": "predict_with_aux"}
+        return predictions(launches.run("infer", files, **options))
+
+    return run
+
+
 SPECULATIVE = ["gin_configs/runs/t5x_infer.gin", "draft.gin"]
 
 
@@ -190,39 +210,20 @@ SPECULATIVE = ["gin_configs/runs/t5x_infer.gin", "draft.gin"]
     ("temperature", "verifier", "formats"),
     [(0.0, "block", ("legacy", "orbax")), (1.0, "coupled", ("orbax", "legacy"))],
 )
-def test_infer_writes_what_stock_t5x_writes(launches, temperature, verifier, formats):
-    model = f"model_{temperature}.gin"
+def test_infer_writes_what_stock_t5x_writes(launches, stock, temperature, verifier, formats):
     target, draft = (
-        launches.checkpoint(f"{name}_{form}")
-        for name, form in zip(("target", "draft"), formats, strict=True)
+        f"{name}_{form}" for name, form in zip(("target", "draft"), formats, strict=True)
     )
-    stock = predictions(
-        launches.run(
-            "infer",
-            [model, STOCK],
-            CHECKPOINT_PATH=target,
-            **{"infer.mode": "predict_with_aux"},
-        )
-    )
-    macros = {"CHECKPOINT_PATH": target, "DRAFT_CHECKPOINT_PATH": draft, "VERIFIER": verifier}
+    expected = stock(temperature, target)
+    macros = {"DRAFT_CHECKPOINT_PATH": launches.checkpoint(draft), "VERIFIER": verifier, "GAMMA": 3}
+    macros["CHECKPOINT_PATH"] = launches.checkpoint(target)
     # Data 4 x model 2; the stock run has one device.
-    found = predictions(
-        launches.run(
-            "infer",
-            [model, *SPECULATIVE],
-            devices=8,
-            GAMMA=3,
-            **macros,
-            **{
-                "partitioning.PjitPartitioner.num_partitions": None,
-                "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
-            },
-        )
-    )
+    files = [f"model_{temperature}.gin", *SPECULATIVE]
+    found = predictions(launches.run("infer", files, devices=8, **macros, **MODEL_PARALLEL))
     assert "Speculative decoding of" in launches.log
     assert "mean_acceptance_length" in launches.log
-    assert len(found) == len(stock) == 5
-    for ours, theirs in zip(found, stock, strict=True):
+    assert len(found) == len(expected) == 5
+    for ours, theirs in zip(found, expected, strict=True):
         assert ours["inputs"] == theirs["inputs"]
         assert ours["prediction"] == theirs["prediction"]
         np.testing.assert_allclose(ours["aux"]["scores"], theirs["aux"]["scores"], atol=1e-3)
@@ -260,16 +261,21 @@ def test_eval_writes_metrics_and_acceptance(launches):
     assert texts(output) == texts(expected)
 
 
-def test_infer_with_a_draft_by_name(launches):
-    target = launches.checkpoint("target_legacy")
+@pytest.mark.parametrize(
+    ("draft", "devices", "options"), [("copy", 1, {}), ("mixed:{}/narrow", 4, MODEL_PARALLEL)]
+)
+def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair, draft, devices, options):
     output = launches.run(
         "infer",
         ["model_0.0.gin", "gin_configs/runs/t5x_infer.gin", "gin_configs/t5x/draft_by_name.gin"],
-        CHECKPOINT_PATH=target,
-        DRAFT_NAME="copy",
+        devices=devices,
+        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
+        DRAFT_NAME=named(draft, drafts_of_pair),
+        **options,
     )
     found = predictions(output)
-    assert len(found) == 5
+    expected = stock(0.0, "target_legacy")
+    assert [line["prediction"] for line in found] == [line["prediction"] for line in expected]
     assert all(line["aux"]["target_calls"] > 0 for line in found)
     assert sum(line["aux"]["proposed"] for line in found) > 0
 
@@ -303,6 +309,8 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
     assert restored.step == 7
     with pytest.raises(InputError, match="set DRAFT_CHECKPOINT_PATH"):
         manager(draft_path=None)
+    with pytest.raises(InputError, match="the draft comes by name: leave it None"):
+        manager(draft_path=str(launches.directory / "draft_orbax"), model=model)
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -349,8 +357,7 @@ def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
         "RANDOM_SEED": 0,
         "DISTILLATION_WEIGHT": 0.8,
         # Data 2 x model 2.
-        "partitioning.PjitPartitioner.num_partitions": None,
-        "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 2),
+        **MODEL_PARALLEL,
     }
     arguments, options = launches.command(
         "train", DISTILL, devices=4, TRAIN_STEPS=10**6, **dict(macros)

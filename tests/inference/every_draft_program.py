@@ -1,0 +1,37 @@
+"""Run by ``tests/test_named_drafts.py`` with several simulated devices: ``spec-t5x infer`` with
+every draft there is, and what it writes as JSON.
+
+Arguments: the directory of ``drafts_of_pair``, then flags of the command.
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import jax
+
+from spec_t5x.cli.main import main
+from tests.named_drafts import EVERY, named
+
+
+def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | str:
+    """The tokens of each answer, or what went wrong."""
+    with tempfile.TemporaryDirectory() as output:
+        models = ["--target", str(directory / "target"), "--draft", named(draft, directory)]
+        try:
+            status = main(["infer", *models, "--output_dir", output, *flags])
+        except Exception:
+            return traceback.format_exc()
+        if status:
+            return f"exit status {status}"
+        lines = (Path(output) / "predictions.jsonl").read_text().splitlines()
+    return [json.loads(line)["output_ids"] for line in lines]
+
+
+if __name__ == "__main__":
+    # The programs run for a moment: compiling them is the cost.
+    jax.config.update("jax_disable_most_optimizations", True)
+    directory, *flags = sys.argv[1:]
+    print(json.dumps({draft: infer(Path(directory), draft, flags) for draft in EVERY}))

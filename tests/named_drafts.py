@@ -1,0 +1,70 @@
+"""Every draft that has a name or a format, for the tests that each of them runs somewhere.
+
+The list is that of ``checkpoints.drafts``: a new name or format without a case here is an
+error of every such test.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints import heads, ngram_tables, shared_drafts
+from spec_t5x.checkpoints.drafts import FORMATS, NAMES
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
+from spec_t5x.training.ngram_counts import count_ngrams, join_texts
+from spec_t5x.types import EOS_ID
+
+# Of the pair's target, which has three.
+_LAYERS = (0, 2)
+# ``{}`` is the directory that ``write`` is given.
+_CASES = {
+    "transformer": ["transformer:{}/draft"],
+    "unigram": ["unigram:{}/ngrams"],
+    "bigram": ["bigram:{}/ngrams"],
+    "ngram": ["ngram:{}/ngrams"],
+    "copy": ["copy:2"],
+    "uniform": ["uniform"],
+    "medusa": ["medusa:{}/heads"],
+    "early_exit": ["early_exit:1"],
+    "mixed": ["mixed:{}/draft", "mixed:{}/shared"],
+    "cascade": ["cascade:{}/draft,bigram:{}/ngrams"],
+    ngram_tables.FORMAT: ["{}/ngrams"],
+    heads.FORMAT: ["{}/heads"],
+    # What ``spec-t5x distill`` writes.
+    shared_drafts.FORMAT: ["{}/shared", "{}/narrow"],
+}
+EVERY = ["{}/draft", *(case for kind in (*NAMES, *FORMATS) for case in _CASES[kind])]
+every_named_draft = pytest.mark.parametrize("draft", EVERY)
+
+
+def named(draft: str, directory: Path) -> str:
+    """What ``--draft`` is given of one of ``EVERY``."""
+    return draft.replace("{}", str(directory))
+
+
+def write(directory: Path) -> None:
+    """Writes what drafts of ``directory/target`` read from disk."""
+    target, rng = load(directory / "target"), np.random.default_rng(0)
+    texts = [[*rng.integers(3, 9, 12).tolist(), EOS_ID] for _ in range(40)]
+    counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)
+    ngram_tables.save_ngram(directory / "ngrams", counted, target.vocabulary)
+
+    width = target.config.emb_dim
+    shapes = {"wi": (2, 2 * width, 8), "wo": (2, 8, width)}
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    heads.save_heads(directory / "heads", params, target)
+
+    def noisy(leaf):
+        return leaf * (1 + 0.1 * rng.normal(size=leaf.shape)).astype(np.float32)
+
+    encoder = range(target.config.num_encoder_layers)
+    params, config = keep_layers(target.params, target.config, encoder=encoder, decoder=_LAYERS)
+    params = jax.tree.map(noisy, params)
+    own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
+    narrow = narrowed_params(own, params, config, head.ids)
+    for name, tree, options in (("shared", own, {}), ("narrow", narrow, {"head": head})):
+        shared_drafts.save_shared_draft(directory / name, tree, config, _LAYERS, target, **options)
