@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 from spec_t5x.errors import InputError
@@ -59,6 +59,20 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
             "give plain numbers, strings, lists and dicts"
         ) from error
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def check_inside(name: str, source: object) -> str:
+    """A file's name as a checkpoint gives it, unless it leads out of the checkpoint.
+
+    Raises:
+        InputError: it is absolute or goes to a parent; ``source`` is what names it.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(
+            f"{source} names {name!r}, which lies outside of the checkpoint: give one that you trust"
+        )
+    return name
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:
