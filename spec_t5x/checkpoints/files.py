@@ -76,7 +76,7 @@ def check_inside(name: str, source: object) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
-            f"{source} names {name!r}, which lies outside of the checkpoint: give one that you trust"
+            f"{source} names {name!r}, which lies outside of the checkpoint: give one you can trust"
         )
     return name
 
