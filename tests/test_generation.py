@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x import theory
+from spec_t5x import decoding, theory
 from spec_t5x.checkpoints.drafts import DraftOptions
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.decoding import DecodeStats
@@ -357,7 +357,40 @@ def test_counts_are_of_each_sequence(greedy_alone):
         assert 0 <= g.alpha <= 1
 
 
+def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
+    happened, decode, collect = [], Generator.decode, Generator.collect
+
+    def noted(name, function):
+        def call(self, batch, *rest):
+            happened.append(f"{name} {batch.texts[0]}")
+            return function(self, batch, *rest)
+
+        return call
+
+    monkeypatch.setattr(Generator, "decode", noted("decode", decode))
+    monkeypatch.setattr(Generator, "collect", noted("collect", collect))
+    list(generator.generate(TEXTS[:3], GREEDY))
+    first, second, third = TEXTS[:3]
+    assert happened == [
+        f"decode {first}",
+        f"decode {second}",
+        f"collect {first}",
+        f"decode {third}",
+        f"collect {second}",
+        f"collect {third}",
+    ]
+
+
 # --- stepping ----------------------------------------------------------------
+
+
+def test_a_step_is_one_program_and_one_round_trip(generator, monkeypatch):
+    fetched, get = [], jax.device_get
+    # Nothing but the iteration says whether all rows have ended.
+    monkeypatch.setattr(decoding, "done", None)
+    monkeypatch.setattr(jax, "device_get", lambda tree: (fetched.append(tree), get(tree))[1])
+    steps = generator.steps(TEXTS[0], GREEDY)
+    assert len(list(steps)) == len(fetched) - 1  # the last one is of the text
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
