@@ -30,6 +30,8 @@ setup(
         "safetensors>=0.6,<1",
         "ml_dtypes>=0.5,<1",
         "jaxtyping>=0.3.3,<0.4",
+        # JAX too wants it, to bound its compilation cache.
+        "filelock>=3.16,<5",
         # TensorBoard's curves of a training.
         "clu>=0.0.12,<0.1",
         "rich>=14,<16",

@@ -90,6 +90,7 @@ def done(state: AutoregressiveState) -> Array:
     return jnp.all(state.outputs.ended)
 
 
+@outputs_lib.refuses_holes
 @functools.partial(
     jax.jit,
     static_argnames=("max_decode_len", "num_decodes", "coupled", "eos_id", "rescale_log_probs"),

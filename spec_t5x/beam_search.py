@@ -92,6 +92,7 @@ def done(state: BeamSearchState) -> Array:
     return jnp.all(state.beams.ended)
 
 
+@outputs_lib.refuses_holes
 @functools.partial(jax.jit, static_argnames=("beams", "max_decode_len", "eos_id"))
 def beam_search(
     target: Target,

@@ -91,7 +91,8 @@ class BeamResult:
     # Prompt, generated tokens, the end-of-sequence token (if it was reached), padding.
     tokens: Int[Array, "batch beams length"]
     # Log-probability of the generated tokens (natural logarithm) over the brevity
-    # penalty; without the penalty where no hypothesis of the row has ended.
+    # penalty; without the penalty where no hypothesis of the row has ended. NaN where the
+    # target's logits were not finite, and the tokens mean nothing.
     scores: Float32[Array, "batch beams"]
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "batch beams"]
@@ -169,7 +170,7 @@ def candidates(
     """
     batch, _, num = following.tokens.shape
     totals = log_probs[:, :, None] + following.log_probs
-    totals = jnp.where(log_probs[:, :, None] > -jnp.inf, totals, -jnp.inf)
+    totals = jnp.where(log_probs[:, :, None] == -jnp.inf, -jnp.inf, totals)
     best, at = lax.top_k(totals.reshape(batch, -1), 2 * beams)
     return Candidates(
         parents=at // num, tokens=pick(following.tokens.reshape(batch, -1), at), log_probs=best
@@ -258,6 +259,9 @@ def finish(beams: Beams, stats: BeamStats) -> BeamResult:
     finished = (beams.finished_sequences, beams.finished_scores, beams.finished_lengths)
     any_finished = jnp.any(beams.finished_lengths > 0, axis=1)
     sequences, scores, lengths = where_rows(any_finished, finished, live)
+    # Top-k puts what is not a number first: once there, it is there to the end.
+    is_sound = ~jnp.any(jnp.isnan(beams.live_log_probs), axis=1, keepdims=True)
+    scores = jnp.where(is_sound, scores, jnp.nan)
     return BeamResult(tokens=sequences[:, :, 1:], scores=scores, lengths=lengths, stats=stats)
 
 

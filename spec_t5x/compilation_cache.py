@@ -1,27 +1,94 @@
-"""JAX's persistent compilation cache: a second start compiles nothing."""
+"""What is compiled once: the user's cache, and JAX's persistent compilation cache in it."""
 
+import atexit
+import functools
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import jax
 
+# Bytes of compiled programs; of more, those that were not used for longest go. A program for a
+# CPU takes a few megabytes.
+MAX_SIZE = 2 * 2**30
+
 
 def user_cache() -> Path:
-    """Where the package keeps what it can make again: ``~/.cache/spec_t5x``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_t5x"
+    """Where the package keeps what it can make again: ``~/.cache/spec_t5x``.
+
+    What lies there is loaded as code. A directory that somebody else could have written to is
+    not used; in its place, and where none can be made, a temporary one is, until the process
+    ends. Why is said once on standard error.
+    """
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return _in_place_of("~/.cache", "there is no home directory: set XDG_CACHE_HOME")
+    return _checked(caches / "spec_t5x")
+
+
+@functools.cache
+def temporary_cache() -> Path:
+    """A directory of this process, removed when it ends."""
+    directory = tempfile.mkdtemp(prefix="spec_t5x-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
 
 
 def enable() -> None:
     """Keeps compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
-    Set that variable to another place, or to an empty string to switch this off.
+    Set that variable to another place, or to an empty string to switch this off. The user's
+    cache is bounded by ``MAX_SIZE``, or by ``JAX_COMPILATION_CACHE_MAX_SIZE``.
     """
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if directory is None:
-        directory = str(user_cache() / "compiled")
+        directory = _bounded(user_cache() / "compiled")
     if not directory:
         return
-    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
     # Small programs count as well: starting fast is the point.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _bounded(directory: Path) -> Path | None:
+    """The directory, which JAX is told to bound; None where nothing can be written."""
+    try:
+        directory.mkdir(exist_ok=True)
+        # JAX orders programs by these files, and keeps none where one is missing: of a cache
+        # that had no bound, or of a process that was killed.
+        for program in directory.glob("*-cache"):
+            used = program.with_name(f"{program.name.removesuffix('-cache')}-atime")
+            if not used.exists():
+                used.write_bytes(bytes(8))
+    except OSError:
+        return None
+    if jax.config.jax_compilation_cache_max_size == -1:
+        jax.config.update("jax_compilation_cache_max_size", MAX_SIZE)
+    return directory if os.access(directory, os.W_OK) else None
+
+
+@functools.cache
+def _checked(directory: Path) -> Path:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        return _in_place_of(directory, f"{error.strerror}: set XDG_CACHE_HOME to another place")
+    if status.st_uid not in (0, os.getuid()):
+        return _in_place_of(directory, "it is somebody else's: set XDG_CACHE_HOME to another place")
+    if status.st_mode & 0o022:
+        return _in_place_of(directory, "others can write to it: remove it")
+    return directory
+
+
+@functools.cache
+def _in_place_of(directory: Path | str, why: str) -> Path:
+    print(
+        f"spec-t5x: nothing that is compiled is kept, {directory} cannot be used ({why})",
+        file=sys.stderr,
+    )
+    return temporary_cache()

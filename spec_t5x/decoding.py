@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from spec_t5x import guarded_decoding, tree_decoding
@@ -205,6 +206,7 @@ def _effort(target, draft, verifier: Verifier | TreeVerifier, gamma: int, iterat
     return longest, widths[jnp.searchsorted(widths, longest + 1)]
 
 
+@outputs_lib.refuses_holes
 @functools.partial(
     jax.jit,
     static_argnames=(
@@ -382,7 +384,12 @@ def speculative_steps(
     For streaming and for traces. Same arguments, same text; slower by a round trip
     for each iteration. A plain step, with a guard, is an iteration without proposals.
     The generator's return value is the ``Decoded`` result.
+
+    Raises:
+      InputError: as of ``speculative_decode``; or a row's logits are not finite, before
+        its tokens are yielded.
     """
+    outputs_lib.check_whole(prompts)
     stream = _checked_stream(
         target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
     )
@@ -402,11 +409,14 @@ def speculative_steps(
     )
     options = {"gamma": gamma, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
     if guard is None:
-        while not done(state):
+        ended = np.asarray(state.outputs.ended)
+        while not ended.all():
             state, iteration = _jit_step(
                 target, draft, state, settings, verifier=verifier, **options
             )
-            yield jax.device_get(iteration)
+            iteration = _fetched(iteration, state)
+            yield iteration
+            ended = iteration.ended
     else:
         guarded = guarded_decoding.start(state, guard)
         prepare = functools.partial(
@@ -422,8 +432,8 @@ def _guarded_steps(
     target, draft, guarded: GuardedState, settings, prepare, verifier, *, gamma: int, **options
 ) -> Iterator[Iteration]:
     """``guarded_decoding.decode``, driven from the host."""
-    ready = False
-    while not done(guarded.state):
+    ready, ended = False, np.asarray(guarded.state.outputs.ended)
+    while not ended.all():
         if not _jit_allowed(draft, guarded, gamma=gamma):
             ready = False
             guarded, iteration = _jit_plain_step(
@@ -436,8 +446,21 @@ def _guarded_steps(
             guarded, iteration = _jit_guarded_step(
                 target, draft, guarded, settings, verifier=verifier, gamma=gamma, **options
             )
-        yield jax.device_get(iteration)
+        iteration = _fetched(iteration, guarded.state)
+        yield iteration
+        ended = iteration.ended
     return guarded
+
+
+def _fetched(iteration: Iteration, state: DecodeState) -> Iteration:
+    """The iteration on the host, all that is fetched for it.
+
+    Raises:
+      InputError: the target's logits were not finite.
+    """
+    iteration, scores = jax.device_get((iteration, state.outputs.scores))
+    outputs_lib.check_sound(scores)
+    return iteration
 
 
 def _checked_stream(

@@ -11,8 +11,9 @@ prompt, which may be empty, and what comes out is how the text goes on, without 
 import dataclasses
 import functools
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ from spec_t5x.guard import Guard
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
-from spec_t5x.outputs import Decoded
+from spec_t5x.outputs import UNSOUND, Decoded
 from spec_t5x.speculative_beam_search import speculative_beam_search
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
@@ -182,6 +183,13 @@ class Generation:
     mean_acceptance_length: float | None = None
     # Mean of sum min(p, q) over verified positions; None if there were none.
     alpha: float | None = None
+
+
+# An input's outputs by increasing score, or why there are none.
+Answer = list[Generation] | InputError
+
+# A batch that the device was set to work on.
+Started = TypeVar("Started")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -444,17 +452,36 @@ class Generator:
     def generate(
         self, texts: Sequence[str], options: GenerateOptions | None = None
     ) -> Iterator[list[Generation]]:
-        """Yields, for each input in order, its outputs by increasing score."""
+        """Yields, for each input in order, its outputs by increasing score.
+
+        Raises:
+          InputError: an input that cannot be decoded (``tokenize``), before any is; or one
+            that was decoded to no text, in its turn (``answers`` goes on with the others).
+        """
+        return all_answered(self.answers(texts, options))
+
+    def answers(
+        self, texts: Sequence[str], options: GenerateOptions | None = None
+    ) -> Iterator[Answer]:
+        """``generate``, with the reason in place of the outputs where there are none."""
         options = options or GenerateOptions()
+        for finish in one_ahead(self._started(texts, options)):
+            yield from finish()
+
+    def _started(
+        self, texts: Sequence[str], options: GenerateOptions
+    ) -> Iterator[Callable[[], Iterator[Answer]]]:
+        """Sets the device to work on each batch; its results are waited for by calling."""
         guard = None
         for batch in self.batches(texts, options):
             if options.beams:
-                yield from self.collect_beams(batch, self.search(batch, options), options)
+                found = self.search(batch, options)
+                yield functools.partial(self.collect_beams, batch, found, options)
                 continue
             decoded = self.decode(batch, options, guard)
             # Where texts are draws, one shall not depend on what came before it.
             guard = decoded.guard if options.sampling().greedy else None
-            yield from self.collect(batch, decoded)
+            yield functools.partial(self.collect, batch, decoded)
 
     def steps(
         self, text: str, options: GenerateOptions | None = None, place: int = 0
@@ -464,7 +491,8 @@ class Generator:
         The text is the one that ``generate`` gives to the input at ``place``.
 
         Raises:
-          InputError: there is no draft, or more than one decode was asked for.
+          InputError: there is no draft, or more than one decode was asked for; or the
+            models compute what is not finite, before a token of it is yielded.
         """
         options = options or GenerateOptions()
         if self.draft is None:
@@ -475,7 +503,7 @@ class Generator:
             raise InputError(f"beams is {options.beams}: a search cannot be stepped through")
         (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
         decoded = yield from self.iterations(batch, options)
-        return next(self.collect(batch, decoded))
+        return next(all_answered(self.collect(batch, decoded)))
 
     def iterations(self, batch: Batch, options: GenerateOptions) -> Iterator[Iteration]:
         """``decode`` with a draft, yielding after each iteration; returns what it returns.
@@ -497,19 +525,22 @@ class Generator:
             **_loop_options(batch, options),
         )
 
-    def collect(self, batch: Batch, decoded: Decoded) -> Iterator[list[Generation]]:
+    def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""
         decoded = jax.device_get(decoded)
         skipped = _prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
-            yield [
+            error = _unsound("target", text, decoded.scores[row])
+            if error is None and decoded.stats is not None:
+                error = _unsound("draft", text, decoded.stats.beta_sum[row])
+            yield error or [
                 self._generation(text, decoded, row, decode, skipped[row])
                 for decode in range(decoded.tokens.shape[1])
             ]
 
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
-    ) -> Iterator[list[Generation]]:
+    ) -> Iterator[Answer]:
         """As ``collect``, of a search."""
         result = jax.device_get(result)
         speculative = self.draft is not None and options.gamma > 0
@@ -530,7 +561,7 @@ class Generator:
                         mean_acceptance_length=advance,
                     )
                 )
-            yield outputs
+            yield _unsound("target", text, result.scores[row]) or outputs
 
     def _generation(
         self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
@@ -556,6 +587,30 @@ class Generator:
             mean_acceptance_length=float(stats.mean_acceptance_length),
             alpha=float(stats.beta_sum / stats.verified) if stats.verified else None,
         )
+
+
+def all_answered(answers: Iterable[Answer]) -> Iterator[list[Generation]]:
+    """The outputs of each input; raises the first ``InputError`` among them."""
+    for answer in answers:
+        if isinstance(answer, InputError):
+            raise answer
+        yield answer
+
+
+def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
+    """Yields each once the next one is started, which the device goes on with meanwhile."""
+    waiting: list[Started] = []
+    for batch in started:
+        yield from waiting
+        waiting = [batch]
+    yield from waiting
+
+
+def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
+    """Why an input has no text, where what a model computed for it is not finite."""
+    if np.all(np.isfinite(values)):
+        return None
+    return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
 
 
 def bucket(length: int, limit: int) -> int:

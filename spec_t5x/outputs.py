@@ -4,14 +4,21 @@ End of sequence, length limits, forced prompts, scores and the rows' random keys
 mean the same in the plain loop, in the speculative one and in T5X.
 """
 
+import functools
+import inspect
+
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from spec_t5x.draws import RowStream, Stream, T5XStream
 from spec_t5x.errors import InputError
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, Key
+
+# What to do about logits that are not finite.
+UNSOUND = "check the weights, or compute in float32"
 
 
 @flax.struct.dataclass
@@ -42,7 +49,8 @@ class Decoded:
 
     # Generated tokens, the prompt first, the end-of-sequence token last, padding.
     tokens: Int[Array, "inputs decodes length"]
-    # Log-probability of the generated tokens (natural logarithm).
+    # Log-probability of the generated tokens (natural logarithm); not finite where the
+    # target's logits were not, and the tokens mean nothing.
     scores: Float32[Array, "inputs decodes"]
     # Number of tokens, the prompt and the end-of-sequence token included.
     lengths: Int[Array, "inputs decodes"]
@@ -112,7 +120,8 @@ def finish(
         return rows.reshape(rows.shape[0] // num_decodes, num_decodes, *rows.shape[1:])
 
     scores = group(outputs.scores)
-    order = jnp.argsort(scores, axis=1, stable=True)
+    # The last is taken for the best: not one without a score.
+    order = jnp.argsort(jnp.where(jnp.isnan(scores), -jnp.inf, scores), axis=1, stable=True)
 
     def arrange(rows):
         grouped = group(rows)
@@ -177,6 +186,55 @@ def row_stream(
             )
         return rng
     return RowStream(row_keys(rng, batch, num_decodes))
+
+
+def refuses_holes(jitted):
+    """The compiled function, called with ``prompts`` in which no token follows padding.
+
+    Padding ends a prompt: what came after it would be lost. Only before compilation can
+    this be seen; prompts that are traced by an outer program are the caller's to check.
+    """
+    place = list(inspect.signature(jitted).parameters).index("prompts")
+
+    @functools.wraps(jitted)
+    def checked(*args, **kwargs):
+        prompts = kwargs["prompts"] if "prompts" in kwargs else args[place]
+        check_whole(prompts)
+        return jitted(*args, **kwargs)
+
+    checked.lower = jitted.lower
+    return checked
+
+
+def check_whole(prompts) -> None:
+    """Raises ``InputError`` where padding comes before a token, if the tokens are known."""
+    is_known = isinstance(prompts, np.ndarray) or (
+        isinstance(prompts, jax.Array)
+        and not isinstance(prompts, jax.core.Tracer)
+        and prompts.is_fully_addressable
+    )
+    if not is_known or prompts.ndim != 2:
+        return
+    hole = first_hole(prompts)
+    if hole is not None:
+        row = np.asarray(prompts)[hole].tolist()
+        raise InputError(f"prompt {hole} is {row}: give padding (0) at its end alone")
+
+
+def first_hole(prompts) -> int | None:
+    """The first row of known prompts in which padding comes before a token; None without."""
+    is_token = np.asarray(prompts)[:, 1:] != PAD_ID
+    # A prefix never rises again.
+    holes = np.flatnonzero((np.diff(is_token.astype(np.int8), axis=1) > 0).any(axis=1))
+    return int(holes[0]) if holes.size else None
+
+
+def check_sound(scores: Float32[np.ndarray, "rows"]) -> None:
+    """Raises ``InputError`` where a row has a score that is not finite."""
+    for row in np.flatnonzero(~np.isfinite(scores)):
+        raise InputError(
+            f"the target's logits are not finite in row {row} (score {scores[row]}): {UNSOUND}"
+        )
 
 
 def check_prompts(prompts, max_decode_len: int) -> None:

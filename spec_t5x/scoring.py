@@ -22,6 +22,10 @@ def token_log_probs(
       settings: what ``probs`` were made with.
       rescale_log_probs: under the sampled distribution (where an argmax token
         scores 0) or, if false, under the model's own softmax.
+
+    Returns:
+      Not finite where the logits are not numbers or infinitely large: there no token follows
+      the model's distribution.
     """
 
     def of_tokens(values):
@@ -29,6 +33,7 @@ def token_log_probs(
 
     if not rescale_log_probs:
         return of_tokens(logits) - log_sum_exp(logits)
-    if settings.greedy:
-        return jnp.zeros(tokens.shape, jnp.float32)
-    return jnp.log(of_tokens(probs))
+    # Argmax finds a token among any numbers, and scores it 0.
+    is_sound = jnp.isfinite(jnp.max(logits, axis=-1))
+    rescaled = jnp.float32(0.0) if settings.greedy else jnp.log(of_tokens(probs))
+    return jnp.where(is_sound, rescaled, jnp.nan)

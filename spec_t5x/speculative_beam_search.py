@@ -24,6 +24,7 @@ from jax import lax
 
 from spec_t5x import beam_search, beam_slots
 from spec_t5x import beams as beams_lib
+from spec_t5x import outputs as outputs_lib
 from spec_t5x.beams import BeamResult, Beams, BeamStats, Continuations
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Nodes, Target
@@ -286,6 +287,7 @@ def _feed_last_level(
     return lax.cond(was_reached, feed, lambda cache: cache, cache)
 
 
+@outputs_lib.refuses_holes
 @functools.partial(
     jax.jit, static_argnames=("beams", "gamma", "draft_beams", "max_decode_len", "eos_id")
 )

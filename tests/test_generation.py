@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x import theory
+from spec_t5x import decoding, theory
 from spec_t5x.checkpoints.drafts import DraftOptions
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.decoding import DecodeStats
@@ -28,6 +28,7 @@ from spec_t5x.generation import (
     Generator,
     bucket,
 )
+from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.outputs import Decoded
@@ -356,7 +357,40 @@ def test_counts_are_of_each_sequence(greedy_alone):
         assert 0 <= g.alpha <= 1
 
 
+def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
+    happened, decode, collect = [], Generator.decode, Generator.collect
+
+    def noted(name, function):
+        def call(self, batch, *rest):
+            happened.append(f"{name} {batch.texts[0]}")
+            return function(self, batch, *rest)
+
+        return call
+
+    monkeypatch.setattr(Generator, "decode", noted("decode", decode))
+    monkeypatch.setattr(Generator, "collect", noted("collect", collect))
+    list(generator.generate(TEXTS[:3], GREEDY))
+    first, second, third = TEXTS[:3]
+    assert happened == [
+        f"decode {first}",
+        f"decode {second}",
+        f"collect {first}",
+        f"decode {third}",
+        f"collect {second}",
+        f"collect {third}",
+    ]
+
+
 # --- stepping ----------------------------------------------------------------
+
+
+def test_a_step_is_one_program_and_one_round_trip(generator, monkeypatch):
+    fetched, get = [], jax.device_get
+    # Nothing but the iteration says whether all rows have ended.
+    monkeypatch.setattr(decoding, "done", None)
+    monkeypatch.setattr(jax, "device_get", lambda tree: (fetched.append(tree), get(tree))[1])
+    steps = generator.steps(TEXTS[0], GREEDY)
+    assert len(list(steps)) == len(fetched) - 1  # the last one is of the text
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -381,6 +415,72 @@ def test_steps_need_a_draft_and_one_decode(generator):
 
 
 # --- comparison --------------------------------------------------------------
+
+
+# --- what is not finite ------------------------------------------------------
+
+# Only the second has a word of this piece.
+SOUND, UNSOUND = "My sister", "a green bird"
+
+
+def poisoned(generator, model: Model) -> Model:
+    """The model, to which a word of ``UNSOUND`` means what is not a number."""
+    encode = generator.vocabulary.encode
+    (first, *_) = set(encode(UNSOUND)) - set(encode(SOUND))
+    embedding = model.params["token_embedder"]["embedding"].at[first].set(jnp.nan)
+    return model.replace(params=model.params | {"token_embedder": {"embedding": embedding}})
+
+
+@pytest.fixture(scope="module")
+def with_poisoned_target(generator) -> Generator:
+    return dataclasses.replace(generator, target=poisoned(generator, generator.target))
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"temperature": 1.0}, {"beams": 3, "num_decodes": 2}],
+    ids=["greedy", "sampled", "beams"],
+)
+def test_logits_that_are_not_finite_are_an_error_of_their_input(
+    generator, with_poisoned_target, change, drafted
+):
+    settings = options(batch_size=2, **change)
+    sound, ill = (
+        which if drafted else which.plain() for which in (generator, with_poisoned_target)
+    )
+    texts = [SOUND, UNSOUND, SOUND]
+    first, second, third = ill.answers(texts, settings)
+    expected = list(sound.generate(texts, settings))
+    assert_same([first, third], [expected[0], expected[2]])
+    assert str(second) == (
+        f"the target's logits are not finite for {UNSOUND!r}: check the weights, or compute in "
+        "float32"
+    )
+    outputs = ill.generate(texts, settings)
+    assert_same([next(outputs)], expected[:1])
+    assert "not finite" in message_of(next, outputs)
+
+
+def test_no_token_is_streamed_of_logits_that_are_not_finite(with_poisoned_target):
+    assert "not finite" in message_of(next, with_poisoned_target.steps(UNSOUND, GREEDY))
+
+
+def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(generator):
+    model = poisoned(generator, generator.draft.model)
+    ill = generator.with_draft(generator.draft.replace(model=model))
+    texts = [SOUND, UNSOUND]
+    first, second = ill.answers(texts, options(batch_size=2, temperature=1.0))
+    assert isinstance(first, list)
+    assert str(second).startswith("the draft's logits are not finite for 'a green bird'")
+    # An argmax of the target's is what it is, whatever was drafted.
+    plain = generator.plain().generate(texts, GREEDY)
+    assert texts_of(ill.generate(texts, GREEDY)) == texts_of(plain)
+
+
+def test_an_evaluation_of_what_is_not_finite_has_no_figures(with_poisoned_target):
+    pairs = [(SOUND, "x"), (UNSOUND, "y")]
+    assert UNSOUND in message_of(evaluate, with_poisoned_target, pairs, options(batch_size=2))
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from spec_t5x import outputs as outputs_lib
+from spec_t5x.autoregressive import autoregressive_decode
+from spec_t5x.beam_search import beam_search
+from spec_t5x.decoding import speculative_decode, speculative_steps
 from spec_t5x.distributions import sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.scoring import token_log_probs
+from spec_t5x.speculative_beam_search import speculative_beam_search
 
 EOS = 1
 ROOM = 4
@@ -184,6 +188,24 @@ def test_prompts_that_cannot_be_forced_are_refused(shape, value):
     outputs_lib.check_prompts(np.zeros((2, 6), np.int32), 5)
 
 
+HOLE = np.array([[0, 3, 4, 0], [0, 5, 0, 7]], np.int32)
+
+
+@pytest.mark.parametrize("prompts", [HOLE, jnp.asarray(HOLE)], ids=["numpy", "jax"])
+def test_a_prompt_with_padding_inside_is_refused_before_compilation(unchecked, prompts):
+    """Nothing else is looked at before: there is no model."""
+    none, room = [None] * 4, {"max_decode_len": 8}
+    for call in (
+        lambda: autoregressive_decode(*none[:2], prompts, *none[:2], **room),
+        lambda: speculative_decode(*none[:3], prompts, *none[:2], gamma=1, **room),
+        lambda: next(speculative_steps(*none[:3], prompts, *none[:2], gamma=1, **room)),
+        lambda: beam_search(*none[:2], prompts=prompts, beams=2, **room),
+        lambda: speculative_beam_search(*none[:3], prompts, beams=2, gamma=1, **room),
+    ):
+        with pytest.raises(InputError, match=r"prompt 1 is \[0, 5, 0, 7\]: give padding \(0\) at"):
+            call()
+
+
 # finish
 
 
@@ -203,6 +225,12 @@ def test_decodes_come_by_increasing_score_within_their_input():
     np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5], [10, 8, 9]])
     np.testing.assert_array_equal(decoded.stats["calls"], [[1, 2, 0], [5, 3, 4]])
     np.testing.assert_array_equal(decoded.stats["positions"][0], [[2, 3], [4, 5], [0, 1]])
+
+
+def test_a_decode_without_a_score_is_never_the_best():
+    decoded = finished([-1.0, np.nan, -2.0], 3)
+    np.testing.assert_array_equal(decoded.scores, [[np.nan, -2, -1]])
+    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5]])
 
 
 def test_decodes_of_equal_score_keep_their_order():
@@ -271,8 +299,8 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def scored(settings, tokens, rescale_log_probs):
-    logits = jnp.asarray(LOGITS, jnp.float32)
+def scored(settings, tokens, rescale_log_probs, logits=None):
+    logits = jnp.asarray(LOGITS if logits is None else logits, jnp.float32)
     return token_log_probs(
         logits,
         standardize(logits, settings),
@@ -320,6 +348,20 @@ def test_rescaled_scores_of_mixed_temperatures_are_each_rows_own():
     scores = scored(sampling([0.0, 2.0]), tokens, rescale_log_probs=True)
     expected = np.take_along_axis(log_softmax(LOGITS[1] / 2), TOKENS[1][:, None], 1)[:, 0]
     np.testing.assert_allclose(scores, [[0, 0, 0], expected], atol=1e-5)
+
+
+@pytest.mark.parametrize("rescale_log_probs", [True, False])
+@pytest.mark.parametrize("settings", [sampling(0.0), sampling(1.0), sampling(1.0, top_p=0.5)])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("where", [np.s_[:], np.s_[3:4]], ids=["all", "one"])
+def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale_log_probs, value, where):
+    logits = LOGITS.copy()
+    logits[1, 2, where] = value
+    # A token that nothing can be said against, of one that is not finite.
+    scores = np.array(scored(settings, GREEDY, rescale_log_probs, logits))
+    assert not np.isfinite(scores[1, 2])
+    scores[1, 2] = 0
+    assert np.isfinite(scores).all()
 
 
 def test_append_is_the_same_compiled():

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spec_t5x.checkpoints import heads, ngram_tables, shared_drafts
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
@@ -104,6 +104,7 @@ class _Maker:
         directory = locate(text)
         if isinstance(directory, GcsPath):
             return self._transformer(text)
+        recover(directory)
         if not directory.is_dir():
             directory = PACKAGED_MODELS / text
         if not directory.is_dir() or not text:

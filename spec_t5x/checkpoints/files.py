@@ -1,17 +1,23 @@
 """Checkpoint directories: JSON that explains its faults, all-or-nothing writes."""
 
 import contextlib
+import ctypes
+import fcntl
+import glob
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 from spec_t5x.errors import InputError
 
 CONFIG_NAME = "config.json"
+
+# What a directory is called while it is written, and while another takes its place.
+_STAGE, _RETIRED = "writing", "old"
 
 
 @runtime_checkable
@@ -61,6 +67,20 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
+def check_inside(name: str, source: object) -> str:
+    """A file's name as a checkpoint gives it, unless it leads out of the checkpoint.
+
+    Raises:
+        InputError: it is absolute or goes to a parent; ``source`` is what names it.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(
+            f"{source} names {name!r}, which lies outside of the checkpoint: give one you can trust"
+        )
+    return name
+
+
 def one_line(error: BaseException, limit: int = 160) -> str:
     """The gist of an error, for a message that must stay on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
@@ -75,23 +95,32 @@ def staged_directory(
 
     When the body fails, nothing has changed. With ``overwrite`` an earlier
     checkpoint is removed, once the new one is complete; it is told by a file of one of
-    the names ``marks``.
+    the names ``marks``. A process that is killed, wherever, leaves the earlier checkpoint or
+    the new one under the name, on systems that cannot swap two names once ``recover`` was
+    called; what else it leaves goes when the name is written next.
 
     Raises:
         InputError: something is there already, and it is not an empty directory
             or ``overwrite`` is not set; or it is no checkpoint.
     """
     directory = Path(directory).resolve()
+    recover(directory)
     check_destination(directory, overwrite, marks)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    unique = uuid.uuid4().hex[:8]
-    stage = directory.with_name(f".{directory.name}.writing-{unique}")
-    stage.mkdir()
-    try:
+    with _stage_of(directory) as stage:
         yield stage
-        _replace(directory, stage, directory.with_name(f".{directory.name}.old-{unique}"))
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        _replace(directory, stage)
+
+
+def recover(directory: Path) -> None:
+    """Puts back a checkpoint that a killed process had moved aside to write another."""
+    directory = directory.resolve()
+    if directory.exists() or not _beside(directory, _RETIRED):
+        return
+    with contextlib.suppress(OSError), _lock(directory.parent):
+        # The process may be alive and done by now.
+        if not directory.exists():
+            os.rename(_beside(directory, _RETIRED)[0], directory)
 
 
 def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) -> None:
@@ -116,15 +145,80 @@ def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) ->
         )
 
 
-def _replace(directory: Path, stage: Path, retired: Path) -> None:
-    """Renames ``stage`` to ``directory``; what was there goes, but only then."""
+@contextlib.contextmanager
+def _stage_of(directory: Path) -> Iterator[Path]:
+    """A new directory beside ``directory``, removed at the end; so are those left by the dead.
+
+    A lock, which the system takes from a process that ends, tells the living's.
+    """
+    stage = _new_beside(directory, _STAGE)
+    with contextlib.ExitStack() as held:
+        with _lock(directory.parent):
+            left = _beside(directory, _STAGE)
+            left += _beside(directory, _RETIRED) if directory.exists() else []
+            for path in left:
+                with _lock(path, wait=False) as is_free:
+                    if is_free:
+                        shutil.rmtree(path, ignore_errors=True)
+            stage.mkdir()
+            held.enter_context(_lock(stage, wait=False))
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def _replace(directory: Path, stage: Path) -> None:
+    """Gives ``stage`` the name ``directory``; what had it is called ``stage``, or gone."""
     if not directory.exists():
         os.rename(stage, directory)
         return
-    os.rename(directory, retired)
+    if _swap(directory, stage):
+        return
+    retired = _new_beside(directory, _RETIRED)
+    # Others wait, rather than to find nothing and recover.
+    with _lock(directory.parent):
+        os.rename(directory, retired)
+        try:
+            os.rename(stage, directory)
+        except OSError:
+            os.rename(retired, directory)
+            raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _swap(first: Path, second: Path) -> bool:
+    """Exchanges two names in one call of the system; False where it has none."""
     try:
-        os.rename(stage, directory)
-    except OSError:
-        os.rename(retired, directory)
-        raise
-    shutil.rmtree(retired)
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+
+
+def _new_beside(directory: Path, kind: str) -> Path:
+    return directory.with_name(f".{directory.name}.{kind}-{uuid.uuid4().hex[:8]}")
+
+
+def _beside(directory: Path, kind: str) -> list[Path]:
+    """What processes have under the names of ``_new_beside``."""
+    return sorted(directory.parent.glob(f".{glob.escape(directory.name)}.{kind}-*"))
+
+
+@contextlib.contextmanager
+def _lock(directory: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds a directory's lock, or yields False.
+
+    Where another process holds it and ``wait`` is not set, and where the file system keeps none.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = os.open(directory, os.O_RDONLY)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            held = False
+        else:
+            held = True
+        yield held

@@ -4,7 +4,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, staged_directory, write_json
+from spec_t5x.checkpoints.files import (
+    CONFIG_NAME,
+    one_line,
+    read_json,
+    staged_directory,
+    write_json,
+)
 from spec_t5x.checkpoints.huggingface_config import (
     check_supported,
     config_values,
@@ -210,10 +216,16 @@ def _base_vocabulary(
 def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, directory: Path) -> None:
     """Refuses tokens that exist in the tokenizer alone: their text would be lost."""
     decoder = tokenizer.get("added_tokens_decoder") or {}
-    added = {int(i): token.get("content") for i, token in decoder.items()}
     added_path = directory / "added_tokens.json"
-    if added_path.is_file():
-        added |= {int(i): token for token, i in read_json(added_path).items()}
+    others = read_json(added_path) if added_path.is_file() else {}
+    try:
+        added = {int(i): token.get("content") for i, token in decoder.items()}
+        added |= {int(i): token for token, i in others.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{directory} names its added tokens in a way that cannot be read "
+            f"({one_line(error)}): copy its tokenizer's files again"
+        ) from error
     foreign = sorted(i for i in added if i >= vocabulary.vocab_size)
     if foreign:
         raise InputError(

@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 
 from spec_t5x.checkpoints.abstract import expected_shapes
-from spec_t5x.checkpoints.files import one_line, read_json
+from spec_t5x.checkpoints.files import check_inside, one_line, read_json
 from spec_t5x.checkpoints.huggingface_config import rescales_logits
 from spec_t5x.checkpoints.huggingface_names import LM_HEAD, SHARED, tensor_names
 from spec_t5x.checkpoints.weights import Index, TensorInfo, check_found
@@ -47,6 +47,10 @@ _SAFETENSORS_TYPES = {
     "I32": "int32",
     "I64": "int64",
 }
+
+# Before it torch.load runs code that a file holds even where it is told to take weights alone
+# (CVE-2025-32434).
+_SAFE_TORCH = (2, 6)
 
 # Rows compared in one go: bounds the memory that the comparison takes.
 _ROWS = 4096
@@ -186,7 +190,8 @@ def _weight_files(directory: Path) -> list[Path]:
     weight_map = read_json(present[0]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{present[0]} has no weight_map: copy the file again")
-    shards = [directory / name for name in sorted(set(map(str, weight_map.values())))]
+    names = sorted(set(map(str, weight_map.values())))
+    shards = [directory / check_inside(name, present[0]) for name in names]
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
@@ -229,6 +234,13 @@ def _open_torch(path: Path) -> dict[str, FileTensor]:
             f"{path} needs PyTorch to be read: pip install torch, or convert it to "
             "model.safetensors"
         ) from error
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
+        raise InputError(
+            f"{path} is a pickle, which PyTorch {torch.__version__} would run code of: "
+            f"pip install 'torch>={'.'.join(map(str, _SAFE_TORCH))}', or convert it to "
+            "model.safetensors"
+        )
 
     def part_of(tensor, index):
         part = tensor[index]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints import gpt2, huggingface, native
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.locations import LOG_IN, GcsPath, Location, locate
 from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
@@ -151,6 +151,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
         InputError: there is neither.
     """
     directory = Path(directory_or_name).expanduser()
+    recover(directory)
     if directory.is_dir():
         return directory
     if directory.exists():

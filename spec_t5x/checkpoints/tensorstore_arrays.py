@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.abstract import expected_shapes
-from spec_t5x.checkpoints.files import one_line
+from spec_t5x.checkpoints.files import check_inside, one_line
 from spec_t5x.checkpoints.weights import Index, TensorInfo, check_found
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
@@ -114,8 +114,12 @@ def open_arrays(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Any
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:
-    """The specification of the array ``name`` in a directory."""
-    path = f"{kvstore.get('path', '')}{name}/"
+    """The specification of the array ``name`` in a directory.
+
+    Raises:
+        InputError: the name leads out of it.
+    """
+    path = f"{kvstore.get('path', '')}{check_inside(name, 'the index of arrays')}/"
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if line.error:
             if not from_file:
                 raise InputError(line.error)
-            print(f"spec-t5x: line {line.number}: {line.error}", file=sys.stderr)
+            _say(line)
     asked = options.gamma
     generator, options = settings.tuned(generator, _good(lines), options)
     _check_chosen(args, asked, options)
@@ -133,14 +133,31 @@ def _good(lines: list[Line]) -> list[str]:
     return [line.text for line in lines if not line.error]
 
 
+def _say(line: Line) -> None:
+    print(f"spec-t5x: line {line.number}: {line.error}", file=sys.stderr)
+
+
+def _failed(line: Line, error: InputError) -> Line:
+    """The line, whose text could be read and not decoded."""
+    line = dataclasses.replace(line, error=str(error))
+    _say(line)
+    return line
+
+
 def _generate(args, generator, lines: list[Line], options) -> None:
-    """One line (or JSON object) for each output; an empty one for a bad input."""
-    outputs = generator.generate(_good(lines), options)
-    for line in lines:
+    """One line (or JSON object) for each output; an empty one for a bad input.
+
+    Among ``lines``, those that come to no text get the reason.
+    """
+    answers = generator.answers(_good(lines), options)
+    for place, line in enumerate(lines):
+        answer = [] if line.error else next(answers)
+        if isinstance(answer, InputError):
+            lines[place] = line = _failed(line, answer)
         if line.error:
             print(_json_error(line) if args.json else "", flush=True)
             continue
-        for generation in next(outputs):
+        for generation in answer:
             print(_json(generation) if args.json else _one_line(generation.output), flush=True)
 
 
@@ -155,22 +172,30 @@ def _streams(args, generator, options) -> bool:
 
 
 def _stream(generator, lines: list[Line], options) -> None:
-    """Prints text as it is accepted."""
+    """As ``_generate``, each text as it is accepted."""
     place = 0
-    for line in lines:
+    for number, line in enumerate(lines):
         if line.error:
             print(flush=True)
             continue
-        ids, shown = [], ""
-        for iteration in generator.steps(line.text, options, place):
-            ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
-            # A character whose bytes are still to come may yet change.
-            text = _one_line(generator.vocabulary.decode(ids)).rstrip("\N{REPLACEMENT CHARACTER}")
-            if text.startswith(shown):
-                print(text[len(shown) :], end="", flush=True)
-                shown = text
-        print(_one_line(generator.vocabulary.decode(ids))[len(shown) :], flush=True)
+        try:
+            _stream_one(generator, line.text, options, place)
+        except InputError as error:
+            print(flush=True)
+            lines[number] = _failed(line, error)
         place += 1
+
+
+def _stream_one(generator, source: str, options, place: int) -> None:
+    ids, shown = [], ""
+    for iteration in generator.steps(source, options, place):
+        ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
+        # A character whose bytes are still to come may yet change.
+        text = _one_line(generator.vocabulary.decode(ids)).rstrip("\N{REPLACEMENT CHARACTER}")
+        if text.startswith(shown):
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    print(_one_line(generator.vocabulary.decode(ids))[len(shown) :], flush=True)
 
 
 def _trace(generator, lines: list[Line], options) -> None:
@@ -203,7 +228,7 @@ def _compare(args, generator, lines: list[Line], options) -> None:
 
 
 def _json(generation) -> str:
-    return json.dumps(dataclasses.asdict(generation), ensure_ascii=False)
+    return json.dumps(dataclasses.asdict(generation), ensure_ascii=False, allow_nan=False)
 
 
 def _json_error(line: Line) -> str:

@@ -141,7 +141,11 @@ def _add_options(group) -> None:
         "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
         "top_p": (float, "sample from the nucleus of this mass; 0 from all (0)"),
         "num_decodes": (int, "outputs for each input (1)"),
-        "seed": (int, "of the random draws (0)"),
+        "seed": (
+            int,
+            "of the random draws (0); with --gamma auto and a temperature the text depends on "
+            "the gamma that was measured too",
+        ),
         "max_decode_len": (int, "tokens generated at most (128)"),
         "batch_size": (int, "inputs decoded together (1)"),
         "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),

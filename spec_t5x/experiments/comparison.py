@@ -11,7 +11,7 @@ import numpy as np
 
 from spec_t5x import theory
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator
+from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID
 
@@ -143,7 +143,7 @@ def compare(
         [
             outputs
             for batch, run in zip(batches, runs, strict=True)
-            for outputs in which.collect(batch, run[index][1])
+            for outputs in all_answered(which.collect(batch, run[index][1]))
         ]
         for index, which in enumerate((plain, generator))
     )

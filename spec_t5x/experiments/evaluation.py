@@ -16,7 +16,7 @@ from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
 
 # ``metric(targets, predictions)``; targets are what came as the second of each pair.
 EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -172,7 +172,8 @@ def evaluate(
       intervals: of the metric; None takes ``data.metrics.metric_intervals``.
 
     Raises:
-      InputError: no pair can be decoded, ``num_decodes`` is not 1, or a beam search.
+      InputError: no pair can be decoded, one was decoded to no text, ``num_decodes`` is not
+        1, or a beam search.
     """
     if options.num_decodes != 1:
         raise InputError(f"num_decodes is {options.num_decodes}: an evaluation is of 1 output")
@@ -185,7 +186,7 @@ def evaluate(
     outputs, stats = [], []
     for batch in generator.batches([usable[place][0] for place in order], options):
         decoded = jax.device_get(generator.decode(batch, options))
-        outputs += [group[0] for group in generator.collect(batch, decoded)]
+        outputs += [group[0] for group in all_answered(generator.collect(batch, decoded))]
         stats.append(decoded.stats)
         progress(len(outputs), len(usable))
     by_place = dict(zip(order, outputs, strict=True))

@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator
+from spec_t5x.generation import (
+    Answer,
+    Batch,
+    GenerateOptions,
+    Generation,
+    Generator,
+    one_ahead,
+)
 from spec_t5x.inference.inputs import Item
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.records import answer, refusal
@@ -69,9 +76,15 @@ class Answerer:
                 lines[item.index] = refusal(item, str(error))
         progress(Tally(inputs=len(lines), errors=len(lines)))
         for batch_items, outputs in self._decode(self._batches(prepared)):
-            for item, generations in zip(batch_items, outputs, strict=True):
-                lines[item.index] = answer(item, generations)
-            progress(self._tally(outputs))
+            failed = 0
+            for item, found in zip(batch_items, outputs, strict=True):
+                if isinstance(found, InputError):
+                    failed += 1
+                    lines[item.index] = refusal(item, str(found))
+                else:
+                    lines[item.index] = answer(item, found)
+            progress(self._tally([found for found in outputs if isinstance(found, list)]))
+            progress(Tally(inputs=failed, errors=failed))
         return [lines[item.index] for item in items]
 
     def _tally(self, outputs: Sequence[Sequence[Generation]]) -> Tally:
@@ -127,18 +140,12 @@ class Answerer:
 
     def _decode(
         self, batches: Iterator[tuple[list[Item], Batch]]
-    ) -> Iterator[tuple[list[Item], list[list[Generation]]]]:
+    ) -> Iterator[tuple[list[Item], list[Answer]]]:
         """Outputs of each batch. The device works on the next while one is written down."""
-        waiting = None
-        for items, batch in batches:
-            started = (items, self._start(batch))
-            if waiting:
-                yield waiting[0], self._finish(waiting[1])
-            waiting = started
-        if waiting:
-            yield waiting[0], self._finish(waiting[1])
+        for items, waiting in one_ahead((items, self._start(batch)) for items, batch in batches):
+            yield items, self._finish(waiting)
 
-    def _start(self, batch: Batch) -> Callable[[], Iterator[list[Generation]]]:
+    def _start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
         """Sets the device to work; the result is waited for by calling."""
         generator, options = self.generator, self.options
         with self.placement.within(), _memory(options):
@@ -148,7 +155,7 @@ class Answerer:
             decoded = generator.decode(batch, options)
             return lambda: generator.collect(batch, decoded)
 
-    def _finish(self, waiting: Callable[[], Iterator[list[Generation]]]) -> list[list[Generation]]:
+    def _finish(self, waiting: Callable[[], Iterator[Answer]]) -> list[Answer]:
         with _memory(self.options):
             return list(waiting())
 

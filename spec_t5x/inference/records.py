@@ -48,7 +48,7 @@ def _without_input(generation: Generation) -> dict[str, Any]:
 
 
 def _line(values: dict[str, Any]) -> bytes:
-    text = json.dumps(values, ensure_ascii=False)
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:

@@ -21,6 +21,12 @@ Initializer = Callable[..., Array]
 fan_in_normal = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 fan_in_truncated = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
+# Of the feed-forward layers, by T5X's names.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "linear": lambda inputs: inputs,
+    **{name: getattr(nn, name) for name in ("relu", "gelu", "silu", "swish", "tanh", "sigmoid")},
+}
+
 
 class Dense(nn.Module):
     """A linear map on the last axis; ``kernel [inputs, features]``, T5's without a bias."""
@@ -177,7 +183,7 @@ class Mlp(nn.Module):
         hidden = functools.reduce(
             operator.mul,
             (
-                _activation(name)(branch)
+                ACTIVATIONS[name](branch)
                 for name, branch in zip(self.activations, branches, strict=True)
             ),
         )
@@ -196,10 +202,6 @@ def dropout(rate: float) -> nn.Dropout:
 
 def _uses_kernels(dtype: str, inputs: Array) -> bool:
     return dtype == "float32" and cpu_kernels.in_use(inputs)
-
-
-def _activation(name: str) -> Callable[[Array], Array]:
-    return (lambda x: x) if name == "linear" else getattr(nn, name)
 
 
 def _along_last_axis(vector: Float[Array, "features"], rank: int) -> Array:

@@ -33,7 +33,7 @@ from spec_t5x.models.attention import (
     nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderCache, LayerCache
-from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm, dropout
+from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
@@ -391,7 +391,7 @@ def abstract_variables(config: T5Config) -> PyTree:
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ``InputError`` for a number below 1 or a type that networks do not compute in.
+    """Raises ``InputError`` for a size, an activation or a type that networks cannot have.
 
     Args:
       config: a dataclass with the sizes of a network and its ``dtype``.
@@ -401,6 +401,11 @@ def check_sizes(config: Any) -> None:
         value = getattr(config, field.name)
         if field.type is int and value < 1:
             raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
+    for activation in getattr(config, "mlp_activations", ()):
+        if activation not in ACTIVATIONS:
+            raise InputError(
+                f"{name}.mlp_activations has {activation!r}: choose of {', '.join(ACTIVATIONS)}"
+            )
     if config.dtype not in ("float32", "bfloat16"):
         raise InputError(f"{name}.dtype is {config.dtype!r}: choose float32 or bfloat16")
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.outputs import first_hole
 from spec_t5x.types import PAD_ID, Array, Int
 
 
@@ -30,15 +31,13 @@ def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -
 
 
 def _check(prompts: Int[Array, "batch width"], room: int) -> None:
-    is_token = np.asarray(prompts)[:, 1:] != PAD_ID
-    # A prefix never rises again.
-    holes = np.flatnonzero((np.diff(is_token.astype(np.int8), axis=1) > 0).any(axis=1))
-    if holes.size:
+    hole = first_hole(prompts)
+    if hole is not None:
         raise InputError(
-            f"prompt {holes[0]} of the batch has padding or an end of sequence before its end: "
+            f"prompt {hole} of the batch has padding or an end of sequence before its end: "
             "give prompts without holes"
         )
-    longest = is_token.sum(axis=1).max(initial=0)
+    longest = np.count_nonzero(np.asarray(prompts)[:, 1:] != PAD_ID, axis=1).max(initial=0)
     if longest > room:
         raise InputError(
             f"a prompt holds {longest} tokens and max_decode_len is {room}: raise max_decode_len "

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.platform_dtype import AUTO, resolve_dtype
@@ -133,7 +133,7 @@ def written(
         # An empty source is one that says nothing.
         ids = [sources[place] or [EOS_ID] for place in places]
         batch = generator.make_batch([""] * len(ids), ids, keys[: len(ids)], options)
-        outputs = generator.collect(batch, generator.decode(batch, options))
+        outputs = all_answered(generator.collect(batch, generator.decode(batch, options)))
         for place, (output,) in zip(places, outputs, strict=True):
             texts[place] = output.output_ids
     return [texts[place] for place in range(len(sources))]

@@ -63,6 +63,8 @@ def test_config_of_another_version_or_without_a_model(saved):
     assert "'n_layer'" in message_of(load, saved)
     edit_config(saved, model={"vocab_size": "many"})
     assert "describes no T5" in message_of(load, saved)
+    edit_config(saved, model={"mlp_activations": ["relu6x", "linear"]})
+    assert "mlp_activations has 'relu6x': choose of linear, relu" in message_of(load, saved)
 
 
 def test_unknown_dtype(saved, vocabulary, configs, random_params):

@@ -442,6 +442,39 @@ def test_torch_files_run_no_code(write):
     assert_refused(directory, "cannot read the weights")
 
 
+def test_a_torch_that_would_run_code_is_not_asked(write, monkeypatch):
+    directory = write(torch_model("1.0"))
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    monkeypatch.setattr(torch, "load", None)
+    assert_refused(directory, "PyTorch 2.5.1+cpu would run code of: pip install 'torch>=2.6'")
+
+
+@pytest.mark.parametrize("name", ["../{name}", "shards/../../{name}", "{directory}/{name}"])
+def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
+    directory = write(torch_model("1.0"))
+    # Where the name would lead to.
+    name = name.format(directory=directory.parent, name="model.safetensors")
+    (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
+    index = {"weight_map": {"shared.weight": name}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_refused(directory, f"names {name!r}, which lies outside of the checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"first": {"content": "<x>"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": "<x>"}}),
+        ("added_tokens.json", {"<x>": None}),
+    ],
+)
+def test_damaged_added_tokens(write, file, values):
+    directory = write(torch_model("1.0"))
+    (directory / file).write_text(json.dumps(values))
+    assert_refused(directory, "names its added tokens in a way that cannot be read")
+
+
 def test_torch_is_optional(write, monkeypatch):
     model = torch_model("1.0")
     directory = write(model)

@@ -198,6 +198,15 @@ def test_placeholders_of_early_orbax(legacy, t5x_data, is_bytes):
     assert open_model(legacy).directory == legacy
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc"])
+def test_arrays_outside_of_the_checkpoint_are_not_read(legacy, name):
+    edit_index(
+        legacy,
+        lambda tree: change_specs(tree["optimizer"], lambda spec, path: f"PLACEHOLDER://{name}"),
+    )
+    assert f"names {name!r}, which lies outside" in message_of(load, legacy, vocabulary="bytes")
+
+
 # --- what we write ---------------------------------------------------------------------
 
 

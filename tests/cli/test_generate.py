@@ -212,6 +212,34 @@ def test_a_terminal_gets_the_same_text_piece_by_piece(
     assert len([piece for piece in pieces if piece.strip()]) > 4
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["streamed", "whole"])
+def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
+    generate, greedy, monkeypatch, terminal
+):
+    """What is not finite is told by ``Generator``; here it finds nothing else to tell."""
+    answers, steps = Generator.answers, Generator.steps
+    ill = InputError("not finite")
+
+    def some_answers(self, texts, options):
+        for text, answer in zip(texts, answers(self, texts, options), strict=True):
+            yield ill if text == TEXTS[1] else answer
+
+    def some_steps(self, text, options, place):
+        if text == TEXTS[1]:
+            raise ill
+        return (yield from steps(self, text, options, place))
+
+    monkeypatch.setattr(Generator, "answers", some_answers)
+    monkeypatch.setattr(Generator, "steps", some_steps)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    result = generate(*TEXTS)
+    expected = outputs_of(greedy)
+    assert result.lines == [expected[0], "", *expected[2:]]
+    assert (result.status, result.errors) == (2, ["spec-t5x: line 2: not finite"])
+    line = json.loads(generate("--json", *TEXTS).lines[1])
+    assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
+
+
 class ReplacingVocabulary(ByteVocabulary):
     """Shows an unfinished character as SentencePiece's byte fallback does."""
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.inference.answering import Answerer, Tally, _keys
 from spec_t5x.inference.inputs import Item
@@ -53,6 +54,22 @@ def test_texts_are_those_of_generate(generator, change):
     assert tally.target_calls == sum(o.target_calls for o in counted)
     advance = sum(o.target_calls * o.mean_acceptance_length for o in counted)
     assert tally.mean_acceptance_length == pytest.approx(advance / tally.target_calls)
+
+
+def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):
+    collect = Generator.collect
+
+    def some(self, batch, decoded):
+        for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
+            yield InputError("not finite") if text == TEXTS[2] else answer
+
+    answerer, tally = Answerer(generator=generator, options=OPTIONS), Tally()
+    expected = answerer.lines(items())
+    monkeypatch.setattr(Generator, "collect", some)
+    lines = answerer.lines(items(), tally.add)
+    assert json.loads(lines.pop(2)) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
+    assert lines == expected[:2] + expected[3:]
+    assert (tally.inputs, tally.errors) == (len(TEXTS), 1)
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])

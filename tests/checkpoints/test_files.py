@@ -1,0 +1,106 @@
+"""Checkpoints written whole or not at all, whenever the process is killed."""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from spec_t5x.checkpoints import files
+from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.errors import InputError
+
+
+class Killed(BaseException):
+    """No code catches it."""
+
+
+class Machine:
+    """Counts the calls that change the disk, and dies at one: dead, it answers none more."""
+
+    def __init__(self, monkeypatch, *, can_swap):
+        self.calls = 0
+        self.dies_at = None
+        for name in ("mkdir", "rename", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, self.counted(getattr(os, name)))
+        swap = self.counted(files._swap) if can_swap else lambda first, second: False
+        monkeypatch.setattr(files, "_swap", swap)
+
+    def counted(self, function):
+        def counted(*args, **kwargs):
+            self.calls += 1
+            if self.dies_at is not None and self.calls >= self.dies_at:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return counted
+
+
+def write(directory, content, overwrite=True):
+    with files.staged_directory(directory, overwrite=overwrite) as stage:
+        files.write_json(stage / files.CONFIG_NAME, {"content": content})
+        (stage / "params").mkdir()
+        (stage / "params" / "d").write_text(content)
+
+
+def content(directory):
+    found = find_directory(directory)
+    whole = json.loads((found / files.CONFIG_NAME).read_text())["content"]
+    assert (found / "params" / "d").read_text() == whole
+    return whole
+
+
+@pytest.fixture(params=[True, False], ids=["swapped", "renamed"])
+def machine(request, monkeypatch):
+    # Elsewhere than on Linux both are the second.
+    return Machine(monkeypatch, can_swap=request.param)
+
+
+def test_killed_at_every_call_the_old_or_the_new_one_loads(tmp_path, machine):
+    directory = tmp_path / "model"
+    write(directory, "old")
+    machine.calls = 0
+    write(directory, "new")
+    total, seen = machine.calls, []
+    assert total > 5
+    for dies_at in range(1, total + 1):
+        machine.dies_at = None
+        write(directory, "old")
+        machine.calls, machine.dies_at = 0, dies_at
+        with pytest.raises(Killed):
+            write(directory, "new")
+        machine.dies_at = None
+        seen.append(content(directory))
+        # What is left goes when the name is written again.
+        write(directory, "newer")
+        assert content(directory) == "newer"
+        assert os.listdir(tmp_path) == ["model"]
+    assert seen == sorted(seen, reverse=True) and set(seen) == {"old", "new"}
+
+
+def test_a_checkpoint_that_was_moved_aside_counts_as_there(tmp_path, machine):
+    write(tmp_path / "model", "old")
+    os.rename(tmp_path / "model", tmp_path / ".model.old-0a1b2c3d")
+    with pytest.raises(InputError, match="model exists"):
+        write(tmp_path / "model", "new", overwrite=False)
+    assert content(tmp_path / "model") == "old"
+
+
+def test_what_another_process_is_writing_stays(tmp_path):
+    write(tmp_path / "model", "old")
+    with files.staged_directory(tmp_path / "model", overwrite=True) as stage:
+        (stage / files.CONFIG_NAME).write_text("{}")
+        write(tmp_path / "model", "new")
+        assert stage.is_dir()
+    assert os.listdir(tmp_path) == ["model"]
+    assert json.loads((tmp_path / "model" / files.CONFIG_NAME).read_text()) == {}
+
+
+def test_where_there_are_no_locks_nothing_of_others_is_removed(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / ".model.writing-0a1b2c3d").mkdir()
+    write(tmp_path / "model", "new")
+    assert sorted(os.listdir(tmp_path)) == [".model.writing-0a1b2c3d", "model"]
