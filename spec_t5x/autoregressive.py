@@ -136,6 +136,8 @@ def autoregressive_decode(
     check_positions(target, max_decode_len)
     stream = outputs_lib.row_stream(rng, prompts.shape[0], num_decodes, coupled, max_decode_len)
     settings = settings.repeat(num_decodes)
+    if coupled:
+        settings = settings.keep_ties()
     state = init(
         target,
         inputs,

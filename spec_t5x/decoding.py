@@ -271,6 +271,8 @@ def speculative_decode(
         target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
     )
     settings = settings.repeat(num_decodes)
+    if verifier.coupled:
+        settings = settings.keep_ties()
     rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
     rows["num_nodes"] = verifier.num_nodes(gamma)
     state = init(
@@ -394,6 +396,8 @@ def speculative_steps(
         target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
     )
     settings = settings.repeat(num_decodes)
+    if verifier.coupled:
+        settings = settings.keep_ties()
     rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
     rows["num_nodes"] = verifier.num_nodes(gamma)
     state = _jit_init(

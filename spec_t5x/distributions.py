@@ -22,7 +22,7 @@ from jax import lax
 
 from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.errors import InputError
-from spec_t5x.types import Array, Float, Float32, Int, Key
+from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Temperatures up to this one mean argmax, as in T5X.
 MIN_TEMPERATURE = 1e-4
@@ -51,14 +51,19 @@ class Sampling:
             return self
         return dataclasses.replace(self, temperature=jnp.repeat(self.temperature, times))
 
+    def keep_ties(self) -> "Sampling":
+        """The same, with a draw among tokens that tie for ``top_k`` 1, as T5X has it."""
+        return dataclasses.replace(self, greedy=self.greedy and self.top_k != 1)
+
 
 def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
     """Checked sampling settings.
 
     Args:
       temperature: a number, or an array ``[batch]`` with one for each row.
-      top_k: number of tokens kept, 0 for all.
-      top_p: mass of the nucleus kept, in [0, 1); 0 for all.
+      top_k: number of tokens kept, 0 for all. 1 is argmax, the first of tokens that tie
+        exactly; coupled draws choose among those by their noise, as T5X does.
+      top_p: mass of the nucleus kept, in [0, 1]; 0 and 1 keep all.
 
     Raises:
       InputError: a negative or non-finite temperature, a negative ``top_k``,
@@ -75,11 +80,13 @@ def sampling(temperature=0.0, top_k: int = 0, top_p: float = 0.0) -> Sampling:
         raise InputError(f"top_p is {top_p}: give a number from 0 to 1 (0 keeps all)")
     if top_k and top_p:
         raise InputError(f"top_k is {top_k} and top_p is {top_p}: set one of them to 0")
+    cold = bool(np.all(values <= MIN_TEMPERATURE))
     return Sampling(
         temperature=jnp.asarray(values),
-        top_k=int(top_k),
-        top_p=float(top_p),
-        greedy=bool(np.all(values <= MIN_TEMPERATURE)),
+        # Without what changes nothing.
+        top_k=0 if cold else int(top_k),
+        top_p=0.0 if cold or top_p == 1 else float(top_p),
+        greedy=cold or top_k == 1,
     )
 
 
@@ -159,57 +166,73 @@ def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows v
 def keep_top_k(logits: Float[Array, "*rows vocab"], k: int) -> Float[Array, "*rows vocab"]:
     """Minus infinity for all but the k largest logits and what ties with them.
 
-    Bisects the threshold over bit patterns, as ``keep_top_p`` does: ``lax.top_k`` sorts the
-    vocabulary on a CPU.
+    Searches the threshold among bit patterns: ``lax.top_k`` sorts the vocabulary on a CPU.
     """
     if k >= logits.shape[-1]:
         return logits
     logits = logits.astype(jnp.float32)
-    ordered = _flip_negative(lax.bitcast_convert_type(logits, jnp.int32))
-
-    def narrow(_, bounds):
-        low, high = bounds
-        # The mean, rounded down, without the sum of the two, which may not fit.
-        middle = (low & high) + ((low ^ high) >> 1)
-        count = jnp.sum(ordered >= middle, axis=-1, keepdims=True, dtype=jnp.int32)
-        enough = count >= k
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
-
-    # The lower bound always keeps enough (all tokens), the upper one never does.
-    high = jnp.max(ordered, axis=-1, keepdims=True) + 1
-    low = jnp.min(ordered, axis=-1, keepdims=True)
-    low, _ = lax.fori_loop(0, 32, narrow, (low, high))
-    smallest_kept = lax.bitcast_convert_type(_flip_negative(low), jnp.float32)
+    if k == 1:
+        smallest_kept = jnp.max(logits, axis=-1, keepdims=True)
+    else:
+        ones = jnp.ones((1,) * logits.ndim, jnp.int32)
+        threshold = _largest_threshold(_ordered(logits), ones, k)
+        smallest_kept = _unordered(threshold)
     return jnp.where(logits >= smallest_kept, logits, -jnp.inf)
 
 
-def _flip_negative(bits: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Bit patterns of float32 in the numbers' order, and back: negative ones run backwards."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def _ordered(values: Float32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Whole numbers in the order of the values: bit patterns, the negative ones backwards."""
+    bits = lax.bitcast_convert_type(values, jnp.uint32)
+    return bits ^ jnp.where(bits >> 31 == 1, jnp.uint32(0xFFFFFFFF), jnp.uint32(1 << 31))
+
+
+def _unordered(numbers: UInt32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """The inverse of ``_ordered``."""
+    flipped = jnp.where(numbers >> 31 == 1, jnp.uint32(1 << 31), jnp.uint32(0xFFFFFFFF))
+    return lax.bitcast_convert_type(numbers ^ flipped, jnp.float32)
 
 
 def keep_top_p(probs: Float32[Array, "*rows vocab"], p: float) -> Float32[Array, "*rows vocab"]:
     """The nucleus: the likeliest tokens whose mass reaches ``p``, normalised.
 
-    Bisects the threshold over the bit patterns of float32, which order like the
-    numbers they stand for as long as these are not negative: 31 masked sums
-    instead of a sort of the vocabulary.
+    Searches the threshold among the bit patterns of float32, which order like the numbers
+    they stand for as long as these are not negative, instead of sorting the vocabulary.
     """
+    bits = lax.bitcast_convert_type(probs, jnp.uint32)
+    return normalize(jnp.where(bits >= _largest_threshold(bits, probs, p), probs, 0.0))
 
-    def narrow(_, bounds):
-        low, high = bounds
-        middle = low + (high - low) // 2
-        threshold = lax.bitcast_convert_type(middle, jnp.float32)
-        mass = jnp.sum(jnp.where(probs >= threshold, probs, 0.0), axis=-1, keepdims=True)
-        enough = mass >= p
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    bits = lax.bitcast_convert_type(probs, jnp.int32)
-    # The lower bound always keeps enough (all tokens), the upper one never does.
-    high = jnp.max(bits, axis=-1, keepdims=True) + 1
-    low, _ = lax.fori_loop(0, 31, narrow, (jnp.zeros_like(high), high))
-    kept = jnp.where(probs >= lax.bitcast_convert_type(low, jnp.float32), probs, 0.0)
-    return normalize(kept)
+def _largest_threshold(
+    numbers: UInt32[Array, "*rows vocab"], weights: Array, enough: float | int | Array
+) -> UInt32[Array, "*rows 1"]:
+    """The largest t for which the numbers from t on weigh ``enough`` together; 0 if none do."""
+    # A pass over the vocabulary waits for the one before it: an accelerator sums for 15
+    # thresholds in one. On a CPU it is the sums that take time.
+    return lax.platform_dependent(
+        numbers,
+        weights,
+        enough,
+        cpu=functools.partial(_search_threshold, bits=1),
+        default=functools.partial(_search_threshold, bits=4),
+    )
+
+
+def _search_threshold(numbers, weights, enough, *, bits: int):
+    """``_largest_threshold`` in ``32 / bits`` passes, each of which finds so many bits of it."""
+    digits = jnp.arange(1, 1 << bits, dtype=jnp.uint32)
+    digits = digits.reshape((1,) * (numbers.ndim - 1) + (-1,))
+
+    def narrow(index, found):
+        shift = jnp.uint32(32) - jnp.uint32(bits) * (index + 1).astype(jnp.uint32)
+        thresholds = found | (digits << shift)
+        # A fused reduction: neither what is compared nor what is summed takes memory.
+        kept = numbers[..., None, :] >= thresholds[..., None]
+        sums = jnp.sum(jnp.where(kept, weights[..., None, :], 0), axis=-1)
+        digit = jnp.sum(sums >= enough, axis=-1, keepdims=True, dtype=jnp.uint32)
+        return found | (digit << shift)
+
+    found = jnp.zeros((*numbers.shape[:-1], 1), jnp.uint32)
+    return lax.fori_loop(0, 32 // bits, narrow, found)
 
 
 def residual(

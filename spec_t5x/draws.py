@@ -12,13 +12,16 @@ coupled, draft and target see the same Gumbel noise at the same position, so tha
 mostly choose the same token (arXiv 2408.07978).
 """
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
 
 from spec_t5x.distributions import Sampling, argmax, gumbel_argmax, sample
-from spec_t5x.types import Array, Float, Float32, Int, Key
+from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
 _NOISE = 0x6E6F6973
@@ -77,14 +80,37 @@ class T5XStream:
         keys = self.steps.at[positions - self.starts].get(mode="clip")
         if self.same_for_rows:
             return jax.vmap(lambda key: jax.random.gumbel(key, (1, vocab_size))[0])(keys)
-
-        def of_row(step):
-            key, row = step
-            return jax.random.gumbel(key, (batch, vocab_size))[row]
-
+        rows = jnp.arange(batch, dtype=jnp.uint32)
+        if _drawn_apart(self.steps, batch * vocab_size):
+            return jax.vmap(_gumbel_row, (0, 0, None))(keys, rows, vocab_size)
         # One row after the other: each may be at another step, whose noise is as large
         # as the batch.
-        return lax.map(of_row, (keys, jnp.arange(batch)))
+        noise = functools.partial(jax.random.gumbel, shape=(batch, vocab_size))
+        return lax.map(lambda step: noise(step[0])[step[1]], (keys, rows))
+
+
+def _drawn_apart(keys: Key[Array, "*batch"], size: int) -> bool:
+    """Whether a number of an array that JAX draws depends on the key and its index alone.
+
+    Of arrays of ``size`` numbers, whose indices are to fit 32 bits.
+    """
+    return (
+        str(jax.random.key_impl(keys)) == "threefry2x32"
+        and jax.config.jax_threefry_partitionable
+        and not jax.config.jax_high_dynamic_range_gumbel
+        and size <= 1 << 32
+    )
+
+
+def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Float32[Array, "width"]:
+    """``jax.random.gumbel(key, (rows, width))[row]``, bit for bit, without the other rows."""
+    indices = row * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)
+    high, low = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(indices), indices)
+    # As ``jax.random.uniform`` does: 23 random bits are a number in [1, 2).
+    fraction = ((high ^ low) >> 9) | jnp.uint32(0x3F800000)
+    tiny = jnp.finfo(jnp.float32).tiny
+    uniforms = (lax.bitcast_convert_type(fraction, jnp.float32) - 1) * (1 - tiny) + tiny
+    return -jnp.log(-jnp.log(jnp.maximum(tiny, uniforms)))
 
 
 Stream = RowStream | T5XStream

@@ -1,5 +1,8 @@
 """The compiled loops copy no cache and do not talk with the host, read from their HLO."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -7,13 +10,18 @@ import pytest
 
 from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
+from spec_t5x.distributions import sampling, standardize
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments import tpu_chips, tpu_programs
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.testing.compiled_loops import cache_copies, host_transfers, loop_instructions
+from spec_t5x.testing.compiled_loops import (
+    cache_copies,
+    host_transfers,
+    loop_instructions,
+    loop_lengths,
+)
 from spec_t5x.testing.toy_models import tiny_t5
 
 GAMMA, MAX_DECODE_LEN = 3, 37
@@ -83,6 +91,40 @@ def test_on_a_tpu():
     assert any("dynamic-update-slice" in line for line in loop_instructions(program))
     assert not cache_copies(program, shapes)
     assert not host_transfers(program)
+
+
+@pytest.fixture(scope="module")
+def tpu():
+    """The sharding of what lies on one TPU v4 that is not there."""
+    pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tpu_chips.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield jax.sharding.SingleDeviceSharding(tpu_chips.topology("v4:2x2x1")[1][0])
+
+
+def tpu_program(function, sharding, *args):
+    args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    return jax.jit(function).trace(*args).lower(lowering_platforms=("tpu",)).compile()
+
+
+@pytest.mark.parametrize("kept", [{"top_k": 40}, {"top_p": 0.9}], ids=["top_k", "top_p"])
+def test_a_filter_passes_over_the_vocabulary_8_times_on_a_tpu(kept, tpu):
+    rows, vocab = 16, 4096
+    logits = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
+    compiled = tpu_program(
+        functools.partial(standardize, settings=sampling(1.0, **kept)), tpu, logits
+    )
+    program = compiled.as_text()
+    assert loop_lengths(program) == [8]
+    # In each of them one reduction, of 15 thresholds, and none of them is kept.
+    over_the_vocabulary = [
+        line
+        for line in loop_instructions(program)
+        if re.search(rf"\[{rows},15\]\S* reduce\(", line)
+    ]
+    assert len(over_the_vocabulary) == 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * rows * vocab * 4
 
 
 def test_a_copy_is_seen():

@@ -24,6 +24,8 @@ VOCAB, LENGTH = 7, 12
 KEY = jax.random.key(0)
 SAMPLED = sampling(1.0)
 TARGET = TableTarget.create(seed=0, vocab_size=VOCAB)
+# Two or three tokens are often as likely as one another.
+TIED = TableTarget(jnp.round(TARGET.table))
 SOURCES = jnp.array([[2, 3], [4, 5], [2, 0], [6, 6], [3, 2]])
 PROMPTS = jnp.array([[0, 0, 0], [0, 3, 0], [0, 5, 2], [0, 0, 0], [0, EOS_ID, 4]])
 DRAFTS = {
@@ -136,7 +138,7 @@ def test_t5_writes_the_text_of_plain_decoding(gamma):
 # T5X's chain of keys
 
 
-def t5x_texts(rng, settings, prompts, max_decode_len):
+def t5x_texts(target, rng, settings, prompts, max_decode_len):
     """What T5X's sampling loop writes from prefilled prompts, step by step.
 
     In step k, row b writes the token after its prompt's k-th one; the key is split in
@@ -151,7 +153,7 @@ def t5x_texts(rng, settings, prompts, max_decode_len):
         padded = np.zeros((len(texts), max_decode_len + 1), np.int32)
         for row, text in enumerate(texts):
             padded[row, : len(text)] = text
-        logits = np.asarray(TARGET.next_logits(SOURCES, jnp.asarray(padded)))
+        logits = np.asarray(target.next_logits(SOURCES, jnp.asarray(padded)))
         logits = np.stack([logits[row, len(text) - 1] for row, text in enumerate(texts)])
         scaled = logits / temperature.reshape(-1, 1).astype(np.float32)
         if settings.top_k:
@@ -172,15 +174,21 @@ def t5x_texts(rng, settings, prompts, max_decode_len):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [sampling(1.0), sampling(0.7, top_k=3), sampling([1.0, 0.5, 2.0, 1.0, 0.8])],
-    ids=["plain", "warped", "each its own"],
+    ("target", "settings"),
+    [
+        (TARGET, sampling(1.0)),
+        (TARGET, sampling(0.7, top_k=3)),
+        (TARGET, sampling([1.0, 0.5, 2.0, 1.0, 0.8])),
+        # T5X's default: of logits that tie, the noise chooses.
+        (TIED, sampling(1.0, top_k=1)),
+    ],
+    ids=["plain", "warped", "each its own", "tied"],
 )
-def test_with_t5xs_chain_the_text_is_t5xs(settings):
+def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     starts = jnp.sum(PROMPTS != PAD_ID, axis=1)
     stream = t5x_stream(KEY, starts, LENGTH, same_for_rows=settings.temperature.ndim == 1)
-    expected = t5x_texts(KEY, settings, PROMPTS, LENGTH)
-    plain = plain_decode(TARGET, SOURCES, PROMPTS, stream, settings)
+    expected = t5x_texts(target, KEY, settings, PROMPTS, LENGTH)
+    plain = plain_decode(target, SOURCES, PROMPTS, stream, settings)
     found = [
         row[:length].tolist()
         for row, length in zip(
@@ -189,10 +197,10 @@ def test_with_t5xs_chain_the_text_is_t5xs(settings):
     ]
     assert found == expected
     for draft in DRAFTS.values():
-        decoded = coupled_decode(TARGET, draft, SOURCES, PROMPTS, stream, settings, gamma=3)
+        decoded = coupled_decode(target, draft, SOURCES, PROMPTS, stream, settings, gamma=3)
         assert_same_text(decoded, plain)
     # The rows' own keys give another text.
-    assert np.any(plain_decode(TARGET, SOURCES, PROMPTS, KEY, settings).tokens != plain.tokens)
+    assert np.any(plain_decode(target, SOURCES, PROMPTS, KEY, settings).tokens != plain.tokens)
 
 
 def test_a_stream_of_row_keys_is_what_keys_become():

@@ -15,6 +15,9 @@ from spec_t5x.distributions import (
     MIN_TEMPERATURE,
     Sampling,
     _invert,
+    _ordered,
+    _search_threshold,
+    _unordered,
     argmax,
     argmax_probs,
     keep_top_k,
@@ -100,10 +103,27 @@ def test_a_greedy_row_among_sampled_ones_equals_a_greedy_batch():
     ],
 )
 def test_top_k_keeps_all_that_reach_the_kth_and_renormalises(k, kept):
-    probs = standardize(jnp.asarray(LOGITS), sampling(1.0, top_k=k))
+    probs = standardize(jnp.asarray(LOGITS), sampling(1.0, top_k=k).keep_ties())
     masses = softmax(LOGITS) * kept
     np.testing.assert_allclose(probs, masses / masses.sum(-1, keepdims=True), atol=1e-6)
     np.testing.assert_array_equal(np.asarray(probs) > 0, np.asarray(kept) > 0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, [1.0, 0.0, 2.0]], ids=str)
+def test_top_k_1_is_argmax_and_draws_nothing_unless_ties_are_kept(temperature):
+    settings = sampling(temperature, top_k=1)
+    assert settings.greedy and not settings.keep_ties().greedy
+    probs = standardize(jnp.asarray(LOGITS), settings)
+    np.testing.assert_array_equal(probs, one_hot([1, 0, 0], 4))
+    # At temperature 0 there is no tie to keep, nor where more are kept.
+    assert sampling(0.0, top_k=1).keep_ties().greedy
+    assert not sampling(1.0, top_k=2).greedy
+
+
+def test_top_p_1_keeps_all_whatever_their_sum_rounds_to():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4000)) * 4, jnp.float32)
+    everything = standardize(logits, sampling(1.0))
+    np.testing.assert_array_equal(standardize(logits, sampling(1.0, top_p=1.0)), everything)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +242,7 @@ def nucleus_by_sorting(probs, p):
 # With p traced, so that its every value is one program; the tests' hook for types
 # would insist on a float.
 TOP_P = jax.jit(inspect.unwrap(keep_top_p))
+TOP_K = jax.jit(keep_top_k, static_argnames="k")
 
 # Whole numbers of 64ths (so that every sum is exact in float32), among them many
 # zeros and ties, and p at, just below and just above the sums that occur.
@@ -266,9 +287,41 @@ def test_top_p_of_real_valued_rows_is_minimal_and_reaches_p(seed, sharpness):
 def test_top_k_keeps_every_logit_that_fewer_than_k_exceed(logits, k, excluded):
     logits = np.asarray(logits, np.float32)
     logits[excluded] = -np.inf
-    kept = np.asarray(keep_top_k(jnp.asarray(logits), k)) > -np.inf
+    kept = np.asarray(TOP_K(jnp.asarray(logits), k)) > -np.inf
     exceeding = np.sum(logits[None, :] > logits[:, None], axis=1)
     np.testing.assert_array_equal(kept, (exceeding < k) & (logits > -np.inf))
+
+
+# A search by single bits, as on a CPU, and by several in a pass, as elsewhere.
+SEARCH = jax.jit(_search_threshold, static_argnames="bits")
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_thresholds_are_found_among_all_bit_patterns(bits):
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(6, 99)) * 10.0 ** rng.integers(-40, 38, size=(6, 1))).astype("f4")
+    # Ties, both infinities and both zeros.
+    values[1] = np.round(values[1] / np.abs(values[1]).max() * 3)
+    values[2, ::3], values[3, ::5], values[4, ::2], values[5] = -np.inf, np.inf, -0.0, 0.0
+    numbers, ones = _ordered(jnp.asarray(values)), jnp.ones((1, 1), jnp.int32)
+    np.testing.assert_array_equal(_unordered(numbers), values)
+    for k in (1, 2, 5, 40, 99):
+        found = SEARCH(numbers, ones, k, bits=bits)
+        np.testing.assert_array_equal(_unordered(found), np.sort(values, axis=-1)[:, -k, None])
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_the_nucleus_has_the_largest_threshold_that_reaches_the_mass(bits):
+    # Whole 64ths, many of them zeros and ties, so that every sum is exact.
+    counts = np.random.default_rng(0).multinomial(64, np.full(24, 1 / 24), size=5)
+    probs = jnp.asarray(counts / 64, jnp.float32)
+    numbers = jax.lax.bitcast_convert_type(probs, jnp.uint32)
+    descending = -np.sort(-np.asarray(probs), axis=-1)
+    for mass in (1, 17, 32, 63, 64, 65):
+        found = SEARCH(numbers, probs, mass / 64, bits=bits)[:, 0]
+        reached = np.cumsum(descending, axis=-1) >= mass / 64
+        expected = np.where(reached.any(-1), descending[np.arange(5), reached.argmax(-1)], 0)
+        np.testing.assert_array_equal(jax.lax.bitcast_convert_type(found, jnp.float32), expected)
 
 
 @hypothesis_settings(max_examples=100, deadline=None, derandomize=True)

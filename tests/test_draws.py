@@ -212,6 +212,30 @@ def test_t5x_stream_draws_what_t5x_draws(temperature, starts):
     assert np.any(t5x_chain(jax.random.key(12), warped, 1.0 if own else None) != expected)
 
 
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize(("batch", "vocab"), [(1, 1), (3, 7), (4, 1001)])
+def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(batch, vocab, partitionable):
+    with jax.threefry_partitionable(partitionable):
+        stream = t5x_stream(jax.random.key(3), jnp.arange(batch), STEPS)
+        noise = jax.jit(lambda positions: stream.gumbels(positions, vocab))
+        steps = np.arange(batch) * 2 % STEPS
+        of_batch = jax.jit(functools.partial(jax.random.gumbel, shape=(batch, vocab)))
+        expected = [of_batch(stream.steps[step])[row] for row, step in enumerate(steps)]
+        np.testing.assert_array_equal(noise(jnp.arange(batch) + steps), np.stack(expected))
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_t5x_stream_draws_no_rows_noise_twice(partitionable):
+    batch, vocab = 8, 100
+    stream = t5x_stream(jax.random.key(3), jnp.zeros(batch, jnp.int32), STEPS)
+    with jax.threefry_partitionable(partitionable):
+        traced = jax.make_jaxpr(lambda positions: stream.gumbels(positions, vocab))(stream.starts)
+    # Where the noise of a row cannot be told apart, a loop draws the batch's for each.
+    assert ("scan" in str(traced)) != partitionable
+    largest = max(v.aval.size for e in traced.eqns for v in e.outvars)
+    assert largest == batch * vocab
+
+
 @pytest.mark.parametrize("same_for_rows", [False, True])
 def test_rows_of_t5x_stream_may_be_at_different_steps(same_for_rows):
     stream = t5x_stream(jax.random.key(11), jnp.array([0, 2, 0, 1]), STEPS, same_for_rows)

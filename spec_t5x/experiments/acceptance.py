@@ -105,7 +105,7 @@ class AcceptanceOptions:
                     verifier="token",
                 )
                 if options.sampling().greedy:
-                    options = dataclasses.replace(options, top_k=0, top_p=0.0)
+                    options = dataclasses.replace(options, temperature=0.0, top_k=0, top_p=0.0)
                 found[options] = None
         return list(found)
 

@@ -5,9 +5,11 @@ holds the factor) and adds a learned bias by relative position, shared by all
 layers of a stack.
 """
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,47 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 # Added where attention is not allowed; large enough that exp underflows to zero.
 MASKED = -1e10
+# Bytes of scores above which whole sequences are attended from in parts, and the fewest
+# queries of a part: as many as a TPU multiplies at a time.
+LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
+
+
+@flax.struct.dataclass
+class PairBias:
+    """What is added to the scores of whole sequences, as its two parts.
+
+    Their sum is as large as the scores of all rows.
+    """
+
+    by_position: Float32[Array, "1 heads new length"]
+    allowed: Bool[Array, "batch 1 new length"]
+
+    @property
+    def sum(self) -> Float32[Array, "batch heads new length"]:
+        """Bias of all pairs."""
+        return self.by_position + mask_bias(self.allowed)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the scores are too many to be held at once."""
+        return self._num_parts > 1
+
+    @property
+    def part_starts(self) -> np.ndarray:
+        """Where each part's queries start; the last one overlaps what is before it."""
+        new = self.allowed.shape[2]
+        return np.minimum(np.arange(0, new, self.part_size), new - self.part_size)
+
+    @property
+    def part_size(self) -> int:
+        """Queries of a part."""
+        return math.ceil(self.allowed.shape[2] / self._num_parts)
+
+    @property
+    def _num_parts(self) -> int:
+        batch, _, new, length = self.allowed.shape
+        num_bytes = 4 * batch * self.by_position.shape[1] * new * length
+        return max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
 
 
 class Attention(nn.Module):
@@ -63,13 +106,44 @@ class Attention(nn.Module):
             queries = self.query(inputs)
             return self.out(cpu_kernels.source_attention(queries, keys, values, mask, self._scale))
         queries = self._split_heads(self.query(inputs)) * self._scale
+        return self._joined(self._contexts(queries, keys, values, bias, deterministic))
+
+    def _contexts(self, queries, keys, values, bias, deterministic):
+        """What each query reads, head by head."""
         # Plain matmuls, row by column: an einsum straight to the layout wanted below
         # swaps the operands, for which XLA's CPU backend has no fast kernel.
         scores = jnp.matmul(queries, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(scores + bias, axis=-1).astype(self.dtype)
-        weights = self.weights_dropout(weights, deterministic=deterministic)
-        context = jnp.matmul(weights, values).swapaxes(1, 2)
-        return self.out(context.reshape(*context.shape[:2], -1))
+        if not deterministic:
+            weights = self.weights_dropout(weights, deterministic=False)
+        return jnp.matmul(weights, values)
+
+    def _joined(self, contexts):
+        contexts = contexts.swapaxes(1, 2)
+        return self.out(contexts.reshape(*contexts.shape[:2], -1))
+
+    def attend_in_parts(
+        self,
+        inputs: Float[Array, "batch new embed"],
+        keys: Float[Array, "batch heads length head_dim"],
+        values: Float[Array, "batch heads length head_dim"],
+        bias: PairBias,
+    ) -> Float[Array, "batch new embed"]:
+        """``attend``, from some of the queries at a time: their scores alone take memory."""
+        queries = self._split_heads(self.query(inputs)) * self._scale
+
+        def of_part(start):
+            part = jax.tree.map(
+                lambda array: lax.dynamic_slice_in_dim(array, start, bias.part_size, axis=2),
+                (queries, bias),
+            )
+            return self._contexts(part[0], keys, values, part[1].sum, True)
+
+        starts = bias.part_starts
+        parts = lax.map(of_part, jnp.asarray(starts))
+        whole = jnp.moveaxis(parts[:-1], 0, 2).reshape(*queries.shape[:2], -1, queries.shape[3])
+        rest = parts[-1][:, :, whole.shape[2] - starts[-1] :]
+        return self._joined(jnp.concatenate([whole, rest], axis=2))
 
     def keys_values(
         self, inputs: Float[Array, "batch length embed"]
@@ -82,7 +156,10 @@ class Attention(nn.Module):
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
         """Attention over whole sequences: ``inputs`` attend to ``sources``."""
-        return self.attend(inputs, *self.keys_values(sources), bias, deterministic)
+        keys, values = self.keys_values(sources)
+        if isinstance(bias, PairBias):
+            return self.attend_in_parts(inputs, keys, values, bias)
+        return self.attend(inputs, keys, values, bias, deterministic)
 
     def extend(self, inputs, keys, values, write, bias):
         """Writes ``inputs`` into the cache, then attends to all of it.

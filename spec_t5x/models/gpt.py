@@ -211,7 +211,6 @@ class GPT(nn.Module):
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
         """The output layer: logits of normed states, in float32."""
-        states = states.astype(jnp.float32)
         if self.config.logits_via_embedding:
             logits = times_table(states, self.token_embedding)
         else:

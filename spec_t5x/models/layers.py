@@ -52,6 +52,8 @@ class Dense(nn.Module):
             bias = param_with_axes("bias", init, (self.features,), jnp.float32, axes=axes)
         if self.uses_kernels(inputs):
             (outputs,) = cpu_kernels.multiply(inputs, [kernel])
+        elif self.dtype == "float32":
+            outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
             outputs = jnp.dot(inputs.astype(self.dtype), kernel.astype(self.dtype))
         if bias is None:
@@ -95,21 +97,37 @@ class Embed(nn.Module):
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
         """Scores of every token, in float32, rescaled by ``embed ** -0.5`` (T5 1.0)."""
-        # Rescaling the states is the same map as rescaling the logits and touches
-        # fewer numbers.
-        states = states.astype(jnp.float32) * self.features**-0.5
-        return times_table(states, self.embedding)
+        scale = self.features**-0.5
+        states, table = _for_float32(states, self.embedding)
+        if states.dtype == jnp.bfloat16:
+            # Which has no room for a rescaled state.
+            return times_table(states, table) * scale
+        # Rescaling the states is the same map and touches fewer numbers.
+        return times_table(states * scale, table)
 
 
 def times_table(
-    states: Float32[Array, "*rows embed"], table: Float[Array, "vocab embed"]
+    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"]
 ) -> Float32[Array, "*rows vocab"]:
     """``states @ table.T`` in float32: a table of embeddings as the output layer."""
-    table = table.astype(jnp.float32)
+    states, table = _for_float32(states, table)
     if _uses_kernels("float32", states):
         return cpu_kernels.dot_with_table(states, table)
     contract_last = (((states.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(states, table, contract_last)
+    return lax.dot_general(states, table, contract_last, preferred_element_type=jnp.float32)
+
+
+def _for_float32(
+    inputs: Float[Array, "..."], weights: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Both as they go into a product in float32.
+
+    The product of two numbers in bfloat16 is a float32: such arrays stay as they are, and no
+    table is copied in twice its size.
+    """
+    if inputs.dtype == weights.dtype == jnp.bfloat16:
+        return inputs, weights
+    return inputs.astype(jnp.float32), weights.astype(jnp.float32)
 
 
 class RMSNorm(nn.Module):

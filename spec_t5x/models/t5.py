@@ -26,6 +26,7 @@ from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     Attention,
     ExtendSelf,
+    PairBias,
     RelativeBias,
     by_kernel,
     by_write,
@@ -162,7 +163,9 @@ class Encoder(nn.Module):
 
     def __call__(self, embedded, allowed, deterministic):
         states = self.input_dropout(embedded, deterministic=deterministic)
-        bias = self.relpos_bias.full(states.shape[1], True) + mask_bias(allowed)
+        bias = PairBias(self.relpos_bias.full(states.shape[1], True), allowed)
+        if not (deterministic and bias.is_large):
+            bias = bias.sum
         for layer in self.layers:
             states = layer(states, bias, deterministic)
         return self.output_dropout(self.encoder_norm(states), deterministic=deterministic)

@@ -206,8 +206,9 @@ def test_what_gin_binds_need_not_be_of_the_right_type(unchecked):
 
 
 def test_standardizations_are_each_temperature_with_each_filter():
-    options = AcceptanceOptions(temperatures=(0, 0.5, 1), top_ks=(0, 40), top_ps=(0.9,))
+    options = AcceptanceOptions(temperatures=(0, 0.5, 1), top_ks=(0, 1, 40), top_ps=(0.9,))
     found = [(d.temperature, d.top_k, d.top_p) for d in options.standardizations()]
+    # Temperature 0 has one, which top-k 1 is, too.
     assert found == [
         (0.0, 0, 0.0),
         *((t, k, p) for t in (0.5, 1.0) for k, p in ((0, 0.0), (40, 0.0), (0, 0.9))),

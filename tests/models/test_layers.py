@@ -1,0 +1,51 @@
+"""The output layers: in float32, without a copy of the vocabulary's table in float32."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.models.gpt import GPT
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def with_dtype(model, dtype):
+    """The model with parameters of a type, which its layers compute in too."""
+    config = dataclasses.replace(model.config, dtype=dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+    return model.replace(params=params, module=type(model.module)(config), kernels=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        (tiny_t5(0, logits_via_embedding=True), Transformer.logits),
+        (tiny_t5(0, logits_via_embedding=False), Transformer.logits),
+        (tiny_gpt(0, logits_via_embedding=True), GPT.logits),
+        (tiny_gpt(0, logits_via_embedding=False), GPT.logits),
+    ],
+    ids=["t5, tied", "t5", "gpt, tied", "gpt"],
+)
+def test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, method):
+    vocab, width = model.config.vocab_size, model.config.emb_dim
+    copies = [f"tensor<{vocab}x{width}xf32>", f"tensor<{width}x{vocab}xf32>"]
+    model = with_dtype(model, "bfloat16")
+
+    @jax.jit
+    def logits(params, states):
+        return model.module.apply({"params": params}, states, method=method)
+
+    states = jax.random.normal(jax.random.key(0), (2, 3, width)).astype(jnp.bfloat16)
+    program = logits.lower(model.params, states).as_text()
+    assert not any(copy in program for copy in copies)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.params)
+    expected = logits(wide, states)
+    assert any(copy in logits.lower(wide, states).as_text() for copy in copies)
+    found = logits(model.params, states)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
