@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling, log_sum_exp
+from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, log_sum_exp
 from spec_t5x.types import Array, Float32, Int
 
 
@@ -31,4 +31,9 @@ def token_log_probs(
         return of_tokens(logits) - log_sum_exp(logits)
     if settings.greedy:
         return jnp.zeros(tokens.shape, jnp.float32)
-    return jnp.log(of_tokens(probs))
+    log_probs = jnp.log(of_tokens(probs))
+    if settings.temperature.ndim == 0:
+        return log_probs
+    # As where all rows are at temperature 0: also for a token that lenience let pass.
+    at_argmax = settings.temperature <= MIN_TEMPERATURE
+    return jnp.where(at_argmax[:, None], 0.0, log_probs)

@@ -44,10 +44,13 @@ def batch(coupled=False, greedy=False):
     logits = jnp.asarray(rng.normal(size=(ROWS, GAMMA + 1, VOCAB)), jnp.float32)
     noise = jnp.asarray(rng.normal(size=(ROWS, GAMMA, VOCAB)), jnp.float32)
     draft_probs = standardize(logits[:, :-1] + 0.7 * noise, settings)
-    draws = Draws(STREAM, LENGTHS, coupled)
-    tokens = [draws.sample(draft_probs[:, i], i, settings) for i in range(GAMMA)]
+    draws = Draws(STREAM, LENGTHS, coupled=coupled)
+    tokens = []
+    for i in range(GAMMA):
+        token, draws = draws.next(draft_probs[:, i], settings)
+        tokens.append(token)
     counts = jnp.asarray(rng.integers(GAMMA + 1, size=ROWS), jnp.int32)
-    return Proposal(jnp.stack(tokens, axis=1), draft_probs, counts), logits
+    return Proposal(jnp.stack(tokens, axis=1), draft_probs, counts=counts), logits
 
 
 def verify(chosen, proposal, logits, settings=SAMPLED):
@@ -145,7 +148,7 @@ def test_nothing_beyond_the_count_is_accepted_or_looked_at(name, greedy):
     other = Proposal(
         jnp.where(beyond, (proposal.tokens + 1) % VOCAB, proposal.tokens),
         jnp.where(beyond[..., None], 1 / VOCAB, proposal.probs),
-        proposal.counts,
+        counts=proposal.counts,
     )
     again = verify(verifier(name), other, logits, settings)
     np.testing.assert_array_equal(again.num_accepted, verdict.num_accepted)

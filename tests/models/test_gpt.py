@@ -135,7 +135,7 @@ def copying():
 
 
 def trailing():
-    return TransformerDraft(near(), may_trail=True)
+    return TransformerDraft(near())
 
 
 DRAFTS = {
