@@ -99,7 +99,7 @@ class MixedDraft(DraftBase):
             second = second.checked(self.second.max_proposal)
             return (second.tokens, second.probs, second.num_proposed), second_state
 
-        nothing, _ = jax.eval_shape(ask, state.second)
+        nothing = jax.eval_shape(lambda second_state: ask(second_state)[0], state.second)
 
         def skip(second_state):
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing), second_state
