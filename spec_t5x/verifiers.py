@@ -255,7 +255,7 @@ class CoupledVerifier(Verifier):
         How often over all noises would take a sort of the vocabulary. At most
         ``sum min(p, q)``, at least ``s / (2 - s)`` of that sum s (arXiv 2408.07978).
         """
-        accepted = jnp.arange(proposal.tokens.shape[1]) < verdict.num_accepted[:, None]
+        accepted = jnp.arange(proposal.tokens.shape[1])[None, :] < verdict.num_accepted[:, None]
         return accepted.astype(jnp.float32)
 
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:

@@ -322,6 +322,14 @@ def test_rescaled_scores_of_mixed_temperatures_are_each_rows_own():
     np.testing.assert_allclose(scores, [[0, 0, 0], expected], atol=1e-5)
 
 
+def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
+    """At temperature 0 it is not the argmax, and has no probability."""
+    alone = scored(sampling(0.0), TOKENS, rescale_log_probs=True)
+    beside = scored(sampling([0.0, 1.0]), TOKENS, rescale_log_probs=True)
+    assert np.any(TOKENS[0] != GREEDY[0])
+    np.testing.assert_array_equal(beside[0], alone[0])
+
+
 def test_append_is_the_same_compiled():
     block = [[5, EOS, 6, 6], [5, 6, 7, 8], [EOS, 6, 7, 8]]
     arguments = (

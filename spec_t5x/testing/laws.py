@@ -227,7 +227,7 @@ class _TargetCheck:
         # The first decode of each goes on with the text, the second with itself backwards.
         tokens = tokens.at[1::2].set(tokens[1::2, ::-1])
         logits, _ = self.score(cache, tokens)
-        what = "a row's logits change with those beside it (num_decodes): keep rows apart"
+        what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"
         self.compare(logits[::2], expected[:, half:], what)
 
     def check_prompts(self, expected) -> None:

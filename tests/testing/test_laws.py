@@ -3,7 +3,9 @@
 import dataclasses
 
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from spec_t5x.distributions import sampling, standardize
@@ -14,6 +16,8 @@ from spec_t5x.testing.laws import (
     check_draft,
     check_target,
     check_verifier,
+    chi_square,
+    decode_many,
     target,
 )
 from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_gpt, tiny_t5
@@ -62,6 +66,38 @@ LOGITS = jnp.array([0.5, -0.5, 1.0, 0.0])
 
 def test_a_draft_that_is_right_passes():
     check_draft(Wrong(LOGITS))
+
+
+@flax.struct.dataclass
+class Looped(DraftBase):
+    """Draws in a loop, and again and again with the draws that it began with."""
+
+    logits_of_loop: Float32[Array, "vocab"]
+
+    @property
+    def vocab_size(self):
+        return self.logits_of_loop.shape[0]
+
+    def propose(self, state, context, gamma):
+        batch = context.lengths.shape[0]
+        logits = jnp.tile(self.logits_of_loop[None], (batch, 1))
+        probs = standardize(logits, context.settings)
+
+        def draw(place, carry):
+            _, tokens = carry
+            token, draws = context.draws.next(probs, context.settings)
+            return draws, tokens.at[:, place].set(token)
+
+        nothing = jnp.zeros((batch, gamma), jnp.int32)
+        draws, tokens = jax.lax.fori_loop(0, gamma, draw, (context.draws, nothing))
+        return Proposal(tokens, jnp.tile(probs[:, None], (1, gamma, 1)), draws.drawn), state
+
+
+def test_what_was_drawn_with_used_draws_is_not_proposed():
+    decoded = decode_many(Looped(LOGITS), 3)
+    statistic, threshold = chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+    np.testing.assert_array_equal(decoded.stats.proposed, decoded.stats.target_calls)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +194,8 @@ class SumTarget:
         if self.kind == "looks ahead":
             seen = jnp.ones_like(seen)
         logits = jnp.cos(3 * jnp.einsum("bnl,blv->bnv", seen, sums))
-        if self.kind == "mixes rows":
-            logits += jnp.sum(sums, axis=(0, 1))[None, None, :]
+        if self.kind == "tells rows by their place":
+            logits += jnp.arange(batch)[:, None, None]
         return logits, SumCache(sums=sums, lengths=cache.lengths + new)
 
     def rollback(self, cache, lengths):
@@ -173,7 +209,7 @@ class SumTarget:
         ("adds to its cache", "SumTarget: what was rolled back still counts"),
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
-        ("mixes rows", "a row's logits change with those beside it"),
+        ("tells rows by their place", "a row's logits change with its place"),
     ],
 )
 def test_a_target_that_is_wrong_is_told_so(kind, message):
