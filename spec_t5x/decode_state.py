@@ -31,8 +31,8 @@ class DecodeStats:
     # The same by position in the block; divide by ``iterations`` for rates (drafts that
     # propose fewer than gamma tokens count as not accepted).
     accepted_by_position: Int[Array, "*rows gamma"]
-    # Positions at which a draft stood for verification, all before it accepted,
-    # and the sum there of beta = sum min(p, q).
+    # Positions at which a draft stood for verification, all before it accepted, and the
+    # sum there of beta, the chance that it is accepted (``Verifier.chances``).
     verified: Int[Array, "*rows"]
     beta_sum: Float32[Array, "*rows"]
 
@@ -107,7 +107,8 @@ class DecodeState:
 class Iteration:
     """What happened in one iteration: a line of Figure 1."""
 
-    # What the draft proposed, and how many tokens of it count.
+    # What the draft proposed, and how many tokens of it count. Of a tree, the drafts that
+    # were accepted and the first of those refused after them.
     proposed: Int[Array, "batch gamma"]
     num_proposed: Int[Array, "batch"]
     # How many leading proposals entered the output; the next one was rejected,

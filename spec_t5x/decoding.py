@@ -32,14 +32,16 @@ from spec_t5x.decode_state import (
     prefill_draft,
     states_before,
 )
-from spec_t5x.distributions import Sampling, argmax, standardize
+from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream
 from spec_t5x.errors import InputError
 from spec_t5x.guard import Guard
 from spec_t5x.guarded_decoding import GuardedState
 from spec_t5x.interfaces import (
     Cache,
+    Context,
     Draft,
+    DraftState,
     Outcome,
     PartialTarget,
     Proposal,
@@ -82,14 +84,14 @@ def step(
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row."""
     outputs = state.outputs
-    proposal, draft_state = draft.propose(
-        state.draft_state, make_context(state, settings, verifier.coupled), gamma
+    proposal, draft_state = _propose(
+        draft, state.draft_state, make_context(state, settings, verifier.coupled), gamma
     )
     # An ended row shall not make the target's call longer.
-    proposal = proposal.replace(counts=jnp.where(outputs.ended, 0, proposal.counts))
+    num_proposed = jnp.where(outputs.ended, 0, proposal.num_proposed)
     block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
     logits, states, target_cache = _score(
-        target, draft, state.target_cache, block, jnp.max(proposal.counts)
+        target, draft, state.target_cache, block, jnp.max(num_proposed)
     )
     target_probs = standardize(logits, settings)
 
@@ -111,16 +113,16 @@ def step(
         target_states=states_before(states, num_appended),
         stats=state.stats.add(
             live=~state.outputs.ended,
-            num_proposed=proposal.counts,
+            num_proposed=num_proposed,
             num_accepted=num_accepted,
             # A position was verified when its draft entered the output or was replaced.
-            verified=positions < jnp.minimum(num_appended, proposal.counts)[:, None],
-            beta=_beta(verifier, proposal, logits, target_probs, settings),
+            verified=positions < jnp.minimum(num_appended, num_proposed)[:, None],
+            beta=verifier.chances(proposal, logits, target_probs, settings, verdict),
         ),
     )
     return state, Iteration(
         proposed=proposal.tokens,
-        num_proposed=proposal.counts,
+        num_proposed=num_proposed,
         num_accepted=num_accepted,
         appended=tokens,
         num_appended=num_appended,
@@ -128,13 +130,12 @@ def step(
     )
 
 
-def _beta(verifier: Verifier, proposal: Proposal, logits, target_probs, settings: Sampling):
-    """The probability that each draft is accepted (Theorem 3.5)."""
-    if settings.greedy:
-        # All of the target's mass is on one token: no sum over the vocabulary.
-        best = argmax(logits)[:, : proposal.tokens.shape[1], None]
-        return jnp.take_along_axis(proposal.probs, best, axis=-1)[..., 0]
-    return verifier.overlap(target_probs, proposal.probs)
+def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int):
+    """The draft's proposal, as far as it may be verified, and its state."""
+    if gamma == 0:
+        return Proposal(jnp.zeros((context.lengths.shape[0], 0), jnp.int32)), draft_state
+    proposal, draft_state = draft.propose(draft_state, context, gamma)
+    return proposal.checked(draft.max_proposal), draft_state
 
 
 def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
@@ -156,7 +157,7 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
         logits, cache = target.score(cache, tokens)
         return _pad(logits, block), None, cache
 
-    widths = call_widths(block.shape[1]) if draft.varies else (block.shape[1],)
+    widths = call_widths(_largest(draft, block.shape[1])) if draft.varies else (block.shape[1],)
     if len(widths) == 1:
         return call(widths[0], cache, block)
     # A program for each width, of which one runs.
@@ -168,6 +169,11 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
 def _scores_parts(target: Target) -> bool:
     """Whether a target's call costs what the longest proposal needs, of whatever length."""
     return isinstance(target, PartialTarget) and target.scores_parts
+
+
+def _largest(draft: Draft, block: int) -> int:
+    """Positions of the largest block that the draft can need, of ``block`` at most."""
+    return block if draft.max_proposal is None else min(draft.max_proposal + 1, block)
 
 
 def call_widths(largest: int) -> tuple[int, ...]:
@@ -202,7 +208,7 @@ def _effort(target, draft, verifier: Verifier | TreeVerifier, gamma: int, iterat
     longest = jnp.max(iteration.num_proposed)
     if _scores_parts(target):
         return longest, longest + 1
-    widths = jnp.asarray(call_widths(gamma + 1))
+    widths = jnp.asarray(call_widths(_largest(draft, gamma + 1)))
     return longest, widths[jnp.searchsorted(widths, longest + 1)]
 
 
@@ -383,13 +389,13 @@ def speculative_steps(
 ) -> Iterator[Iteration]:
     """``speculative_decode``, driven from the host: yields after each iteration.
 
-    For streaming and for traces. Same arguments, same text; slower by a round trip
-    for each iteration. A plain step, with a guard, is an iteration without proposals.
-    The generator's return value is the ``Decoded`` result.
+    For streaming and for traces. Same arguments, same text, same errors (at the call);
+    slower by a round trip for each iteration. A plain step, with a guard, is an iteration
+    without proposals. The generator's return value is the ``Decoded`` result.
 
     Raises:
-      InputError: as of ``speculative_decode``; or a row's logits are not finite, before
-        its tokens are yielded.
+      InputError: as of ``speculative_decode``, at the call; or a row's logits are not
+        finite, before its tokens are yielded.
     """
     outputs_lib.check_whole(prompts)
     stream = _checked_stream(
@@ -400,36 +406,41 @@ def speculative_steps(
         settings = settings.keep_ties()
     rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
     rows["num_nodes"] = verifier.num_nodes(gamma)
-    state = _jit_init(
-        target,
-        draft,
-        inputs,
-        prompts,
-        stream,
-        gamma=gamma,
-        max_decode_steps=max_decode_steps,
-        lazy=guard is not None,
-        **rows,
-    )
     options = {"gamma": gamma, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
-    if guard is None:
-        ended = np.asarray(state.outputs.ended)
-        while not ended.all():
-            state, iteration = _jit_step(
-                target, draft, state, settings, verifier=verifier, **options
-            )
-            iteration = _fetched(iteration, state)
-            yield iteration
-            ended = iteration.ended
-    else:
-        guarded = guarded_decoding.start(state, guard)
-        prepare = functools.partial(
-            _jit_prepare, draft, inputs, prompts, gamma=gamma, coupled=verifier.coupled, **rows
+
+    # Of its own: what stands in a generator waits for the first ``next``.
+    def iterations(guard):
+        state = _jit_init(
+            target,
+            draft,
+            inputs,
+            prompts,
+            stream,
+            gamma=gamma,
+            max_decode_steps=max_decode_steps,
+            lazy=guard is not None,
+            **rows,
         )
-        steps = _guarded_steps(target, draft, guarded, settings, prepare, verifier, **options)
-        guarded = yield from steps
-        state, guard = guarded.state, guarded.guard
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
+        if guard is None:
+            ended = np.asarray(state.outputs.ended)
+            while not ended.all():
+                state, iteration = _jit_step(
+                    target, draft, state, settings, verifier=verifier, **options
+                )
+                iteration = _fetched(iteration, state)
+                yield iteration
+                ended = iteration.ended
+        else:
+            guarded = guarded_decoding.start(state, guard)
+            prepare = functools.partial(
+                _jit_prepare, draft, inputs, prompts, gamma=gamma, coupled=verifier.coupled, **rows
+            )
+            steps = _guarded_steps(target, draft, guarded, settings, prepare, verifier, **options)
+            guarded = yield from steps
+            state, guard = guarded.state, guarded.guard
+        return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
+
+    return iterations(guard)
 
 
 def _guarded_steps(
@@ -483,6 +494,12 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
     """Raises ``InputError`` for arguments that cannot be decoded with."""
     if gamma < 0:
         raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
+    missing = [name for name in vars(Draft) if name[0] != "_" and not hasattr(draft, name)]
+    if missing:
+        raise InputError(
+            f"{type(draft).__name__} has no {', '.join(missing)}: derive it from "
+            "interfaces.DraftBase, which has what a draft need not have of its own"
+        )
     if draft.vocab_size != target.vocab_size:
         raise InputError(
             f"the draft has {draft.vocab_size} tokens and the target {target.vocab_size}: "
@@ -495,5 +512,4 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)
-    if isinstance(getattr(draft, "model", None), Target):
-        check_positions(draft.model, max_decode_len, "draft")
+    draft.check(target, max_decode_len)

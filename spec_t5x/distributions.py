@@ -292,35 +292,59 @@ def excess(
     return _on_a_cpu(in_one_pass, by_xla, factors, target_probs, draft_probs)
 
 
-def sample(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Int[Array, ""]:
+def check_float32(probs: Array, whose: str) -> None:
+    """Raises ``InputError``, while tracing, for probabilities in another type than float32.
+
+    Rounded to fewer bits they are not those that a token is drawn from: rows no longer sum
+    to 1, and the uniform numbers to draw with would be as coarse.
+    """
+    if probs.dtype != jnp.float32:
+        raise InputError(
+            f"{whose} are {probs.dtype}: work them out in float32, as distributions.standardize does"
+        )
+
+
+def sample(key: Key[Array, ""], probs: Float32[Array, "vocab"]) -> Int[Array, ""]:
     """One token from a distribution; a token of probability zero is never drawn.
 
     Inverts the distribution function twice: for a block of about sqrt(vocab) tokens,
     then for a token in it. Two uniform numbers and two sums replace the Gumbel noise
     of every token (15 times slower on a CPU), and resolve probabilities finer than
     one uniform of 24 bits could.
+
+    Raises:
+      InputError: probabilities that are not float32.
     """
-    return _on_a_cpu(cpu_kernels.sample, _sample, probs, _two_uniforms(key, probs))
+    check_float32(probs, "probabilities to sample from")
+    return _on_a_cpu(cpu_kernels.sample, _sample, probs, _two_uniforms(key))
 
 
 def sample_residual(
-    key: Key[Array, ""], target_probs: Float[Array, "vocab"], draft_probs: Float[Array, "vocab"]
+    key: Key[Array, ""],
+    target_probs: Float32[Array, "vocab"],
+    draft_probs: Float32[Array, "vocab"],
 ) -> Int[Array, ""]:
-    """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1."""
+    """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1.
+
+    Raises:
+      InputError: probabilities that are not float32.
+    """
+    check_float32(target_probs, "the target's probabilities")
+    check_float32(draft_probs, "the draft's probabilities")
 
     def by_xla(target_probs, draft_probs, uniforms):
         return _sample(residual(target_probs, draft_probs), uniforms)
 
-    uniforms = _two_uniforms(key, target_probs)
+    uniforms = _two_uniforms(key)
     return _on_a_cpu(cpu_kernels.sample_residual, by_xla, target_probs, draft_probs, uniforms)
 
 
-def _two_uniforms(key: Key[Array, ""], probs: Float[Array, "vocab"]) -> Float[Array, "2"]:
+def _two_uniforms(key: Key[Array, ""]) -> Float32[Array, "2"]:
     """For a block, and for a token in it."""
-    return jax.random.uniform(key, (2,), probs.dtype)
+    return jax.random.uniform(key, (2,), jnp.float32)
 
 
-def _sample(probs: Float[Array, "vocab"], uniforms: Float[Array, "2"]) -> Int[Array, ""]:
+def _sample(probs: Float32[Array, "vocab"], uniforms: Float32[Array, "2"]) -> Int[Array, ""]:
     vocab = probs.shape[0]
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, (0, -vocab % width)).reshape(-1, width)
@@ -328,7 +352,7 @@ def _sample(probs: Float[Array, "vocab"], uniforms: Float[Array, "2"]) -> Int[Ar
     return block * width + _invert(uniforms[1], blocks[block])
 
 
-def _invert(uniform: Float[Array, ""], masses: Float[Array, "n"]) -> Int[Array, ""]:
+def _invert(uniform: Float32[Array, ""], masses: Float32[Array, "n"]) -> Int[Array, ""]:
     """The first index whose cumulative mass exceeds ``uniform`` of the total.
 
     Only an index with a mass of its own: XLA sums long arrays in parallel parts, whose
@@ -344,12 +368,16 @@ def _invert(uniform: Float[Array, ""], masses: Float[Array, "n"]) -> Int[Array, 
 
 
 def gumbel_argmax(
-    probs: Float[Array, "*rows vocab"], gumbels: Float32[Array, "*rows vocab"]
+    probs: Float32[Array, "*rows vocab"], gumbels: Float32[Array, "*rows vocab"]
 ) -> Int[Array, "*rows"]:
     """The token that Gumbel noise chooses: a draw from ``probs``, fixed by the noise.
 
     Two distributions that are alike mostly choose alike under the same noise. A token
     of probability zero is never chosen.
+
+    Raises:
+      InputError: probabilities that are not float32.
     """
+    check_float32(probs, "probabilities to sample from")
     # Minus infinity, whatever the noise.
     return argmax(jnp.log(probs) + gumbels)

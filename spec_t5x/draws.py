@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from spec_t5x.distributions import Sampling, argmax, gumbel_argmax, sample
+from spec_t5x.distributions import Sampling, argmax, check_float32, gumbel_argmax, sample
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
@@ -138,62 +138,71 @@ def t5x_stream(
 
 @flax.struct.dataclass
 class Draws:
-    """What a draft samples its proposals with."""
+    """What a draft samples its proposals with, one after the other.
+
+        token, draws = draws.next(probs, settings)
+
+    The same ``Draws`` give the same token again, so hand on those that came back, in a
+    loop as part of what it carries. A proposal names their ``drawn``, and what was not
+    drawn by itself does not count as proposed (``interfaces.Proposal``).
+    """
 
     stream: Stream
     # Tokens that the rows hold; the first proposal goes to this position.
     lengths: Int[Array, "batch"]
+    # How many were drawn: the next proposal goes to position ``lengths + drawn``.
+    drawn: Int[Array, ""] | int = 0
     # Whether the verifier looks at the same noise.
     coupled: bool = flax.struct.field(pytree_node=False, default=False)
 
-    def sample(
-        self, probs: Float[Array, "batch vocab"], offset, settings: Sampling
-    ) -> Int[Array, "batch"]:
-        """A token of each row's distribution, for the proposal number ``offset``.
+    def next(
+        self, probs: Float32[Array, "batch vocab"], settings: Sampling
+    ) -> tuple[Int[Array, "batch"], "Draws"]:
+        """A token of each row's distribution, and the draws to take the next one with.
 
         Args:
           probs: after ``standardize``.
-          offset: 0 for the first proposal; a number, or one for each row.
           settings: what ``probs`` were standardized with.
-        """
-        positions = self.lengths + offset
-        if self.coupled or settings.greedy:
-            return sample_coupled(self.stream, positions, probs, settings)
-        keys = jax.vmap(jax.random.fold_in)(self.stream.keys, positions)
-        return jax.vmap(sample)(keys, probs)
 
-    def sample_distinct(
+        Raises:
+          InputError: probabilities that are not float32.
+        """
+        check_float32(probs, "a draft's probabilities")
+        positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
+        if self.coupled or settings.greedy:
+            return sample_coupled(self.stream, positions, probs, settings), after
+        keys = jax.vmap(jax.random.fold_in)(self.stream.keys, positions)
+        return jax.vmap(sample)(keys, probs), after
+
+    def next_distinct(
         self,
-        probs: Float[Array, "batch vocab"],
+        probs: Float32[Array, "batch vocab"],
         logits: Float[Array, "batch vocab"],
-        node: int,
         num: int,
         settings: Sampling,
-    ) -> Int[Array, "batch num"]:
+    ) -> tuple[Int[Array, "batch num"], "Draws"]:
         """``num`` tokens without replacement, in the order that they were drawn in.
+
+        For the children of one node of a tree; ``drawn`` counts nodes.
 
         Args:
           probs: after ``standardize``; where fewer than ``num`` tokens have any
             probability, tokens without any make up the number.
           logits: what ``probs`` were made from; at temperature 0 the likeliest are taken.
-          node: number of the node in its tree; each has draws of its own.
           num: tokens for each row.
           settings: what ``probs`` were standardized with.
+
+        Raises:
+          InputError: probabilities that are not float32.
         """
+        check_float32(probs, "a draft's probabilities")
+        after = self.replace(drawn=self.drawn + 1)
         if settings.greedy:
-            return lax.top_k(logits, num)[1]
-        keys = jax.vmap(jax.random.fold_in, (0, None))(self.stream.keys, node)
+            return lax.top_k(logits, num)[1], after
+        keys = jax.vmap(jax.random.fold_in, (0, None))(self.stream.keys, self.drawn)
         gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
         # The largest perturbed logarithms come in the order of successive draws.
-        return lax.top_k(jnp.log(probs) + gumbels, num)[1]
-
-    def at(self, lengths: Int[Array, "batch"]) -> "Draws":
-        """The same stream for rows of other lengths.
-
-        A place that was drawn for already gets the same randomness again; to propose
-        anew after a verdict, take ``draft_draws``.
-        """
-        return self.replace(lengths=lengths)
+        return lax.top_k(jnp.log(probs) + gumbels, num)[1], after
 
 
 def purpose_keys(
@@ -217,7 +226,7 @@ def draft_draws(stream: Stream, lengths: Int[Array, "batch"], coupled: bool) -> 
 def sample_next(
     stream: Stream,
     lengths: Int[Array, "batch"],
-    probs: Float[Array, "batch vocab"],
+    probs: Float32[Array, "batch vocab"],
     settings: Sampling,
     coupled: bool,
 ) -> Int[Array, "batch"]:
@@ -231,7 +240,7 @@ def sample_next(
 def sample_coupled(
     stream: Stream,
     positions: Int[Array, "batch"],
-    probs: Float[Array, "batch vocab"],
+    probs: Float32[Array, "batch vocab"],
     settings: Sampling,
 ) -> Int[Array, "batch"]:
     """The token that the noise at each row's position chooses from ``probs``."""

@@ -12,9 +12,10 @@ positions 0 … n-1; the logits after feeding position n predict token n+1.
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling
+from spec_t5x.distributions import Sampling, check_float32
 from spec_t5x.draws import Draws
 from spec_t5x.errors import InputError
 from spec_t5x.trees import Tree
@@ -26,31 +27,67 @@ DraftState = Any
 
 @flax.struct.dataclass
 class Proposal:
-    """What a draft proposes for one iteration."""
+    """What a draft proposes for one iteration.
+
+    Tokens that it is certain of, such as copies: ``Proposal(tokens)``. Tokens drawn with
+    ``Context.draws``: ``Proposal(tokens, probs, draws.drawn)``.
+    """
 
     # The proposed tokens.
     tokens: Int[Array, "batch gamma"]
-    # The distributions they were drawn from, after standardization: what the
-    # verifier must see.
-    probs: Float[Array, "batch gamma vocab"]
-    # How many tokens each row proposes, 0 … gamma; what lies beyond is ignored.
+    # The distributions they were drawn from, after standardization: what the verifier
+    # must see. None where all mass is on the tokens: at temperature 0, for one.
+    probs: Float32[Array, "batch gamma vocab"] | None = None
+    # How many were drawn, each with the draws that the one before it left: those left at
+    # the end know. Tokens beyond are not proposed. For distributions alone.
+    drawn: Int[Array, ""] | int | None = None
+    # How many tokens each row proposes, 0 … gamma; what lies beyond is ignored. None is
+    # gamma in every row.
     # Whether to propose a token may depend on the tokens before it, never on itself.
-    counts: Int[Array, "batch"]
+    counts: Int[Array, "batch"] | None = None
 
-    @classmethod
-    def full(cls, tokens, probs) -> "Proposal":
-        """gamma tokens in every row."""
-        batch, gamma = tokens.shape
-        return cls(tokens, probs, jnp.full(batch, gamma, jnp.int32))
+    @property
+    def num_proposed(self) -> Int[Array, "batch"]:
+        """How many tokens each row proposes."""
+        batch, gamma = self.tokens.shape
+        return jnp.full(batch, gamma, jnp.int32) if self.counts is None else self.counts
 
-    @classmethod
-    def nothing(cls, batch: int, gamma: int, vocab_size: int) -> "Proposal":
-        """No token in any row."""
-        return cls(
-            tokens=jnp.zeros((batch, gamma), jnp.int32),
-            probs=jnp.zeros((batch, gamma, vocab_size), jnp.float32),
-            counts=jnp.zeros(batch, jnp.int32),
-        )
+    def distributions(self, vocab_size: int) -> Float32[Array, "batch gamma vocab"]:
+        """What each token was drawn from, written out."""
+        if self.probs is None:
+            return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
+        return self.probs
+
+    def checked(self, largest: int | None = None) -> "Proposal":
+        """What of it may be verified; at most ``largest`` tokens, where that is a number.
+
+        Raises:
+          InputError: distributions that are not float32, or from which fewer tokens were
+            drawn than are proposed.
+        """
+        gamma = self.tokens.shape[1]
+        bound = gamma if largest is None else min(gamma, largest)
+        if self.probs is None:
+            return self if bound == gamma else self._at_most(bound)
+        check_float32(self.probs, "a proposal's probs")
+        if self.drawn is None:
+            raise InputError(
+                "a proposal has probs and not how many tokens were drawn from them: give "
+                "Proposal(tokens, probs, draws.drawn), or Proposal(tokens) of a draft that is "
+                "certain of them"
+            )
+        if not isinstance(self.drawn, int):
+            return self._at_most(jnp.minimum(self.drawn, bound))
+        if self.counts is None and self.drawn < gamma:
+            raise InputError(
+                f"a draft proposes {gamma} tokens and drew {self.drawn}: draw each with the draws "
+                "that the last `next` returned, and give the drawn of those left at the end"
+            )
+        bound = min(bound, self.drawn)
+        return self if bound == gamma else self._at_most(bound)
+
+    def _at_most(self, bound) -> "Proposal":
+        return self.replace(counts=jnp.minimum(self.num_proposed, bound))
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -100,15 +137,18 @@ class TreeProposal:
     # The token of each node but the first.
     tokens: Int[Array, "batch drafts"]
     # For each node that has children: what they were drawn from, without replacement.
-    # Zeros where none could be drawn.
-    probs: Float[Array, "batch inner vocab"]
-    # Rows for which anything is proposed.
-    any: Bool[Array, "batch"]
+    # None where all mass is on the first child: at temperature 0, for one.
+    probs: Float32[Array, "batch inner vocab"] | None
+    # How many levels of drafts each row proposes: 0 for nothing, the tree's depth for all.
+    depths: Int[Array, "batch"]
 
 
 @runtime_checkable
 class Target(Protocol):
-    """A model whose output is wanted."""
+    """A model whose output is wanted.
+
+    ``testing.laws.check_target`` tests one of your own.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -123,7 +163,10 @@ class Target(Protocol):
     def score(
         self, cache: Cache, tokens: Int[Array, "batch new"]
     ) -> tuple[Float32[Array, "batch new vocab"], Cache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        """Feeds new tokens at each row's length: logits after each, longer cache.
+
+        What the cache holds there is overwritten: it may be of tokens that were rejected.
+        """
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
         """The cache with each row's length set to ``lengths``."""
@@ -236,10 +279,21 @@ class NodeTarget(Target, Protocol):
 
 
 @runtime_checkable
+class StatefulNodeTarget(NodeTarget, StatefulTarget, Protocol):
+    """A target that scores trees, for drafts that build on its states."""
+
+    def score_node_states(
+        self, cache: Cache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
+        """``score_nodes``, with the states that the logits were made from."""
+
+
+@runtime_checkable
 class Draft(Protocol):
     """Anything that proposes the tokens that may come next.
 
-    ``DraftBase`` has defaults for all but ``vocab_size`` and ``propose``.
+    ``DraftBase`` has defaults for all but ``vocab_size`` and ``propose``, and
+    ``testing.laws.check_draft`` tests one of your own.
     """
 
     @property
@@ -254,12 +308,19 @@ class Draft(Protocol):
         """
 
     @property
+    def max_proposal(self) -> int | None:
+        """Most tokens that it ever proposes; None for as many as it is asked for."""
+
+    @property
     def uses_target_states(self) -> bool:
         """Whether ``Context.target_states`` is wanted."""
 
     @property
     def keeps_text(self) -> bool:
         """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
@@ -272,7 +333,7 @@ class Draft(Protocol):
     def propose(
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
-        """Proposes up to ``gamma`` tokens to follow each row's text."""
+        """Proposes up to ``gamma`` tokens, at least 1, to follow each row's text."""
 
     def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
         """Told what became of the proposal: forget what was rejected."""
@@ -280,8 +341,9 @@ class Draft(Protocol):
     def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
         """Told that the text may have gone on without it, before it is asked to propose.
 
-        Where a model has to be fed what is missing, ``width`` tokens of each row at a time,
-        for which the state has room.
+        By whoever lets others write: a guard, a draft that asks others first. Where a model
+        has to be fed what is missing, ``width`` tokens of each row at a time, for which the
+        state has room.
         """
 
 
@@ -298,13 +360,26 @@ class DraftBase:
             def propose(self, state, context, gamma):
                 batch = context.lengths.shape[0]
                 tokens = jnp.tile(jnp.resize(self.tokens, (1, gamma)), (batch, 1))
-                return Proposal.full(tokens, jax.nn.one_hot(tokens, self.vocab_size)), state
+                return Proposal(tokens), state
+
+    A draft that samples takes every token with the draws that the last one left:
+
+            tokens, probs, draws = [], [], context.draws
+            for _ in range(gamma):
+                probs.append(standardize(self.logits(context, tokens), context.settings))
+                token, draws = draws.next(probs[-1], context.settings)
+                tokens.append(token)
+            return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
     """
 
     @property
     def varies(self) -> bool:
         """It always proposes gamma tokens."""
         return False
+
+    @property
+    def max_proposal(self) -> None:
+        """As many as it is asked for."""
 
     @property
     def uses_target_states(self) -> bool:
@@ -315,6 +390,9 @@ class DraftBase:
     def keeps_text(self) -> bool:
         """It does not."""
         return False
+
+    def check(self, target, max_decode_len):
+        """Drafts for any target, and texts of any length."""
 
     def prefill(self, inputs, prompts, max_length):
         """Nothing to keep."""

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling, log_sum_exp
+from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, log_sum_exp
 from spec_t5x.types import Array, Float32, Int
 
 
@@ -35,5 +35,12 @@ def token_log_probs(
         return of_tokens(logits) - log_sum_exp(logits)
     # Argmax finds a token among any numbers, and scores it 0.
     is_sound = jnp.isfinite(jnp.max(logits, axis=-1))
-    rescaled = jnp.float32(0.0) if settings.greedy else jnp.log(of_tokens(probs))
+    if settings.greedy:
+        rescaled = jnp.float32(0.0)
+    else:
+        rescaled = jnp.log(of_tokens(probs))
+        if settings.temperature.ndim:
+            # As where all rows are at temperature 0: also for a token that lenience let pass.
+            at_argmax = settings.temperature <= MIN_TEMPERATURE
+            rescaled = jnp.where(at_argmax[:, None], 0.0, rescaled)
     return jnp.where(is_sound, rescaled, jnp.nan)

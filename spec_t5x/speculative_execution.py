@@ -19,9 +19,9 @@ from typing import Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.distributions import sample
+from spec_t5x.distributions import check_float32, sample
 from spec_t5x.errors import InputError
-from spec_t5x.types import Array, Float, Key
+from spec_t5x.types import Array, Float32, Key
 from spec_t5x.verification import Verdict, token_verification
 
 Input = TypeVar("Input")
@@ -43,9 +43,9 @@ class Execution(Generic[Result]):
 def execute_speculatively(
     key: Key[Array, ""],
     x: Input,
-    f: Callable[[Input], Float[Array, "outcomes"]],
+    f: Callable[[Input], Float32[Array, "outcomes"]],
     g: Callable[[Input, int], Result],
-    approximate_f: Callable[[Input], Float[Array, "outcomes"]],
+    approximate_f: Callable[[Input], Float32[Array, "outcomes"]],
     executor: concurrent.futures.Executor,
 ) -> Execution[Result]:
     """Draws ``y ~ f(x)`` and works out ``g(x, y)``, with both running at once.
@@ -63,17 +63,18 @@ def execute_speculatively(
       executor: where ``f`` and ``g`` run.
 
     Raises:
-      InputError: the distributions are not over the same outcomes.
+      InputError: the distributions are not over the same outcomes, or are of fewer bits
+        than float32.
       Exception: whatever ``f`` raises, or ``g`` for the draw that stands.
     """
     propose_key, accept_key, emit_key = jax.random.split(key, 3)
-    guessed_probs = approximate_f(x)
+    guessed_probs = _float32(approximate_f(x), "what f's approximation gives")
     guess = int(_sample(propose_key, guessed_probs))
     # Speculation: g on the guess, before f has said whether it is wanted.
     probs_to_come = executor.submit(f, x)
     result_to_come = executor.submit(g, x, guess)
     try:
-        probs = probs_to_come.result()
+        probs = _float32(probs_to_come.result(), "what f gives")
         _check(probs, guessed_probs)
     except BaseException:
         result_to_come.cancel()
@@ -96,6 +97,13 @@ def _verify_one(accept_key, emit_key, guess, guessed_probs, probs) -> Verdict:
     target_probs = jnp.stack([probs, probs])
     guesses = jnp.asarray(guess, jnp.int32)[None]
     return token_verification(accept_key, emit_key, guesses, guessed_probs[None], target_probs)
+
+
+def _float32(probs: Array, whose: str) -> Float32[Array, "outcomes"]:
+    """On the device, where NumPy's float64 is rounded."""
+    probs = jnp.asarray(probs)
+    check_float32(probs, whose)
+    return probs
 
 
 def _check(probs: Array, guessed_probs: Array) -> None:

@@ -17,15 +17,24 @@ import numpy as np
 
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.decode_state import DecodeState, Iteration, emitted, make_context, states_before
-from spec_t5x.distributions import Sampling, argmax, overlap, sample, standardize
+from spec_t5x.distributions import Sampling, argmax, check_float32, sample, standardize
 from spec_t5x.draws import RowStream, purpose_keys
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, NodeTarget, Outcome, TreeDraft, TreeProposal
+from spec_t5x.interfaces import (
+    Context,
+    NodeTarget,
+    Outcome,
+    Proposal,
+    StatefulNodeTarget,
+    TreeDraft,
+    TreeProposal,
+)
 from spec_t5x.scoring import token_log_probs
 from spec_t5x.tree_nodes import tree_nodes
 from spec_t5x.trees import Tree
-from spec_t5x.types import EOS_ID, Array, Bool, Float, Int, Key
+from spec_t5x.types import EOS_ID, Array, Float, Float32, Int, Key
 from spec_t5x.verification import node_verification
+from spec_t5x.verifiers import overlap_chances
 
 
 @flax.struct.dataclass
@@ -54,12 +63,19 @@ def step(
     outputs, old_lengths = state.outputs, state.outputs.lengths
     context = make_context(state, settings, coupled=False)
     proposal, draft_state = draft.propose_tree(state.draft_state, context, tree)
+    if proposal.probs is not None:
+        check_float32(proposal.probs, "a tree's probs")
     logits, states, cache = _score(target, draft, state.target_cache, context, proposal, tree)
     probs = standardize(logits, settings)
 
     verdict = verify_tree(state.stream, old_lengths, proposal, logits, probs, settings, tree)
     on_path = functools.partial(_along, indices=verdict.path)
-    tokens = emitted(_path_tokens(proposal, verdict.path), verdict)
+    path_tokens = _path_tokens(proposal, verdict.path)
+    tokens = emitted(path_tokens, verdict)
+    # To be shown: the path, and after it the first of the drafts that were refused there.
+    num_shown = jnp.where(outputs.ended, 0, jnp.minimum(verdict.num_accepted + 1, proposal.depths))
+    is_accepted = jnp.arange(tree.depth)[None, :] < verdict.num_accepted[:, None]
+    shown = jnp.where(is_accepted, path_tokens, _first_tokens(proposal, verdict.path, tree))
     log_probs = token_log_probs(
         on_path(logits), on_path(probs), tokens, settings, rescale_log_probs
     )
@@ -76,11 +92,13 @@ def step(
         target_cache=target.rollback(cache, outputs.lengths),
         draft_state=draft.commit_tree(draft_state, outcome, drafts),
         target_states=_last_state(states, on_path, num_appended),
-        stats=_count(state, proposal, on_path(probs), verdict, num_accepted, num_appended, tree),
+        stats=_count(
+            state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree
+        ),
     )
     return state, Iteration(
-        proposed=tokens[:, :-1],
-        num_proposed=num_accepted,
+        proposed=shown,
+        num_proposed=num_shown,
         num_accepted=num_accepted,
         appended=tokens,
         num_appended=num_appended,
@@ -92,17 +110,22 @@ def verify_tree(
     stream: RowStream,
     lengths: Int[Array, "batch"],
     proposal: TreeProposal,
-    logits: Float[Array, "batch nodes vocab"],
-    probs: Float[Array, "batch nodes vocab"],
+    logits: Float32[Array, "batch nodes vocab"],
+    probs: Float32[Array, "batch nodes vocab"],
     settings: Sampling,
     tree: Tree,
 ) -> TreeVerdict:
     """A verdict for each row; ``logits`` and ``probs`` are the target's at each node."""
     if settings.greedy:
         walk = functools.partial(walk_argmax, tree=tree)
-        return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.any)
+        return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.depths)
     emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
-    draft_probs = jnp.where(proposal.any[:, None, None], proposal.probs, 0.0)
+    draft_probs = proposal.probs
+    if draft_probs is None:
+        firsts = proposal.tokens[:, tree.first_children - 1]
+        draft_probs = jax.nn.one_hot(firsts, probs.shape[-1], dtype=jnp.float32)
+    proposed = tree.depths[None, : tree.num_inner] < proposal.depths[:, None]
+    draft_probs = jnp.where(proposed[..., None], draft_probs, 0.0)
     walk = functools.partial(walk_sampled, tree=tree)
     return jax.vmap(walk)(accept_keys, emit_keys, proposal.tokens, draft_probs, probs)
 
@@ -135,14 +158,14 @@ def walk_sampled(
 def walk_argmax(
     draft_tokens: Int[Array, "drafts"],
     target_tokens: Int[Array, "nodes"],
-    any_proposed: Bool[Array, ""],
+    num_levels: Int[Array, ""],
     *,
     tree: Tree,
 ) -> TreeVerdict:
     """Walks down one row's tree at temperature 0: to the child that is the argmax."""
 
     def children_verdict(depth, node, children):
-        matches = any_proposed & (draft_tokens[children - 1] == target_tokens[node])
+        matches = (depth < num_levels) & (draft_tokens[children - 1] == target_tokens[node])
         indices = jnp.arange(children.shape[0], dtype=jnp.int32)
         chosen = jnp.min(jnp.where(matches, indices, children.shape[0]))
         return chosen, target_tokens[node]
@@ -191,6 +214,11 @@ def check_tree(target, draft, stream) -> None:
             f"{type(draft).__name__} proposes no trees: use a transformer or medusa draft, or a "
             "verifier of chains"
         )
+    if draft.uses_target_states and not isinstance(target, StatefulNodeTarget):
+        raise InputError(
+            f"{type(draft).__name__} needs the target's states and {type(target).__name__} has no "
+            "score_node_states: use another draft, or a verifier of chains"
+        )
     if not isinstance(stream, RowStream):
         raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
 
@@ -216,22 +244,39 @@ def _path_tokens(
     return jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
 
 
+def _first_tokens(
+    proposal: TreeProposal, path: Int[Array, "batch levels"], tree: Tree
+) -> Int[Array, "batch depth"]:
+    """The first draft under each node of the path but its last one."""
+    firsts = jnp.asarray(tree.first_children)[_inner(path, tree)]
+    return jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
+
+
+def _inner(path: Int[Array, "batch levels"], tree: Tree) -> Int[Array, "batch depth"]:
+    """The nodes of each path whose children were tested; some inner node after them."""
+    return jnp.minimum(path[:, :-1], tree.num_inner - 1)
+
+
 def _last_state(states, on_path, num_appended):
     return None if states is None else states_before(on_path(states), num_appended)
 
 
-def _count(state, proposal, path_probs, verdict, num_accepted, num_appended, tree: Tree):
-    """Adds one iteration; all nodes count as proposed, the path's as verified."""
-    levels = jnp.arange(tree.depth)[None, :]
-    inner = jnp.minimum(verdict.path[:, :-1], tree.num_inner - 1)
-    draft_probs = _along(proposal.probs, inner)
-    proposed = jnp.any(draft_probs > 0, axis=-1) & proposal.any[:, None]
-    verified = (levels < num_appended[:, None]) & proposed
-    beta = overlap(path_probs[:, :-1], draft_probs)
+def _count(
+    state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree: Tree
+):
+    """Adds one iteration; all nodes count as proposed, the path's as verified.
+
+    Beta is that of a chain: of the first child of each node of the path.
+    """
+    levels, draft_probs = jnp.arange(tree.depth)[None, :], proposal.probs
+    if draft_probs is not None:
+        draft_probs = _along(draft_probs, _inner(verdict.path, tree))
+    chain = Proposal(_first_tokens(proposal, verdict.path, tree), draft_probs)
+    on_path = functools.partial(_along, indices=verdict.path)
     return state.stats.add(
         live=~state.outputs.ended,
-        num_proposed=(tree.num_nodes - 1) * proposal.any,
+        num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
         num_accepted=num_accepted,
-        verified=verified,
-        beta=beta,
+        verified=levels < jnp.minimum(num_appended, proposal.depths)[:, None],
+        beta=overlap_chances(chain, on_path(logits), on_path(probs), settings),
     )

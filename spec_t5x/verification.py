@@ -258,9 +258,16 @@ def lenient_argmax_verification(
       num_proposed: how many of the proposals there are.
       lenience: l, in (0, 1].
     """
-    largest = jnp.max(target_logits[:-1], axis=-1)
-    of_draft = _probability_of(draft_tokens, target_logits[:-1])
-    return _accept_leading(of_draft - largest >= jnp.log(lenience), target_tokens, num_proposed)
+    acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
+    return _accept_leading(acceptable, target_tokens, num_proposed)
+
+
+def lenient_argmax_acceptable(
+    draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
+) -> Bool[Array, "gamma"]:
+    """Whether ``p(x) >= l max(p)`` for each draft, before standardization (section A.5)."""
+    largest = jnp.max(target_logits, axis=-1)
+    return _probability_of(draft_tokens, target_logits) - largest >= jnp.log(lenience)
 
 
 def _accept_leading(

@@ -14,12 +14,14 @@ of ``Verifier`` with ``verify_row``:
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from spec_t5x import theory
 from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
 from spec_t5x.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.errors import InputError
@@ -29,9 +31,11 @@ from spec_t5x.types import Array, Float, Float32, Int, Key
 from spec_t5x.verification import (
     Verdict,
     block_verification,
+    lenient_argmax_acceptable,
     lenient_argmax_verification,
     mask_unproposed,
     matching_verification,
+    rejection_acceptance,
     rejection_verification,
     token_verification,
 )
@@ -48,12 +52,24 @@ class Verifier:
         """Tokens that the target is fed in one call."""
         return gamma + 1
 
-    def overlap(self, target_probs: Array, draft_probs: Array) -> Array:
-        """Chance that a draft is accepted, at each position: beta, whose mean is alpha.
+    def chances(
+        self,
+        proposal: Proposal,
+        target_logits: Float32[Array, "batch block vocab"],
+        target_probs: Float32[Array, "batch block vocab"],
+        settings: Sampling,
+        verdict: Verdict,
+    ) -> Float32[Array, "batch gamma"]:
+        """Chance that each draft is accepted where those before it are: beta (Theorem 3.5).
 
-        Of ``[batch, gamma]`` positions; the target has a row more, after the last draft.
+        Its mean over the positions that a draft was verified at is alpha. Token by token;
+        a verifier of blocks accepts as much or more.
+
+        Args:
+          proposal, target_logits, target_probs, settings: as in a call.
+          verdict: what the call returned.
         """
-        return overlap(target_probs, draft_probs)
+        return overlap_chances(proposal, target_logits, target_probs, settings)
 
     def verify_row(
         self,
@@ -88,7 +104,9 @@ class Verifier:
         if settings.greedy:
             return self.verify_argmax(proposal, target_logits)
         emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
-        draft_probs = jax.vmap(mask_unproposed)(proposal.probs, proposal.counts)
+        draft_probs = proposal.distributions(target_probs.shape[-1])
+        if proposal.counts is not None:
+            draft_probs = jax.vmap(mask_unproposed)(draft_probs, proposal.counts)
         return jax.vmap(self.verify_row)(
             accept_keys, emit_keys, proposal.tokens, draft_probs, target_probs
         )
@@ -98,8 +116,36 @@ class Verifier:
     ) -> Verdict:
         """The verdict at temperature 0, where all lossless verifiers agree."""
         return jax.vmap(matching_verification)(
-            proposal.tokens, argmax(target_logits), proposal.counts
+            proposal.tokens, argmax(target_logits), proposal.num_proposed
         )
+
+
+def overlap_chances(
+    proposal: Proposal,
+    target_logits: Float32[Array, "batch block vocab"],
+    target_probs: Float32[Array, "batch block vocab"],
+    settings: Sampling,
+    lenience: float = 1.0,
+) -> Float32[Array, "batch gamma"]:
+    """``sum min(p / l, q)`` at each draft: Theorem 3.5, and section A.5 for l.
+
+    No pass over the vocabulary where all of either's mass is on one token.
+    """
+    gamma = proposal.tokens.shape[1]
+    if settings.greedy:
+        best = argmax(target_logits)[:, :gamma]
+        if proposal.probs is None:
+            return (proposal.tokens == best).astype(jnp.float32)
+        return _values_at(proposal.probs, best)
+    if proposal.probs is None:
+        return jnp.minimum(_values_at(target_probs[:, :gamma], proposal.tokens) / lenience, 1.0)
+    return overlap(target_probs / lenience, proposal.probs)
+
+
+def _values_at(
+    values: Float32[Array, "batch gamma vocab"], tokens: Int[Array, "batch gamma"]
+) -> Float32[Array, "batch gamma"]:
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +161,28 @@ class TokenVerifier(Verifier):
                 f"lenience is {self.lenience}: give a number above 0, at most 1 (1 is lossless)"
             )
 
-    def overlap(self, target_probs: Array, draft_probs: Array) -> Array:
-        """``sum min(p / l, q)`` (section A.5)."""
-        return overlap(target_probs / self.lenience, draft_probs)
+    def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
+        """As the base, with the lenience of argmax for the rows at temperature 0."""
+        given = (proposal, target_logits, target_probs, settings)
+        if self.lenience == 1:
+            return overlap_chances(*given)
+        if settings.greedy:
+            return self._chances_at_argmax(proposal, target_logits)
+        sampled = overlap_chances(*given, self.lenience)
+        if settings.temperature.ndim == 0:
+            return sampled
+        at_argmax = settings.temperature <= MIN_TEMPERATURE
+        of_argmax = self._chances_at_argmax(proposal, target_logits)
+        return jnp.where(at_argmax[:, None], of_argmax, sampled)
+
+    def _chances_at_argmax(self, proposal: Proposal, target_logits: Array) -> Array:
+        """Mass of the draft on the tokens that are likely enough."""
+        target_logits = target_logits[:, : proposal.tokens.shape[1]]
+        if proposal.probs is None:
+            acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
+            return jax.vmap(acceptable)(proposal.tokens, target_logits).astype(jnp.float32)
+        own = jax.nn.softmax(target_logits, axis=-1)
+        return theory.beta_of_lenient_argmax(own, proposal.probs, self.lenience)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts while ``u l q(x) < p(x)``."""
@@ -144,7 +209,11 @@ class TokenVerifier(Verifier):
         if self.lenience == 1:
             return super().verify_argmax(proposal, target_logits)
         return jax.vmap(lenient_argmax_verification, (0, 0, 0, 0, None))(
-            proposal.tokens, target_logits, argmax(target_logits), proposal.counts, self.lenience
+            proposal.tokens,
+            target_logits,
+            argmax(target_logits),
+            proposal.num_proposed,
+            self.lenience,
         )
 
 
@@ -161,6 +230,14 @@ class BlockVerifier(Verifier):
 class RejectionVerifier(Verifier):
     """Rejection sampling, the paper's comparison (section A.2)."""
 
+    def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
+        """``1 / M``, whatever is drafted (section A.2)."""
+        if settings.greedy:
+            # Where p is all on one token, so is what rejection accepts.
+            return overlap_chances(proposal, target_logits, target_probs, settings)
+        draft_probs = proposal.distributions(target_probs.shape[-1])
+        return rejection_acceptance(target_probs[:, :-1], draft_probs)
+
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """See ``verification.rejection_verification``."""
         return rejection_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
@@ -172,6 +249,15 @@ class CoupledVerifier(Verifier):
 
     coupled: ClassVar[bool] = True
 
+    def chances(self, proposal, target_logits, target_probs, settings, verdict) -> Array:
+        """1 for what was accepted, 0 for what was not: the noise leaves nothing to chance.
+
+        How often over all noises would take a sort of the vocabulary. At most
+        ``sum min(p, q)``, at least ``s / (2 - s)`` of that sum s (arXiv 2408.07978).
+        """
+        accepted = jnp.arange(proposal.tokens.shape[1])[None, :] < verdict.num_accepted[:, None]
+        return accepted.astype(jnp.float32)
+
     def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
         """Accepts while the noise chooses the same token from both distributions."""
 
@@ -180,7 +266,9 @@ class CoupledVerifier(Verifier):
 
         offsets = jnp.arange(target_probs.shape[1])
         target_tokens = jax.vmap(choose, (0, 1), 1)(offsets, target_probs)
-        return jax.vmap(matching_verification)(proposal.tokens, target_tokens, proposal.counts)
+        return jax.vmap(matching_verification)(
+            proposal.tokens, target_tokens, proposal.num_proposed
+        )
 
 
 @dataclasses.dataclass(frozen=True)

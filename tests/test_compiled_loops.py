@@ -69,6 +69,13 @@ def test_on_a_cpu(loop, batch, temperature):
     assert not host_transfers(program)
 
 
+def test_at_temperature_0_no_distribution_of_the_draft_is_written():
+    """Neither by the draft nor by the verifier; at any other, it is."""
+    of_drafts = f"f32[3,{GAMMA},{tiny_t5(0).vocab_size}]"
+    assert of_drafts in cpu_program("speculative", 3, 1.0)[0]
+    assert of_drafts not in cpu_program("speculative", 3, 0.0)[0]
+
+
 def test_on_a_tpu():
     pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
     config = T5Config(

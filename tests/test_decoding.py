@@ -914,11 +914,24 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         with pytest.raises(InputError, match=message):
-            # A generator looks at its arguments when it is first asked.
-            next(entry(*arguments, gamma=gamma, max_decode_len=6))
+            entry(*arguments, gamma=gamma, max_decode_len=6)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
+
+
+def test_a_draft_that_lacks_what_the_loops_call_is_refused():
+    class Bare:
+        vocab_size = VOCAB
+        varies = uses_target_states = False
+
+        def propose(self, state, context, gamma):
+            raise AssertionError("the arguments should have been refused")
+
+    with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*DraftBase"):
+        speculative_decode(
+            WRITER, Bare(), SOURCES, no_prompts(5), KEY, GREEDY, gamma=2, max_decode_len=4
+        )
 
 
 def test_what_the_tests_decode_with_are_targets_and_drafts():

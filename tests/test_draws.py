@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.distributions import gumbel_argmax, sampling, standardize
+from spec_t5x.distributions import (
+    gumbel_argmax,
+    sample,
+    sample_residual,
+    sampling,
+    standardize,
+)
 from spec_t5x.draws import (
     Draws,
     RowStream,
@@ -18,6 +24,7 @@ from spec_t5x.draws import (
     sample_next,
     t5x_stream,
 )
+from spec_t5x.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -83,20 +90,71 @@ def test_noise_shares_no_key_with_the_other_draws():
 # Draws
 
 
+def draw(draws, probs, offset=0, settings=SAMPLED):
+    """The token number ``offset`` of those drawn from ``probs`` one after the other."""
+    for _ in range(offset):
+        _, draws = draws.next(probs, settings)
+    return draws.next(probs, settings)[0]
+
+
 def test_a_proposal_depends_on_the_rows_key_and_place_alone():
     probs = random_probs(64)
     keys = jax.random.split(jax.random.key(3), 64)
     lengths = jnp.asarray(np.random.default_rng(1).integers(9, size=64))
     order = np.random.default_rng(2).permutation(64)
     for coupled in (False, True):
-        tokens = draft_draws(RowStream(keys), lengths, coupled).sample(probs, 2, SAMPLED)
+        tokens = draw(draft_draws(RowStream(keys), lengths, coupled), probs, 2)
         moved = draft_draws(RowStream(keys[order]), lengths[order], coupled)
-        np.testing.assert_array_equal(moved.sample(probs[order], 2, SAMPLED), tokens[order])
-        offsets = jnp.full(64, 2)
-        each = draft_draws(RowStream(keys), lengths, coupled).sample(probs, offsets, SAMPLED)
-        np.testing.assert_array_equal(each, tokens)
-        other = draft_draws(RowStream(keys), lengths, coupled).sample(probs, 3, SAMPLED)
+        np.testing.assert_array_equal(draw(moved, probs[order], 2), tokens[order])
+        other = draw(draft_draws(RowStream(keys), lengths, coupled), probs, 3)
         assert np.any(other != tokens)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_loop_that_carries_the_draws_on_draws_what_the_steps_do(coupled):
+    probs = random_probs(2)
+    draws = start = draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled)
+    one_by_one = []
+    for _ in range(5):
+        token, draws = draws.next(probs, SAMPLED)
+        one_by_one.append(token)
+
+    def draw_next(offset, carry):
+        draws, tokens = carry
+        token, draws = draws.next(probs, SAMPLED)
+        return draws, tokens.at[offset].set(token)
+
+    nothing = jnp.zeros((5, 2), jnp.int32)
+    after, tokens = jax.lax.fori_loop(0, 5, draw_next, (start, nothing))
+    np.testing.assert_array_equal(tokens, one_by_one)
+    assert draws.drawn == int(after.drawn) == 5
+    # The same draws give the same token again.
+    np.testing.assert_array_equal(start.next(probs, SAMPLED)[0], one_by_one[0])
+
+
+def test_nodes_of_a_tree_have_draws_of_their_own():
+    rows = 64
+    draws = draft_draws(RowStream(jax.random.split(KEYS[0], rows)), jnp.zeros(rows, int), False)
+    probs = jnp.full((rows, VOCAB), 1 / VOCAB)
+    first, after = draws.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
+    second, _ = after.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
+    assert np.any(first != second)
+    assert all(len(set(row)) == 3 for row in np.concatenate([first, second]).tolist())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
+    probs, draws = random_probs(2).astype(dtype), draft_draws(RowStream(KEYS), jnp.array([4, 9]), False)
+    of_noise = functools.partial(gumbel_argmax, gumbels=jnp.zeros((2, VOCAB)))
+    for draw_from in (
+        lambda probs: draws.next(probs, SAMPLED),
+        lambda probs: draws.next_distinct(probs, probs, 2, SAMPLED),
+        lambda probs: sample(KEYS[0], probs[0]),
+        lambda probs: sample_residual(KEYS[0], jnp.ones(VOCAB), probs[0]),
+        of_noise,
+    ):
+        with pytest.raises(InputError, match=f"are {probs.dtype}: work them out in float32"):
+            jax.eval_shape(draw_from, probs)
 
 
 def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
@@ -104,12 +162,12 @@ def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
     keys = jax.random.split(jax.random.key(3), 64)
     probs = jnp.full((64, VOCAB), 1 / VOCAB)
     first, second = (
-        draft_draws(RowStream(keys), jnp.full(64, length), False).sample(probs, 5 - length, SAMPLED)
+        draw(draft_draws(RowStream(keys), jnp.full(64, length), False), probs, 5 - length)
         for length in (3, 4)
     )
     assert np.any(first != second)
     coupled = [
-        draft_draws(RowStream(keys), jnp.full(64, length), True).sample(probs, 5 - length, SAMPLED)
+        draw(draft_draws(RowStream(keys), jnp.full(64, length), True), probs, 5 - length)
         for length in (3, 4)
     ]
     np.testing.assert_array_equal(*coupled)
@@ -118,7 +176,7 @@ def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
 def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
     stream, lengths, probs = RowStream(KEYS), jnp.array([4, 9]), random_probs(2)
     for offset in range(3):
-        tokens = Draws(stream, lengths, coupled=True).sample(probs, offset, SAMPLED)
+        tokens = draw(Draws(stream, lengths, coupled=True), probs, offset)
         np.testing.assert_array_equal(
             tokens, sample_coupled(stream, lengths + offset, probs, SAMPLED)
         )
@@ -129,18 +187,10 @@ def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_draws_at_other_lengths_draw_the_same_for_the_same_place(coupled):
-    probs, lengths = random_probs(2), jnp.array([4, 9])
-    draws = draft_draws(RowStream(KEYS), lengths, coupled)
-    tokens = [draws.at(lengths + moved).sample(probs, 3 - moved, SAMPLED) for moved in range(4)]
-    np.testing.assert_array_equal(np.stack(tokens), np.stack([tokens[0]] * 4))
-
-
-@pytest.mark.parametrize("coupled", [False, True])
 def test_greedy_draws_are_the_argmax(coupled):
     probs = random_probs(2)
     greedy = sampling(0.0)
-    tokens = draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled).sample(probs, 1, greedy)
+    tokens = draw(draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled), probs, 1, greedy)
     np.testing.assert_array_equal(tokens, np.argmax(probs, axis=-1))
     plain = sample_next(RowStream(KEYS), jnp.array([4, 9]), probs, greedy, coupled)
     np.testing.assert_array_equal(plain, tokens)
@@ -152,7 +202,7 @@ def test_draws_follow_their_distribution(coupled):
     probs = jnp.array([0.5, 0.0, 0.3, 0.2])
     keys = jax.random.split(jax.random.key(5), rows)
     draws = draft_draws(RowStream(keys), jnp.zeros(rows, jnp.int32), coupled)
-    tokens = draws.sample(jnp.tile(probs[None], (rows, 1)), 0, SAMPLED)
+    tokens = draw(draws, jnp.tile(probs[None], (rows, 1)))
     counts = np.bincount(tokens, minlength=4)
     assert counts[1] == 0
     expected = rows * np.array([0.5, 0.3, 0.2])

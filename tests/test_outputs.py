@@ -364,6 +364,14 @@ def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale_log_p
     assert np.isfinite(scores).all()
 
 
+def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
+    """At temperature 0 it is not the argmax, and has no probability."""
+    alone = scored(sampling(0.0), TOKENS, rescale_log_probs=True)
+    beside = scored(sampling([0.0, 1.0]), TOKENS, rescale_log_probs=True)
+    assert np.any(TOKENS[0] != GREEDY[0])
+    np.testing.assert_array_equal(beside[0], alone[0])
+
+
 def test_append_is_the_same_compiled():
     block = [[5, EOS, 6, 6], [5, 6, 7, 8], [EOS, 6, 7, 8]]
     arguments = (

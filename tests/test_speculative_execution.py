@@ -51,6 +51,12 @@ def execute(key, f=true_probs, g=squared, approximate_f=guessed_probs, executor=
     return execute_speculatively(key, "x", f, g, approximate_f, executor or Inline())
 
 
+@pytest.mark.parametrize("which", ["f", "approximate_f"])
+def test_fewer_bits_than_float32_are_refused(which, unchecked):
+    with pytest.raises(InputError, match="gives? are bfloat16: work them out in float32"):
+        execute(jax.random.key(0), **{which: lambda x: PROBS.astype(jnp.bfloat16)})
+
+
 def executions(approximate_f=guessed_probs, draws=DRAWS):
     return [
         execute(key, approximate_f=approximate_f)

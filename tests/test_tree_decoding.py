@@ -162,18 +162,28 @@ def test_a_row_decodes_alone_as_it_does_in_a_batch():
 
 
 def test_stepping_gives_the_same_text():
+    """And says what was accepted, and which draft was the first to be refused."""
     verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
     arguments = (target(), draft, SOURCES, PROMPTS, KEY, sampling(1.0))
     steps = speculative_steps(*arguments, gamma=3, verifier=verifier, max_decode_len=LENGTH)
+    refused = 0
     while True:
         try:
             iteration = next(steps)
-            assert np.all(iteration.num_accepted <= 3)
         except StopIteration as end:
             decoded = end.value
             break
+        for row, accepted in enumerate(iteration.num_accepted.tolist()):
+            proposed, appended = iteration.proposed[row], iteration.appended[row]
+            assert accepted <= iteration.num_proposed[row] <= 3
+            np.testing.assert_array_equal(proposed[:accepted], appended[:accepted])
+            if accepted < min(iteration.num_appended[row], 3):
+                assert iteration.num_proposed[row] == accepted + 1
+                assert proposed[accepted] != appended[accepted]
+                refused += 1
     expected = decode(draft, verifier, sampling(1.0))
     np.testing.assert_array_equal(decoded.tokens, expected.tokens)
+    assert refused > 0
 
 
 def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard():
@@ -228,8 +238,16 @@ def test_a_target_without_nodes_is_refused():
 
     from spec_t5x.tree_decoding import check_tree
 
+    stream = RowStream(outputs_lib.row_keys(KEY, 1))
     with pytest.raises(InputError, match="Bare has no score_nodes"):
-        check_tree(Bare(), TableDraft.create(0, 4), RowStream(outputs_lib.row_keys(KEY, 1)))
+        check_tree(Bare(), TableDraft.create(0, 4), stream)
+
+    class Building(Misreporting):
+        uses_target_states = True
+
+    draft = Building(TransformerDraft(laws.other_model()))
+    with pytest.raises(InputError, match="TableTarget has no score_node_states"):
+        check_tree(laws.target(), draft, stream)
 
 
 def test_t5xs_stream_is_refused():

@@ -2,19 +2,18 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
-from spec_t5x.decoding import speculative_decode
 from spec_t5x.distributions import sampling, standardize
 from spec_t5x.draws import Draws, RowStream, purpose_keys
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
-from spec_t5x.testing.toy_models import TableDraft, TableTarget, sequence_law
+from spec_t5x.testing.laws import check_verifier
 from spec_t5x.verification import block_verification, token_verification
 from spec_t5x.verifiers import (
     VERIFIERS,
@@ -44,10 +43,13 @@ def batch(coupled=False, greedy=False):
     logits = jnp.asarray(rng.normal(size=(ROWS, GAMMA + 1, VOCAB)), jnp.float32)
     noise = jnp.asarray(rng.normal(size=(ROWS, GAMMA, VOCAB)), jnp.float32)
     draft_probs = standardize(logits[:, :-1] + 0.7 * noise, settings)
-    draws = Draws(STREAM, LENGTHS, coupled)
-    tokens = [draws.sample(draft_probs[:, i], i, settings) for i in range(GAMMA)]
+    draws = Draws(STREAM, LENGTHS, coupled=coupled)
+    tokens = []
+    for i in range(GAMMA):
+        token, draws = draws.next(draft_probs[:, i], settings)
+        tokens.append(token)
     counts = jnp.asarray(rng.integers(GAMMA + 1, size=ROWS), jnp.int32)
-    return Proposal(jnp.stack(tokens, axis=1), draft_probs, counts), logits
+    return Proposal(jnp.stack(tokens, axis=1), draft_probs, counts=counts), logits
 
 
 def verify(chosen, proposal, logits, settings=SAMPLED):
@@ -145,7 +147,7 @@ def test_nothing_beyond_the_count_is_accepted_or_looked_at(name, greedy):
     other = Proposal(
         jnp.where(beyond, (proposal.tokens + 1) % VOCAB, proposal.tokens),
         jnp.where(beyond[..., None], 1 / VOCAB, proposal.probs),
-        proposal.counts,
+        counts=proposal.counts,
     )
     again = verify(verifier(name), other, logits, settings)
     np.testing.assert_array_equal(again.num_accepted, verdict.num_accepted)
@@ -208,6 +210,39 @@ def test_coupled_verification_emits_what_the_noise_chooses_from_the_target():
         assert n == proposal.counts[row] or proposal.tokens[row, n] != choices[row, n]
 
 
+@pytest.mark.parametrize(
+    "chosen", [TokenVerifier(), TokenVerifier(0.3), RejectionVerifier(), CoupledVerifier()], ids=repr
+)
+def test_chances_are_how_often_a_draft_is_accepted(chosen):
+    """Of drawn tokens and of certain ones, in rows of any temperature."""
+    rows = 20_000
+    stream = RowStream(jax.random.split(jax.random.key(1), rows))
+    lengths = jnp.zeros(rows, jnp.int32)
+    logits = jnp.tile(jnp.array([[[1.0, 0.6, 0.2, -0.4, -2.0]] * 2]), (rows, 1, 1))
+    draft_probs = jnp.tile(jnp.array([[0.1, 0.3, 0.3, 0.2, 0.1]]), (rows, 1))
+    draws = Draws(stream if chosen.coupled else RowStream(stream.at(lengths, 3)[2]), lengths)
+    tokens, _ = draws.replace(coupled=chosen.coupled).next(draft_probs, SAMPLED)
+    drawn = Proposal(tokens[:, None], draft_probs[:, None])
+    certain = Proposal(jnp.full((rows, 1), 1))
+    mixed = sampling(np.arange(rows) % 2)
+
+    @jax.jit
+    def compare(proposal, settings):
+        given = (proposal, logits, standardize(logits, settings), settings)
+        verdict = chosen(stream, lengths, *given)
+        return verdict.num_accepted, chosen.chances(*given, verdict)[:, 0]
+
+    for proposal, settings in itertools.product((drawn, certain), (SAMPLED, sampling(0.0), mixed)):
+        accepted, chances = compare(proposal, settings)
+        for kind in (slice(0, None, 2), slice(1, None, 2)):
+            # Five standard deviations of a count of 10,000 draws.
+            assert abs(np.mean(accepted[kind]) - np.mean(chances[kind])) < 0.025
+    # Not what strict verification accepts.
+    if chosen != TokenVerifier():
+        strict = np.minimum(jax.nn.softmax(logits[0, 0]), draft_probs[0]).sum()
+        assert abs(np.mean(compare(drawn, SAMPLED)[1]) - strict) > 0.05
+
+
 # One's own
 
 
@@ -230,29 +265,4 @@ def test_first_only():
 
 
 def test_a_verifier_of_ones_own_decodes_with_the_targets_law():
-    target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
-    draft = TableDraft.create(seed=1, vocab_size=4, zeros=0.2)
-    rows = 20_000
-    decoded = speculative_decode(
-        target,
-        draft,
-        jnp.tile(jnp.array([[2, 3]]), (rows, 1)),
-        jnp.zeros((rows, 1), jnp.int32),
-        jax.random.key(3),
-        SAMPLED,
-        gamma=2,
-        max_decode_len=3,
-        verifier=FirstOnly(),
-    )
-    accepted = np.asarray(decoded.stats.accepted_by_position[:, 0]).sum(axis=0)
-    assert accepted[0] > 0 and accepted[1] == 0
-    law = sequence_law(target, [2, 3], SAMPLED, max_decode_len=3)
-    texts, counts = np.unique(np.asarray(decoded.tokens[:, 0]), axis=0, return_counts=True)
-    found = dict(zip(map(tuple, texts.tolist()), counts.tolist(), strict=True))
-    padded = {text + (0,) * (3 - len(text)): odds for text, odds in law.items()}
-    assert set(found) <= set(padded)
-    deviations = [
-        (found.get(text, 0) - rows * odds) ** 2 / (rows * odds) for text, odds in padded.items()
-    ]
-    # Passed by chance once in a million times.
-    assert sum(deviations) < stats.chi2.ppf(1 - 1e-6, len(padded) - 1)
+    check_verifier(FirstOnly(), gamma=2)

@@ -116,7 +116,7 @@ class _Maker:
         kind = read_json(config).get("format") if config.is_file() else None
         return FORMATS.get(kind, _Maker._transformer)(self, text)
 
-    def _transformer(self, argument: str, may_trail: bool = False) -> Draft:
+    def _transformer(self, argument: str) -> Draft:
         name = argument or self._packaged("transformer")
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
         inherited = None if has_vocabulary(name) else self.target.vocabulary
@@ -132,7 +132,6 @@ class _Maker:
             bind(loaded.params, loaded.config),
             settings=self.options.settings,
             stopping=self.options.stopping,
-            may_trail=may_trail,
         )
 
     def _ngram(self, argument: str, order: int | None = None) -> Draft:
@@ -184,25 +183,20 @@ class _Maker:
         return EarlyExitDraft.create(self.model, layers, self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
-        return MixedDraft(CopyDraft(self.model.vocab_size), self._trailing(argument))
+        return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
         self._refuse_stopping("cascade")
         directory, _, inner = argument.partition(",")
         middle = self._transformer(directory)
         cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
-        cheapest = cheap._trailing(inner or "bigram")
+        cheapest = cheap.make(inner or "bigram")
         if isinstance(cheapest, SharedEncoderDraft):
             raise InputError(
                 f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
                 f"for {directory or 'another model'}: give a draft that shares nothing"
             )
         return CascadeDraft(middle.model, cheapest, settings=self.options.settings)
-
-    def _trailing(self, text: str) -> Draft:
-        """A draft that bears with others proposing too."""
-        draft = self.make(text or "transformer")
-        return draft.replace(may_trail=True) if isinstance(draft, TransformerDraft) else draft
 
     def _packaged(self, kind: str) -> str:
         directory = self.target.directory

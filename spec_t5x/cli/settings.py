@@ -35,6 +35,9 @@ class Models:
     # Adapts gamma: the time of a draft step in target steps (c of the paper). None does
     # not adapt.
     adaptive: float | None = None
+    # With ``adaptive``: the time of one more position in the target's call, in target steps.
+    # None is 0.1 on a CPU and 0 elsewhere.
+    adaptive_position: float | None = None
 
     def __post_init__(self):
         for name in ("target", "draft", "vocabulary", "dtype"):
@@ -43,6 +46,10 @@ class Models:
             # gin hands over whatever a file binds.
             if not isinstance(value, str | None) or (value is None and not may_be_absent):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+        if self.adaptive is None and self.adaptive_position is not None:
+            raise InputError(
+                f"adaptive_position is {self.adaptive_position} without adaptive: give it too"
+            )
         if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
@@ -59,7 +66,9 @@ class Models:
         own = (temperature, self.draft_top_k, self.draft_top_p)
         return DraftOptions(
             settings=None if temperature is None else sampling(*own),
-            stopping=None if self.adaptive is None else Stopping(c=self.adaptive),
+            stopping=None
+            if self.adaptive is None
+            else Stopping(c=self.adaptive, position=self.adaptive_position),
             dtype=self.dtype,
         )
 
@@ -106,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "draft_top_k": (int, "the draft's own (0)"),
         "draft_top_p": (float, "the draft's own (0)"),
         "adaptive": (float, "adapt gamma; N is the time of a draft step in target steps"),
+        "adaptive_position": (float, "that of a position in the target's call (0.1; 0 off CPUs)"),
     }
     for name, (kind, text) in numbers.items():
         models.add_argument(f"--{name}", type=kind, metavar="N", help=text)

@@ -25,6 +25,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    check_positions,
 )
 from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
@@ -45,8 +46,9 @@ class _Inner:
 
     sequences: Int[Array, "batch width"]
     lengths: Int[Array, "batch"]
-    # The middle model's distribution of each token that it has written.
-    probs: Float32[Array, "batch room vocab"]
+    # The middle model's distribution of each token that it has written; None where it is
+    # certain of them, at temperature 0.
+    probs: Float32[Array, "batch room vocab"] | None
     state: CascadeState
 
 
@@ -55,7 +57,6 @@ class CascadeDraft(DraftBase):
     """``model`` drafts for the target, and ``draft`` for ``model``."""
 
     model: Target
-    # Must bear with a text that runs ahead of it (``TransformerDraft(may_trail=True)``).
     draft: Draft
     # Tokens that the cheap draft proposes to the middle model in each of its calls.
     inner_gamma: int = flax.struct.field(pytree_node=False, default=2)
@@ -77,16 +78,31 @@ class CascadeDraft(DraftBase):
         """In the middle model's cache."""
         return True
 
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` for models that cannot draft for one another.
+
+        ``inner_gamma`` below 1, a cheap draft of another vocabulary, or one that wants the
+        states of the model it drafts for; and as of the cheap draft, and of the model.
+        """
+        if self.inner_gamma < 1:
+            raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
+        if self.draft.vocab_size != self.vocab_size:
+            raise InputError(
+                f"the inner draft has {self.draft.vocab_size} tokens and the draft "
+                f"{self.vocab_size}: use models with one vocabulary"
+            )
+        if self.draft.uses_target_states:
+            raise InputError(
+                f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
+                "inside a cascade"
+            )
+        check_positions(self.model, max_decode_len, "draft")
+        self.draft.check(self.model, max_decode_len)
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
-        """Encodes the inputs and feeds the prompts, to both.
-
-        Raises:
-          InputError: ``inner_gamma`` below 1, a cheap draft of another vocabulary, or
-            one that wants the states of the model it drafts for.
-        """
-        self._check()
+        """Encodes the inputs and feeds the prompts, to both."""
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
         room = max_length + self._spare
         return CascadeState(
@@ -98,9 +114,7 @@ class CascadeDraft(DraftBase):
         self, state: CascadeState, context: Context, gamma: int
     ) -> tuple[Proposal, CascadeState]:
         """``gamma`` tokens from the middle model's distribution."""
-        batch = context.lengths.shape[0]
-        if gamma == 0:
-            return Proposal.nothing(batch, 0, self.vocab_size), state
+        room = (context.lengths.shape[0], gamma + self._spare, self.vocab_size)
         cache = catch_up(
             self.model,
             state.cache,
@@ -112,7 +126,7 @@ class CascadeDraft(DraftBase):
         inner = _Inner(
             sequences=jnp.pad(context.sequences, ((0, 0), (0, self._spare))),
             lengths=context.lengths,
-            probs=jnp.zeros((batch, gamma + self._spare, self.vocab_size), jnp.float32),
+            probs=None if self._settings(context).greedy else jnp.zeros(room, jnp.float32),
             state=state.replace(cache=self.model.rollback(cache, context.lengths)),
         )
 
@@ -128,7 +142,9 @@ class CascadeDraft(DraftBase):
         # A row that was not asked for keeps what its cache really holds.
         lengths = jnp.where(context.live, inner.lengths, cache.lengths)
         cache = self.model.rollback(inner.state.cache, lengths)
-        return Proposal.full(tokens, inner.probs[:, :gamma]), inner.state.replace(cache=cache)
+        probs = None if inner.probs is None else inner.probs[:, :gamma]
+        # Each by the verifier, which draws for every place anew.
+        return Proposal(tokens, probs, drawn=gamma), inner.state.replace(cache=cache)
 
     def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:
         """Rolls both back to what the target kept."""
@@ -149,13 +165,14 @@ class CascadeDraft(DraftBase):
 
     def _iterate(self, inner: _Inner, context: Context, live) -> _Inner:
         """One iteration of Algorithm 1, between the middle model and the cheap draft."""
-        settings = context.settings if self.settings is None else self.settings
+        settings = self._settings(context)
         stream, coupled = context.draws.stream, context.draws.coupled
-        proposal, draft_state = self.draft.propose(
-            inner.state.draft_state,
-            self._inner_context(inner, stream, coupled, settings, live),
-            self.inner_gamma,
+        inner_context = self._inner_context(inner, stream, coupled, settings, live)
+        draft_state = self.draft.catch_up(
+            inner.state.draft_state, inner_context, self.inner_gamma + 1
         )
+        proposal, draft_state = self.draft.propose(draft_state, inner_context, self.inner_gamma)
+        proposal = proposal.checked(self.draft.max_proposal)
         last = slices(inner.sequences, inner.lengths, 1)
         block = jnp.concatenate([last, proposal.tokens], axis=1)
         logits, cache = self.model.score(inner.state.cache, block)
@@ -168,7 +185,9 @@ class CascadeDraft(DraftBase):
         return _Inner(
             sequences=_put(inner.sequences, emitted(proposal.tokens, verdict), inner.lengths + 1),
             lengths=lengths,
-            probs=_put(inner.probs, probs, inner.lengths - context.lengths),
+            probs=None
+            if inner.probs is None
+            else _put(inner.probs, probs, inner.lengths - context.lengths),
             state=CascadeState(
                 cache=self.model.rollback(cache, lengths),
                 draft_state=self.draft.commit(draft_state, outcome),
@@ -185,19 +204,8 @@ class CascadeDraft(DraftBase):
             target_cache=inner.state.cache,
         )
 
-    def _check(self) -> None:
-        if self.inner_gamma < 1:
-            raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
-        if self.draft.vocab_size != self.vocab_size:
-            raise InputError(
-                f"the inner draft has {self.draft.vocab_size} tokens and the draft "
-                f"{self.vocab_size}: use models with one vocabulary"
-            )
-        if self.draft.uses_target_states:
-            raise InputError(
-                f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
-                "inside a cascade"
-            )
+    def _settings(self, context: Context) -> Sampling:
+        return context.settings if self.settings is None else self.settings
 
 
 def _put(buffer: Array, values: Array, starts: Int[Array, "batch"]) -> Array:

@@ -59,8 +59,7 @@ class CopyDraft(DraftBase):
             state.source, context.sequences, context.lengths, gamma
         )
         # Certain of what it copies, at any temperature.
-        probs = jax.nn.one_hot(tokens, self.vocab_size, dtype=jnp.float32)
-        return Proposal(tokens=tokens, probs=probs, counts=counts), state
+        return Proposal(tokens, counts=counts), state
 
     def _propose_row(
         self,

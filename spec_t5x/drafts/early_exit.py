@@ -65,9 +65,6 @@ class EarlyExitDraft(DraftBase):
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
         """``gamma`` tokens, each sampled given the ones before it."""
-        batch = context.lengths.shape[0]
-        if gamma == 0:
-            return Proposal.nothing(batch, 0, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
         cache = self._first_layers(context.target_cache).at(context.lengths)
         logits, cache = self.model.score(cache, context.last_tokens[:, None])

@@ -4,10 +4,10 @@ Medusa (arXiv 2401.10774) with its chain of likeliest tokens; see ``models/heads
 """
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 
 from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.seq2seq import T5Model
@@ -58,6 +58,11 @@ class MedusaDraft(DraftBase):
         return True
 
     @property
+    def max_proposal(self) -> int:
+        """A token for each head."""
+        return self.heads.num_heads
+
+    @property
     def uses_target_states(self) -> bool:
         """It predicts from nothing else, and the row's last token."""
         return True
@@ -73,20 +78,20 @@ class MedusaDraft(DraftBase):
     ) -> tuple[Proposal, MedusaState]:
         """A token of each of the first ``gamma`` heads, as far as there are heads."""
         num = min(gamma, self.heads.num_heads)
-        if num == 0:
-            batch = context.lengths.shape[0]
-            return Proposal.nothing(batch, gamma, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
-        probs = standardize(self.head_logits(context, num), settings)
-
-        def draw(offset, probs):
-            return context.draws.sample(probs, offset, settings)
-
-        tokens = jax.vmap(draw, (0, 1), 1)(jnp.arange(num), probs)
+        logits, draws = self.head_logits(context, num), context.draws
+        tokens, probs = [], []
+        for head in range(num):
+            token, of_head, draws = draw_token(logits[:, head], draws, settings)
+            tokens.append(token)
+            probs.append(of_head)
         beyond = (0, gamma - num)
+        if not settings.greedy:
+            probs = jnp.pad(jnp.stack(probs, axis=1), ((0, 0), beyond, (0, 0)))
         return Proposal(
-            tokens=jnp.pad(tokens, ((0, 0), beyond)),
-            probs=jnp.pad(probs, ((0, 0), beyond, (0, 0))),
+            tokens=jnp.pad(jnp.stack(tokens, axis=1), ((0, 0), beyond)),
+            probs=None if settings.greedy else probs,
+            drawn=draws.drawn,
             counts=jnp.where(context.lengths > state.starts, num, 0),
         ), state
 
@@ -98,28 +103,27 @@ class MedusaDraft(DraftBase):
         They are drawn once, without replacement: a path meets the draws of a depth only
         once, so nothing is lost by sharing them.
         """
-        batch, known = context.lengths.shape[0], min(tree.depth, self.heads.num_heads)
+        known = min(tree.depth, self.heads.num_heads)
         settings = context.settings if self.settings is None else self.settings
         logits = self.head_logits(context, known)
-        probs = standardize(logits, settings)
+        probs, draws = standardize(logits, settings), context.draws
         tokens, all_probs = [], []
         for depth, branching in enumerate(tree.branching):
             parents = tree.level_sizes[depth]
-            if depth < known:
-                children = context.draws.sample_distinct(
-                    probs[:, depth], logits[:, depth], depth, branching, settings
+            # Beyond the last head nothing is proposed; what is there makes up the shape.
+            head = min(depth, known - 1)
+            if depth == head:
+                children, draws = draws.next_distinct(
+                    probs[:, head], logits[:, head], branching, settings
                 )
-                here = probs[:, depth]
             else:
-                # No head looks as far ahead: nothing can have been drawn.
-                children = jnp.zeros((batch, branching), jnp.int32)
-                here = jnp.zeros_like(probs[:, 0])
+                children = jnp.zeros((probs.shape[0], branching), jnp.int32)
             tokens.append(jnp.tile(children, (1, parents)))
-            all_probs.append(jnp.repeat(here[:, None], parents, axis=1))
+            all_probs.append(jnp.repeat(probs[:, head, None], parents, axis=1))
         return TreeProposal(
             tokens=jnp.concatenate(tokens, axis=1),
-            probs=jnp.concatenate(all_probs, axis=1),
-            any=context.lengths > state.starts,
+            probs=None if settings.greedy else jnp.concatenate(all_probs, axis=1),
+            depths=jnp.where(context.lengths > state.starts, known, 0),
         ), state
 
     def commit_tree(

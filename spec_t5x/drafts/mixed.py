@@ -6,7 +6,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.interfaces import Context, Draft, DraftBase, DraftState, Outcome, Proposal
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import (
+    Context,
+    Draft,
+    DraftBase,
+    DraftState,
+    Outcome,
+    Proposal,
+    Target,
+)
 from spec_t5x.types import Array, Bool, Int, PyTree
 
 
@@ -25,8 +34,8 @@ class MixedState:
 class MixedDraft(DraftBase):
     """Two drafts: ``first`` wherever it proposes anything, else ``second``; by row.
 
-    When ``first`` proposes for every live row, ``second`` is not run at all. It must
-    bear with a text that runs ahead of it (``TransformerDraft(may_trail=True)``).
+    When ``first`` proposes for every live row, ``second`` is not run at all; it catches up
+    with what was copied when it is asked again.
     """
 
     first: CopyDraft
@@ -52,6 +61,16 @@ class MixedDraft(DraftBase):
         """Where either does."""
         return self.first.keeps_text or self.second.keeps_text
 
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """As of either."""
+        if self.first.vocab_size != self.second.vocab_size:
+            raise InputError(
+                f"the first draft has {self.first.vocab_size} tokens and the second "
+                f"{self.second.vocab_size}: mix drafts of one vocabulary"
+            )
+        self.first.check(target, max_decode_len)
+        self.second.check(target, max_decode_len)
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> MixedState:
@@ -69,23 +88,39 @@ class MixedDraft(DraftBase):
     ) -> tuple[Proposal, MixedState]:
         """The first draft's proposal, or the second's where that is empty."""
         first, first_state = self.first.propose(state.first, context, gamma)
-        took_first = first.counts > 0
+        first = first.checked(self.first.max_proposal)
+        took_first = first.num_proposed > 0
         # A row that copies does not keep the second draft busy.
         rest = context.replace(live=context.live & ~took_first)
 
         def ask(second_state):
-            return self.second.propose(second_state, rest, gamma)
+            second_state = self.second.catch_up(second_state, rest, gamma + 1)
+            second, second_state = self.second.propose(second_state, rest, gamma)
+            second = second.checked(self.second.max_proposal)
+            return (second.tokens, second.probs, second.num_proposed), second_state
+
+        nothing = jax.eval_shape(lambda second_state: ask(second_state)[0], state.second)
 
         def skip(second_state):
-            return first.replace(counts=jnp.zeros_like(first.counts)), second_state
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing), second_state
 
-        second, second_state = lax.cond(jnp.any(rest.live), ask, skip, state.second)
-
-        def choose(ours, theirs):
-            rows = took_first.reshape(-1, *[1] * (ours.ndim - 1))
-            return jnp.where(rows, ours, theirs)
-
-        proposal = jax.tree.map(choose, first, second)
+        (tokens, probs, counts), second_state = lax.cond(
+            jnp.any(rest.live), ask, skip, state.second
+        )
+        if first.probs is not None or probs is not None:
+            second = Proposal(tokens, probs)
+            probs = jnp.where(
+                took_first[:, None, None],
+                first.distributions(self.vocab_size),
+                second.distributions(self.vocab_size),
+            )
+        proposal = Proposal(
+            tokens=jnp.where(took_first[:, None], first.tokens, tokens),
+            probs=probs,
+            # Each was looked at above.
+            drawn=gamma,
+            counts=jnp.where(took_first, first.num_proposed, counts),
+        )
         return proposal, MixedState(first_state, second_state, took_first, context.lengths)
 
     def commit(self, state: MixedState, outcome: Outcome) -> MixedState:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
 from spec_t5x.types import Array, Float32, Int, Integer
@@ -153,21 +154,20 @@ class NgramDraft(DraftBase):
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
         """``gamma`` tokens, each sampled given the ones before it."""
-        batch = context.lengths.shape[0]
-        if gamma == 0:
-            return Proposal.nothing(batch, 0, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
 
-        def draft_one(window, offset):
+        def draft_one(carry, _):
+            window, draws = carry
             # Minus infinity for padding of the vocabulary, which is never sampled.
             logits = jnp.log(jax.vmap(self.next_probs)(window))
-            probs = standardize(logits, settings)
-            token = context.draws.sample(probs, offset, settings)
+            token, probs, draws = draw_token(logits, draws, settings)
             window = jnp.concatenate([window, token[:, None]], axis=1)[:, 1:]
-            return window, (token, probs)
+            return (window, draws), (token, probs)
 
-        _, (tokens, probs) = lax.scan(draft_one, self._window(context), jnp.arange(gamma))
-        return Proposal.full(tokens.T, probs.swapaxes(0, 1)), state
+        start = (self._window(context), context.draws)
+        _, (tokens, probs) = lax.scan(draft_one, start, length=gamma)
+        probs = None if probs is None else probs.swapaxes(0, 1)
+        return Proposal(tokens.T, probs, drawn=gamma), state
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
         """The last ``order - 1`` tokens of each row."""

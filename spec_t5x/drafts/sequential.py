@@ -7,6 +7,7 @@ from jax import lax
 from spec_t5x.distributions import Sampling, argmax, standardize
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import History, Stopping
+from spec_t5x.draws import Draws
 from spec_t5x.interfaces import Cache, Context, Proposal, Target
 from spec_t5x.types import Array, Bool, Float32, Int
 
@@ -30,24 +31,19 @@ def draft_tokens(
       gamma: tokens for each row, at least 1.
     """
 
-    def draw(logits, offset, proposal):
-        probs = standardize(logits, settings)
-        token = sample_from(logits, probs, offset, context, settings)
-        # In place: put together afterwards, they would be copied once more.
-        return token, proposal.replace(
-            tokens=_put(proposal.tokens, token, offset), probs=_put(proposal.probs, probs, offset)
-        )
+    def draw(logits, offset, draws, proposal):
+        token, probs, draws = draw_token(logits, draws, settings)
+        return token, draws, _put(proposal, offset, token, probs)
 
     def draft_one(offset, carry):
-        cache, token, proposal = carry
+        cache, token, draws, proposal = carry
         logits, cache = model.score(cache, token[:, None])
-        return cache, *draw(logits[:, 0], offset, proposal)
+        return cache, *draw(logits[:, 0], offset, draws, proposal)
 
-    batch, vocab_size = logits.shape
-    nothing = Proposal.nothing(batch, gamma, vocab_size)
-    token, proposal = draw(logits, 0, nothing)
-    cache, _, proposal = lax.fori_loop(1, gamma, draft_one, (cache, token, proposal))
-    return proposal.replace(counts=jnp.full(batch, gamma, jnp.int32)), cache
+    first = draw(logits, 0, context.draws, _room(logits, gamma, settings))
+    cache, _, _, proposal = lax.fori_loop(1, gamma, draft_one, (cache, *first))
+    # A number while tracing: all of them were drawn, in every row.
+    return proposal.replace(drawn=gamma), cache
 
 
 def draft_while_worth_it(
@@ -65,20 +61,15 @@ def draft_while_worth_it(
     The model runs for as long as any live row drafts. The arguments are those of
     ``draft_tokens``, and what ``stopping.py`` decides with.
     """
-    batch, vocab_size = logits.shape
-    nothing = Proposal.nothing(batch, gamma, vocab_size)
+    batch = logits.shape[0]
 
     def draft_one(carry):
-        offset, cache, logits, drafting, reach, proposal, seen = carry
-        probs = standardize(logits, settings)
-        token = sample_from(logits, probs, offset, context, settings)
+        offset, cache, logits, drafting, reach, draws, proposal, seen = carry
+        token, probs, draws = draw_token(logits, draws, settings)
         # The model's own probability: at temperature 0 all of ``probs`` are certain.
         confidence = _probability(jax.nn.softmax(logits, axis=-1), token)
-        proposal = Proposal(
-            tokens=_put(proposal.tokens, token, offset),
-            probs=_put(proposal.probs, probs, offset),
-            counts=proposal.counts + drafting,
-        )
+        proposal = _put(proposal, offset, token, probs)
+        proposal = proposal.replace(counts=proposal.counts + drafting)
         reach = reach * stopping_lib.acceptance(history, confidence)
         drafting &= stopping_lib.worth_another(history, stopping, reach)
         seen = stopping_lib.observe(seen, confidence, offset)
@@ -88,7 +79,7 @@ def draft_while_worth_it(
             lambda cache: (logits, cache),
             cache,
         )
-        return offset + 1, cache, logits, drafting, reach, proposal, seen
+        return offset + 1, cache, logits, drafting, reach, draws, proposal, seen
 
     def goes_on(carry):
         offset, drafting = carry[0], carry[3]
@@ -101,25 +92,27 @@ def draft_while_worth_it(
         # The first draft costs little more than knowing whether to make it.
         context.live,
         jnp.ones(batch, jnp.float32),
-        nothing,
+        context.draws,
+        _room(logits, gamma, settings).replace(counts=jnp.zeros(batch, jnp.int32)),
         history,
     )
-    _, cache, _, _, _, proposal, seen = lax.while_loop(goes_on, draft_one, start)
+    _, cache, _, _, _, draws, proposal, seen = lax.while_loop(goes_on, draft_one, start)
+    proposal = proposal.replace(drawn=draws.drawn)
     return proposal, cache, seen.replace(proposed=proposal.counts)
 
 
-def sample_from(
-    logits: Float32[Array, "batch vocab"],
-    probs: Float32[Array, "batch vocab"],
-    offset,
-    context: Context,
-    settings: Sampling,
-) -> Int[Array, "batch"]:
-    """The draft's token at ``offset``; at temperature 0 its noise has no part in it."""
+def draw_token(
+    logits: Float32[Array, "batch vocab"], draws: Draws, settings: Sampling
+) -> tuple[Int[Array, "batch"], Float32[Array, "batch vocab"] | None, Draws]:
+    """The draft's next token, what it was drawn from, and the draws that are left.
+
+    At temperature 0 the token is certain: there is nothing to draw, nor to draw from.
+    """
     if settings.greedy:
-        # Of the logits: ``standardize`` has looked for it there already.
-        return argmax(logits)
-    return context.draws.sample(probs, offset, settings)
+        return argmax(logits), None, draws
+    probs = standardize(logits, settings)
+    token, draws = draws.next(probs, settings)
+    return token, probs, draws
 
 
 def catch_up(
@@ -164,6 +157,22 @@ def _probability(probs, tokens):
     return jnp.take_along_axis(probs, tokens[:, None], axis=-1)[:, 0]
 
 
-def _put(buffer: Array, values: Array, offset) -> Array:
-    """``buffer`` with ``values`` at ``offset`` of its second axis."""
-    return lax.dynamic_update_index_in_dim(buffer, values, offset, axis=1)
+def _room(logits: Float32[Array, "batch vocab"], gamma: int, settings: Sampling) -> Proposal:
+    """A proposal to be written to."""
+    batch, vocab_size = logits.shape
+    return Proposal(
+        tokens=jnp.zeros((batch, gamma), jnp.int32),
+        probs=None if settings.greedy else jnp.zeros((batch, gamma, vocab_size), jnp.float32),
+    )
+
+
+def _put(proposal: Proposal, offset, token: Int[Array, "batch"], probs) -> Proposal:
+    """With a token at ``offset``, in place: put together at the end, they would be copied."""
+
+    def put(buffer, values):
+        return lax.dynamic_update_index_in_dim(buffer, values, offset, axis=1)
+
+    return proposal.replace(
+        tokens=put(proposal.tokens, token),
+        probs=None if probs is None else put(proposal.probs, probs),
+    )

@@ -15,7 +15,7 @@ from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
+from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, Target, TreeProposal
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
@@ -32,7 +32,7 @@ class SharedEncoderDraft(DraftBase):
     cache is there, and the draft catches up with the text.
     """
 
-    # Without an encoder; it may trail. Make it with ``create``.
+    # Without an encoder. Make it with ``create``.
     draft: TransformerDraft
     # Which decoder layer of the target's each of the draft's was.
     layers: tuple[int, ...] = flax.struct.field(pytree_node=False)
@@ -76,7 +76,7 @@ class SharedEncoderDraft(DraftBase):
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
-        return cls(TransformerDraft(model, settings, stopping, may_trail=True), tuple(layers))
+        return cls(TransformerDraft(model, settings, stopping), tuple(layers))
 
     @property
     def vocab_size(self) -> int:
@@ -92,6 +92,10 @@ class SharedEncoderDraft(DraftBase):
     def keeps_text(self) -> bool:
         """In a cache of its own."""
         return True
+
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """As of its model."""
+        self.draft.check(target, max_decode_len)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
@@ -115,7 +119,8 @@ class SharedEncoderDraft(DraftBase):
         self, state: TransformerState, context: Context, gamma: int
     ) -> tuple[Proposal, TransformerState]:
         """Up to ``gamma`` tokens, each sampled given the ones before it."""
-        proposal, state = self.draft.propose(self._with_source(state, context), context, gamma)
+        state = self.draft.catch_up(self._with_source(state, context), context, gamma + 1)
+        proposal, state = self.draft.propose(state, context, gamma)
         return proposal, _without_source(state)
 
     def propose_tree(
@@ -126,7 +131,8 @@ class SharedEncoderDraft(DraftBase):
         Raises:
           InputError: the draft adapts gamma, which a static tree cannot follow.
         """
-        proposal, state = self.draft.propose_tree(self._with_source(state, context), context, tree)
+        state = self.draft.catch_up(self._with_source(state, context), context, width=2)
+        proposal, state = self.draft.propose_tree(state, context, tree)
         return proposal, _without_source(state)
 
     def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:

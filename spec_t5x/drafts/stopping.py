@@ -26,6 +26,8 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int
 _BINS = 8
 # Drafts of one iteration that are observed; more of them are not counted.
 _OBSERVED = 32
+# What a position of the target's call is taken to cost on a CPU, in target steps.
+CPU_POSITION = 0.1
 # How many observations the draft's own confidence is worth, before any was made.
 _PRIOR = 2.0
 
@@ -36,14 +38,23 @@ class Stopping:
 
     # One step of the draft.
     c: float = 0.1
-    # One more position in the target's call.
-    position: float = 0.1
+    # One more position in the target's call; ``StepTimes.position`` where it was measured.
+    # None: ``CPU_POSITION`` on a CPU, which works for every position, and elsewhere nothing,
+    # where a call takes as long as reading the weights.
+    position: float | None = None
 
     def __post_init__(self):
         for name in ("c", "position"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"Stopping.{name} is {value}: give a finite number from 0")
+
+    @property
+    def cost(self) -> float:
+        """Of one more draft, in target steps."""
+        if self.position is not None:
+            return self.c + self.position
+        return self.c + (CPU_POSITION if jax.default_backend() == "cpu" else 0.0)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -53,7 +64,7 @@ class History:
     # Drafts by bin of confidence: verified, and accepted of these.
     verified: Float32[Array, "batch bins"]
     accepted: Float32[Array, "batch bins"]
-    # Tokens written, and the time spent on them in target steps.
+    # Tokens of the draft's own iterations, and their time in target steps.
     tokens: Float32[Array, "batch"]
     time: Float32[Array, "batch"]
     # The current iteration: the confidence in each draft, and how many were proposed.
@@ -96,7 +107,7 @@ def worth_another(
     """
     typical = jnp.sum(history.accepted, axis=1) / jnp.sum(history.verified, axis=1)
     rate = history.tokens / history.time
-    return reach * typical > (stopping.c + stopping.position) * rate
+    return reach * typical > stopping.cost * rate
 
 
 def update(history: History, stopping: Stopping, outcome: Outcome) -> History:
@@ -105,12 +116,14 @@ def update(history: History, stopping: Stopping, outcome: Outcome) -> History:
     was_verified = positions < jnp.minimum(outcome.num_accepted + 1, history.proposed)[:, None]
     was_accepted = positions < outcome.num_accepted[:, None]
     in_bin = jax.nn.one_hot(_bins(history.confidences), _BINS)
-    cost = 1 + (stopping.c + stopping.position) * history.proposed
+    # A row that was not asked has no iteration to count.
+    asked = history.proposed > 0
+    written, cost = outcome.lengths - history.lengths, 1 + stopping.cost * history.proposed
     return history.replace(
         verified=history.verified + jnp.sum(in_bin * was_verified[..., None], axis=1),
         accepted=history.accepted + jnp.sum(in_bin * was_accepted[..., None], axis=1),
-        tokens=history.tokens + (outcome.lengths - history.lengths),
-        time=history.time + cost,
+        tokens=history.tokens + jnp.where(asked, written, 0),
+        time=history.time + jnp.where(asked, cost, 0),
         # Nothing to learn from until the next proposal.
         proposed=jnp.zeros_like(history.proposed),
         lengths=outcome.lengths,
@@ -118,11 +131,8 @@ def update(history: History, stopping: Stopping, outcome: Outcome) -> History:
 
 
 def skip(history: History, lengths: Int[Array, "batch"]) -> History:
-    """Adds tokens that were written without drafts, one for each target step."""
-    written = lengths - history.lengths
-    return history.replace(
-        tokens=history.tokens + written, time=history.time + written, lengths=lengths
-    )
+    """Passes over tokens that others wrote: what a draft can save is its own time."""
+    return history.replace(lengths=lengths)
 
 
 def observe(

@@ -18,6 +18,7 @@ from spec_t5x.interfaces import (
     Proposal,
     Target,
     TreeProposal,
+    check_positions,
 )
 from spec_t5x.trees import Tree
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
@@ -42,7 +43,8 @@ class TransformerDraft(DraftBase):
     proposal therefore starts with the last *two* tokens. The first of them is
     usually cached already and overwritten with the same values; when all were
     accepted it is the one that was missing. One call with two tokens costs less
-    than a call of its own for the missing one.
+    than a call of its own for the missing one. Where others write too, the text runs
+    ahead by more: ``catch_up`` feeds that.
     """
 
     model: Target
@@ -51,9 +53,6 @@ class TransformerDraft(DraftBase):
     settings: Sampling | None = None
     # Stops drafting early where it does not pay; None always proposes gamma tokens.
     stopping: Stopping | None = flax.struct.field(pytree_node=False, default=None)
-    # The text may run ahead of the cache by more than a token, because others propose
-    # too: feed what is missing first.
-    may_trail: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def vocab_size(self) -> int:
@@ -70,6 +69,10 @@ class TransformerDraft(DraftBase):
         """In its model's cache."""
         return True
 
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Its own model needs positions, too."""
+        check_positions(self.model, max_decode_len, "draft")
+
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> TransformerState:
@@ -83,12 +86,8 @@ class TransformerDraft(DraftBase):
         self, state: TransformerState, context: Context, gamma: int
     ) -> tuple[Proposal, TransformerState]:
         """Up to ``gamma`` tokens, each sampled given the ones before it (Algorithm 1)."""
-        batch = context.lengths.shape[0]
-        if gamma == 0:
-            return Proposal.nothing(batch, 0, self.vocab_size), state
         settings = context.settings if self.settings is None else self.settings
-        before = self._catch_up(state.cache, context, gamma + 1) if self.may_trail else state.cache
-        logits, cache = self._feed_last_two(before, context)
+        logits, cache = self._feed_last_two(state.cache, context)
         history = state.history
         if self.stopping is None:
             proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
@@ -96,11 +95,9 @@ class TransformerDraft(DraftBase):
             proposal, cache, history = draft_while_worth_it(
                 self.model, cache, logits, context, settings, gamma, self.stopping, history
             )
-        if self.may_trail:
-            # What a row lacks that was not asked for, it still lacks.
-            lengths = jnp.where(context.live, cache.lengths, before.lengths)
-            cache = self.model.rollback(cache, lengths)
-        return proposal, TransformerState(cache, history)
+        # What a row lacks that was not asked for, it still lacks.
+        lengths = jnp.where(context.live, cache.lengths, state.cache.lengths)
+        return proposal, TransformerState(self.model.rollback(cache, lengths), history)
 
     def propose_tree(
         self, state: TransformerState, context: Context, tree: Tree
@@ -113,8 +110,7 @@ class TransformerDraft(DraftBase):
         if self.stopping is not None:
             raise InputError("gamma cannot adapt in a tree of drafts: leave one of them out")
         settings = context.settings if self.settings is None else self.settings
-        cache = self._catch_up(state.cache, context, 2) if self.may_trail else state.cache
-        logits, cache = self._feed_last_two(cache, context)
+        logits, cache = self._feed_last_two(state.cache, context)
         proposal, cache = draft_tree(self.model, cache, logits, context, settings, tree)
         return proposal, state.replace(cache=cache)
 
@@ -143,11 +139,11 @@ class TransformerDraft(DraftBase):
         history = state.history
         if history is not None:
             history = stopping_lib.skip(history, context.lengths)
-        return TransformerState(self._catch_up(state.cache, context, width), history)
-
-    def _catch_up(self, cache, context: Context, width: int):
         wanted = jnp.maximum(context.lengths - 1, 0)
-        return catch_up(self.model, cache, context.sequences, wanted, context.live, width)
+        cache = catch_up(
+            self.model, state.cache, context.sequences, wanted, context.live, width
+        )
+        return TransformerState(cache, history)
 
     def _feed_last_two(self, cache, context: Context):
         """Feeds the last two tokens; logits after the last one ``[batch, vocab]``."""

@@ -30,16 +30,16 @@ def draft_tree(
       settings: how the draft samples.
       tree: the shape.
     """
-    level_logits = logits[:, None]
+    level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
     for depth, branching in enumerate(tree.branching):
         probs = standardize(level_logits, settings)
-        children = [
-            context.draws.sample_distinct(
-                probs[:, i], level_logits[:, i], tree.level_starts[depth] + i, branching, settings
+        children = []
+        for i in range(tree.level_sizes[depth]):
+            of_node, draws = draws.next_distinct(
+                probs[:, i], level_logits[:, i], branching, settings
             )
-            for i in range(tree.level_sizes[depth])
-        ]
+            children.append(of_node)
         tokens.append(jnp.concatenate(children, axis=1))
         all_probs.append(probs)
         if depth + 1 < tree.depth:
@@ -49,6 +49,6 @@ def draft_tree(
             level_logits, cache = model.score_nodes(cache, nodes)
     return TreeProposal(
         tokens=jnp.concatenate(tokens, axis=1),
-        probs=jnp.concatenate(all_probs, axis=1),
-        any=jnp.ones(tokens[0].shape[0], bool),
+        probs=None if settings.greedy else jnp.concatenate(all_probs, axis=1),
+        depths=jnp.full(tokens[0].shape[0], tree.depth, jnp.int32),
     ), cache

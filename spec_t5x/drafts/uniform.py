@@ -19,14 +19,13 @@ class UniformDraft(DraftBase):
         self, state: DraftState, context: Context, gamma: int
     ) -> tuple[Proposal, DraftState]:
         """``gamma`` tokens, whatever the text and the target's settings."""
-        batch = context.lengths.shape[0]
-        if gamma == 0:
-            return Proposal.nothing(batch, 0, self.vocab_size), state
-        probs = jnp.full((batch, self.vocab_size), 1 / self.vocab_size, jnp.float32)
+        shape = (context.lengths.shape[0], gamma, self.vocab_size)
+        probs = jnp.full(shape, 1 / self.vocab_size, jnp.float32)
         # Argmax of equal probabilities would be token 0 for ever; at temperature 0 any
         # draft will do, so it goes on drawing.
         settings = context.settings.replace(greedy=False)
-        tokens = [context.draws.sample(probs, offset, settings) for offset in range(gamma)]
-        return Proposal.full(
-            jnp.stack(tokens, axis=1), jnp.repeat(probs[:, None], gamma, axis=1)
-        ), state
+        tokens, draws = [], context.draws
+        for _ in range(gamma):
+            token, draws = draws.next(probs[:, 0], settings)
+            tokens.append(token)
+        return Proposal(jnp.stack(tokens, axis=1), probs, draws.drawn), state

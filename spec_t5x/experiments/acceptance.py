@@ -346,14 +346,12 @@ class _Measurement:
             for values in (stats.beta_sum, stats.accepted, stats.verified)
         )
         verified = verified.astype(np.int64)
-        of_loop = acceptance.ratio(betas, verified, bootstrap)
-        is_strict = decoding.lenience == 1 or not decoding.sampling().greedy
         return Achieved(
             gamma=decoding.gamma,
             num_texts=len(stats.target_calls),
             target_calls=calls,
             mean_acceptance_length=float(1 + stats.accepted.sum() / calls),
-            alpha=of_loop if is_strict else None,
+            alpha=acceptance.ratio(betas, verified, bootstrap),
             observed=acceptance.ratio(accepted, verified, bootstrap),
             acceptance_by_position=(stats.accepted_by_position.sum(axis=0) / calls).tolist(),
         )

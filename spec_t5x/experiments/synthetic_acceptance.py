@@ -69,7 +69,7 @@ class SyntheticVerifier(TokenVerifier):
         _, keys, _ = purpose_keys(stream, lengths)
         gamma = proposal.tokens.shape[1]
         uniforms = jax.vmap(lambda key: jax.random.uniform(key, (gamma,)))(keys)
-        proposed = jnp.arange(gamma)[None, :] < proposal.counts[:, None]
+        proposed = jnp.arange(gamma)[None, :] < proposal.num_proposed[:, None]
         stands = jnp.cumprod((proposed & (uniforms < self.alpha)).astype(jnp.int32), axis=1)
         return real.replace(num_accepted=jnp.sum(stands, axis=1, dtype=jnp.int32))
 

@@ -243,11 +243,12 @@ class _StepReader:
                 target_states=None if chunk.states is None else chunk.states[:, step],
             )
             proposal, state = draft.propose(state, context, 1)
-            proposed = proposal.counts > 0
+            proposed = proposal.num_proposed > 0
             following = slices(texts.sequences, after, 1)[:, 0]
             kept = proposed & (proposal.tokens[:, 0] == following) & (after > at)
             outcome = Outcome(lengths=after, num_accepted=kept.astype(jnp.int32))
-            return draft.commit(state, outcome), (proposal.probs[:, 0], proposed)
+            probs = proposal.distributions(draft.vocab_size)[:, 0]
+            return draft.commit(state, outcome), (probs, proposed)
 
         state, (probs, proposed) = lax.scan(ask, state, jnp.arange(CHUNK))
         return probs.swapaxes(0, 1), proposed.T, state

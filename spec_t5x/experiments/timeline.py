@@ -36,7 +36,8 @@ from matplotlib.patches import Patch
 from spec_t5x import autoregressive, decode_state, decoding
 from spec_t5x.autoregressive import AutoregressiveState
 from spec_t5x.decode_state import DecodeState
-from spec_t5x.distributions import Sampling, standardize
+from spec_t5x.distributions import Sampling
+from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
@@ -303,26 +304,25 @@ def _propose(
         proposal, draft_state = clock.call(
             f"proposal of {gamma}", "draft", _whole_proposal, draft, state, settings, gamma, coupled
         )
-        return _Proposed(draft, (proposal.tokens,), (proposal.probs,), proposal.counts), draft_state
+        return _Proposed(draft, (proposal,)), draft_state
     first, draft_state = clock.call(
         "draft step 1 (2 tokens)", "draft", _whole_proposal, draft, state, settings, 1, coupled
     )
-    tokens, probs = [first.tokens], [first.probs]
+    parts = [first]
     for offset in range(1, gamma):
-        *drawn, draft_state = clock.call(
+        part, draft_state = clock.call(
             f"draft step {offset + 1}",
             "draft",
             _draft_step,
             draft,
             state.replace(draft_state=draft_state),
-            tokens[-1],
+            parts[-1].tokens,
             settings,
             offset,
             coupled,
         )
-        tokens.append(drawn[0])
-        probs.append(drawn[1])
-    return _Proposed(draft, tuple(tokens), tuple(probs), first.counts * gamma), draft_state
+        parts.append(part)
+    return _Proposed(draft, tuple(parts)), draft_state
 
 
 def _encode(clock: _Clock, model: Target, batch: Batch, whose: str) -> Target:
@@ -375,10 +375,8 @@ class _Proposed(DraftBase):
     """A draft whose proposal has been made before."""
 
     draft: Draft
-    # Parts, one after the other.
-    tokens: tuple[Int[Array, "batch part"], ...]
-    probs: tuple[Float[Array, "batch part vocab"], ...]
-    counts: Int[Array, "batch"]
+    # One after the other; the only one, or full.
+    parts: tuple[Proposal, ...]
 
     @property
     def vocab_size(self) -> int:
@@ -393,8 +391,11 @@ class _Proposed(DraftBase):
         return self.draft.uses_target_states
 
     def propose(self, state, context, gamma):
-        tokens, probs = (jnp.concatenate(parts, axis=1) for parts in (self.tokens, self.probs))
-        return Proposal(tokens=tokens, probs=probs, counts=self.counts), state
+        if len(self.parts) == 1:
+            return self.parts[0], state
+        parts = [(part.tokens, part.probs) for part in self.parts]
+        tokens, probs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
+        return Proposal(tokens, probs, drawn=gamma), state
 
     def commit(self, state, outcome):
         return self.draft.commit(state, outcome)
@@ -426,9 +427,9 @@ def _draft_step(
     draws = decode_state.make_context(state, settings, coupled).draws
     settings = settings if draft.settings is None else draft.settings
     logits, cache = draft.model.score(state.draft_state.cache, tokens)
-    probs = standardize(logits, settings)
-    drawn = draws.sample(probs[:, 0], offset, settings)[:, None]
-    return drawn, probs, state.draft_state.replace(cache=cache)
+    token, probs, _ = draw_token(logits[:, 0], draws.replace(drawn=offset), settings)
+    part = Proposal(token[:, None], None if probs is None else probs[:, None], drawn=1)
+    return part, state.draft_state.replace(cache=cache)
 
 
 # Caches are updated in place, as in the loops.

@@ -145,12 +145,13 @@ class _Given(DraftBase):
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     def propose(self, state, context, gamma):
-        return self.proposal, state
+        return self.proposal.replace(drawn=gamma), state
 
 
 def _given(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> _Given:
-    proposal = jax.eval_shape(lambda: Proposal.nothing(work.batch, gamma, config.vocab_size))
-    return _Given(sharded_rows(proposal, mesh), config.vocab_size)
+    tokens = jax.ShapeDtypeStruct((work.batch, gamma), jnp.int32)
+    probs = jax.ShapeDtypeStruct((*tokens.shape, config.vocab_size), jnp.float32)
+    return _Given(sharded_rows(Proposal(tokens, probs), mesh), config.vocab_size)
 
 
 def _inputs(work: Workload, mesh: Mesh):

@@ -68,6 +68,8 @@ class DraftSampling:
     top_p: float = 0.0
     # Adapts gamma: the time of a draft step in target steps. None does not adapt.
     adaptive: float | None = None
+    # The time of a position in the target's call; None is 0.1 on a CPU and 0 elsewhere.
+    adaptive_position: float | None = None
 
     def settings(self) -> Sampling | None:
         """The draft's own distribution, or None."""
@@ -82,7 +84,9 @@ class DraftSampling:
 
     def stopping(self) -> Stopping | None:
         """When to stop early, or None."""
-        return None if self.adaptive is None else Stopping(c=self.adaptive)
+        if self.adaptive is None:
+            return None
+        return Stopping(c=self.adaptive, position=self.adaptive_position)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

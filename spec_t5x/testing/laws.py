@@ -1,13 +1,16 @@
-"""Does a draft, or a verifier, keep the target's law? Thousands of texts say.
+"""Tests for a draft, a verifier or a target of one's own.
 
-    statistic, threshold = chi_square(decode_many(my_draft, gamma=2), sampling(1.0))
-    assert statistic < threshold
+    check_draft(my_draft)
+    check_verifier(MyVerifier())
+    check_target(my_target, jnp.array([[5, 6, 1], [7, 1, 0]]))
 
-The target is a table of four tokens, whose texts of up to four tokens are enumerated.
-Rows of three kinds, of unequal sources, prompts and lengths, share a batch, so that they
-advance unequally.
+Each raises an ``InputError`` that says what is wrong. A draft and a verifier are tested by
+the law of thousands of texts. Their target is a table of four tokens, whose texts of up to
+four tokens are enumerated; rows of three kinds, of unequal sources, prompts and lengths,
+share a batch, so that they advance unequally. A target is tested call by call.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -15,16 +18,23 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from spec_t5x import outputs
 from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode
 from spec_t5x.distributions import Sampling, sampling
-from spec_t5x.interfaces import Draft, Target
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Draft, NodeTarget, PromptTarget, StatefulTarget, Target
 from spec_t5x.outputs import Decoded
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.types import EOS_ID
+from spec_t5x.tree_nodes import tree_nodes
+from spec_t5x.trees import Tree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
 VOCAB_SIZE = 4
 LENGTH = 4
+# Tokens that ``check_target`` feeds to each row.
+FED = 7
 ROWS = 30_000
 # Source, prompt and tokens to generate of each kind; kind k has rows k, k + 3, k + 6 …
 KINDS = [([2, 3], (), 4), ([3, 0], (2,), 2), ([2, 2], (EOS_ID, 3), 1)]
@@ -42,6 +52,229 @@ def target() -> TableTarget:
 def other_model() -> TableTarget:
     """Another model of the same kind, to draft with."""
     return TableTarget.create(seed=1, vocab_size=VOCAB_SIZE, zeros=0.2)
+
+
+def check_draft(
+    draft: Draft,
+    gamma: int = 3,
+    settings: Sampling | None = None,
+    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+) -> None:
+    """Whether sampled texts follow the target's law with this draft.
+
+    Not so, for one: several tokens of one draw, a distribution that is not the one drawn
+    from, a count that depends on the very token that it leaves out.
+
+    Args:
+      draft: of ``VOCAB_SIZE`` tokens. If it never proposes anything that is accepted,
+        nothing is tested, and that is an error.
+      gamma: tokens proposed in each iteration at most.
+      settings: of one temperature above 0; None is temperature 1.
+      verifier: lossless.
+
+    Raises:
+      InputError: what is wrong.
+    """
+    _check_law(
+        decode_many(draft, gamma, settings, verifier),
+        settings,
+        type(draft).__name__,
+        "draw each token with the draws that the last `next` returned, and propose with it the "
+        "very distribution that it was drawn from",
+    )
+
+
+def check_verifier(
+    verifier: Verifier | TreeVerifier, gamma: int = 3, settings: Sampling | None = None
+) -> None:
+    """Whether sampled texts follow the target's law with this verifier.
+
+    The arguments and errors are ``check_draft``'s.
+    """
+    _check_law(
+        decode_many(TransformerDraft(other_model()), gamma, settings, verifier),
+        settings,
+        type(verifier).__name__,
+        "of a verifier that is to be lossless, what is emitted must have the target's probability",
+    )
+
+
+def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: str) -> None:
+    if not np.any(decoded.stats.accepted):
+        raise InputError(f"{name}: no draft of {ROWS} texts was accepted, so nothing was tested")
+    statistic, threshold = chi_square(decoded, sampling(1.0) if settings is None else settings)
+    if statistic >= threshold:
+        raise InputError(
+            f"{name} breaks the target's law: chi-square {statistic:.0f} of {ROWS} texts, by "
+            f"chance at most {threshold:.0f}: {remedy}"
+        )
+
+
+def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
+    """Whether a target's calls agree with one another, as the loops rely on.
+
+    However tokens are fed (one by one, in blocks, after a rollback, in a tree, in rows
+    repeated for several decodes), the logits after them are the same.
+
+    Args:
+      target: of any vocabulary; what it can besides ``Target`` is tested, too.
+      inputs: what ``prefill`` takes, of at least 2 rows.
+      atol: how far two logits may be apart.
+
+    Raises:
+      InputError: what is wrong.
+    """
+    _TargetCheck(target, inputs, atol).run()
+
+
+@dataclasses.dataclass(frozen=True)
+class _TargetCheck:
+    target: Target
+    inputs: PyTree
+    atol: float
+
+    def run(self) -> None:
+        self.check_leaves()
+        one_by_one = self.logits_one_by_one()
+        self.check_blocks(one_by_one)
+        self.check_rollback(one_by_one)
+        self.check_repeated_rows(one_by_one)
+        if isinstance(self.target, StatefulTarget):
+            logits, states, _ = self.target.score_states(self.prefill(), self.tokens)
+            self.compare(logits, one_by_one, "score_states gives other logits than score")
+            self.same((*self.tokens.shape, self.target.state_size), states, "states")
+        if isinstance(self.target, PromptTarget):
+            self.check_prompts(one_by_one)
+        if isinstance(self.target, NodeTarget):
+            self.check_nodes(one_by_one)
+
+    # Of this check alone: JAX may take a class with the same fields for another.
+    @functools.cached_property
+    def _score(self):
+        return jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
+
+    def score(self, cache: Cache, tokens: Int[Array, "batch new"]):
+        return self._score(self.target, cache, tokens)
+
+    @property
+    def batch(self) -> int:
+        return jax.tree.leaves(self.inputs)[0].shape[0]
+
+    @property
+    def tokens(self) -> Int[Array, "batch fed"]:
+        """Random, the start token first."""
+        shape, most = (self.batch, FED), self.target.vocab_size
+        drawn = jax.random.randint(jax.random.key(0), shape, min(EOS_ID + 1, most - 1), most)
+        return drawn.at[:, 0].set(PAD_ID)
+
+    def prefill(self, inputs: PyTree = None) -> Cache:
+        # The largest tree is as long as the text.
+        return self.target.prefill(self.inputs if inputs is None else inputs, 3 * FED)
+
+    def check_leaves(self) -> None:
+        if self.batch < 2:
+            raise InputError("inputs have 1 row: give 2 or more, so that rows can be told apart")
+        one_row = jax.tree.map(lambda leaf: leaf[:1], self.inputs)
+        caches = (self.prefill(rows) for rows in (self.inputs, one_row))
+        paths, alone = (jax.tree_util.tree_leaves_with_path(cache) for cache in caches)
+        for (path, leaf), (_, of_one) in zip(paths, alone, strict=True):
+            if leaf.shape[:1] != (self.batch,) or of_one.shape[:1] != (1,):
+                raise InputError(
+                    f"the cache's {jax.tree_util.keystr(path)} has shape {leaf.shape} for "
+                    f"{self.batch} rows and {of_one.shape} for 1: every leaf must lead with the "
+                    "batch axis, as rows are repeated and taken out"
+                )
+
+    def logits_one_by_one(self) -> Float32[Array, "batch fed vocab"]:
+        cache, logits = self.prefill(), []
+        for place in range(FED):
+            new, cache = self.score(cache, self.tokens[:, place : place + 1])
+            self.same((self.batch, 1, self.target.vocab_size), new, "logits")
+            logits.append(new)
+        return jnp.concatenate(logits, axis=1)
+
+    def check_blocks(self, expected) -> None:
+        cache, start = self.prefill(), 0
+        for end in (FED // 2, FED):
+            logits, cache = self.score(cache, self.tokens[:, start:end])
+            what = "a block of tokens gets other logits than the same ones one by one"
+            self.compare(logits, expected[:, start:end], what)
+            start = end
+
+    def check_rollback(self, expected) -> None:
+        """Rejected tokens are fed, then other ones in their place, from row to row elsewhere."""
+        kept = 1 + jnp.arange(self.batch, dtype=jnp.int32) % (FED // 2)
+        is_kept = jnp.arange(FED)[None, :] < kept[:, None]
+        other = jnp.where(self.tokens + 1 < self.target.vocab_size, self.tokens + 1, EOS_ID)
+        _, cache = self.score(self.prefill(), jnp.where(is_kept, self.tokens, other))
+        at = jnp.minimum(kept[:, None] + jnp.arange(FED // 2)[None, :], FED - 1)
+        tokens = jnp.take_along_axis(self.tokens, at, axis=1)
+        logits, _ = self.score(self.target.rollback(cache, kept), tokens)
+        without_it, _ = self.score(cache, tokens)
+        what = "rollback changes nothing: it must set each row's length"
+        if not np.allclose(logits, without_it, atol=self.atol):
+            what = (
+                "what was rolled back still counts: score must overwrite what the cache holds "
+                "from each row's length on, and look at nothing beyond"
+            )
+        self.compare(logits, jnp.take_along_axis(expected, at[..., None], axis=1), what)
+
+    def check_repeated_rows(self, expected) -> None:
+        """Two decodes of each input, which go on differently."""
+        half = FED // 2
+        _, cache = self.score(self.prefill(), self.tokens[:, :half])
+        cache, tokens = outputs.repeat_rows((cache, self.tokens[:, half:]), 2)
+        # The first decode of each goes on with the text, the second with itself backwards.
+        tokens = tokens.at[1::2].set(tokens[1::2, ::-1])
+        logits, _ = self.score(cache, tokens)
+        what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"
+        self.compare(logits[::2], expected[:, half:], what)
+
+    def check_prompts(self, expected) -> None:
+        lengths = 1 + jnp.arange(self.batch, dtype=jnp.int32) % (FED - 1)
+        is_prompt = jnp.arange(FED)[None, :] <= lengths[:, None]
+        prompts = jnp.where(is_prompt, self.tokens, PAD_ID)
+        cache = self.target.prefill_prompts(self.inputs, prompts, 3 * FED)
+        last = jnp.take_along_axis(self.tokens, lengths[:, None], axis=1)
+        logits, _ = self.score(self.target.rollback(cache, lengths), last)
+        expected = jnp.take_along_axis(expected, lengths[:, None, None], axis=1)
+        self.compare(logits, expected, "after prefill_prompts the logits are not those of score")
+
+    def check_nodes(self, expected) -> None:
+        """The text as the second branch of a tree, moved to its place, and gone on with."""
+        tree, root = Tree((2, 1, 1)), jnp.full(self.batch, 1, jnp.int32)
+        other = jnp.full((self.batch, tree.depth), EOS_ID, jnp.int32)
+        ours = self.tokens[:, 2 : 2 + tree.depth]
+        # Level by level: the node of the other branch, then ours.
+        drafts = jnp.stack([other, ours], axis=2).reshape(self.batch, -1)
+        tokens = jnp.concatenate([self.tokens[:, 1:2], drafts], axis=1)
+        _, cache = self.score(self.prefill(), self.tokens[:, :1])
+        nodes = tree_nodes(tree, tokens, root, self.target.num_slots(cache))
+        logits, cache = self.target.score_nodes(cache, nodes)
+        path = jnp.array([0, *range(2, tree.num_nodes, 2)])
+        what = "a tree's path gets other logits from score_nodes than the same tokens from score"
+        self.compare(logits[:, path], expected[:, 1 : 2 + tree.depth], what)
+        slots = jnp.tile(1 + path[None, 1:], (self.batch, 1))
+        cache = self.target.rollback(self.target.move(cache, slots, root + 1), root + len(path))
+        logits, _ = self.score(cache, self.tokens[:, 1 + len(path) :])
+        what = "after move the logits are not those of the path: copy what its slots hold"
+        self.compare(logits, expected[:, 1 + len(path) :], what)
+
+    def compare(self, found, expected, what: str) -> None:
+        # Minus infinities, of tokens without probability, may equal one another.
+        apart = jnp.where(found == expected, 0.0, jnp.abs(found - expected))
+        difference = float(jnp.max(apart))
+        # NaN is no agreement.
+        if not difference <= self.atol:
+            raise InputError(
+                f"{type(self.target).__name__}: {what} (they differ by {difference:.3g})"
+            )
+
+    def same(self, shape: tuple[int, ...], found: Array, what: str) -> None:
+        if found.shape != shape:
+            raise InputError(
+                f"{type(self.target).__name__}: {what} have shape {found.shape}, not {shape}"
+            )
 
 
 def decode_many(

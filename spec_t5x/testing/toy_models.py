@@ -231,21 +231,20 @@ class TableDraft(DraftBase):
         """``gamma`` tokens, each sampled given the ones before it."""
         settings = context.settings if self.settings is None else self.settings
         lengths, text = context.lengths, context.sequences
-        if gamma == 0:
-            return Proposal.nothing(lengths.shape[0], 0, self.vocab_size), state
         agreed = (state.lengths == lengths)[:, None]
         sources = jnp.where(agreed, state.sources, state.sources + 1)
-        tokens, probs = [], []
+        tokens, probs, draws = [], [], context.draws
         for i in range(gamma):
             contexts = _contexts(sources, text, self.table.shape[0])
             at = (lengths + i)[:, None]
             here = self.table[jnp.take_along_axis(contexts, at, axis=1)[:, 0]]
             probs.append(standardize(here, settings))
-            tokens.append(context.draws.sample(probs[i], i, settings))
+            token, draws = draws.next(probs[i], settings)
+            tokens.append(token)
             text = jax.vmap(lambda row, token, at: row.at[at].set(token))(
                 text, tokens[i], lengths + i + 1
             )
-        return Proposal.full(jnp.stack(tokens, 1), jnp.stack(probs, 1)), state
+        return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
 
     def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
         """Takes note of the rows' lengths."""
@@ -266,7 +265,7 @@ class ConstantDraft(DraftBase):
     def propose(self, state: Cache, context: Context, gamma: int) -> tuple[Proposal, Cache]:
         """``gamma`` times the token."""
         tokens = jnp.full((context.lengths.shape[0], gamma), self.token, jnp.int32)
-        return Proposal.full(tokens, jax.nn.one_hot(tokens, self.vocab_size)), state
+        return Proposal(tokens), state
 
 
 def conditionals(

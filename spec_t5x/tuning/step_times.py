@@ -41,6 +41,10 @@ class StepTimes:
         """The paper's cost coefficient (Definition 3.7)."""
         return self.draft / self.target
 
+    def position(self, gamma: int) -> float:
+        """Time of one more position in a verification of ``gamma`` drafts, in target steps."""
+        return max(self.verification_cost - 1, 0.0) / gamma
+
     @property
     def verification_cost(self) -> float:
         """Time of a verification in target steps; the paper assumes 1."""

@@ -72,12 +72,6 @@ def test_arguments_follow_a_colon(packaged):
     assert make_draft("cascade", *packaged).draft.order == 2
 
 
-def test_a_draft_that_others_run_ahead_of_may_trail(packaged):
-    assert make_draft("mixed", *packaged).second.may_trail
-    assert make_draft("cascade:ende-draft,ende-draft", *packaged).draft.may_trail
-    assert not make_draft("transformer", *packaged).may_trail
-
-
 def test_settings_reach_the_draft(packaged):
     options = DraftOptions(settings=sampling(0.5), stopping=Stopping(c=0.3))
     draft = make_draft("transformer", *packaged, options)

@@ -498,6 +498,8 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("x", "--draft", "medusa"), "give its directory"),
         (("x", "--draft", "copy", "--adaptive", 0.1), "gamma cannot adapt"),
         (("x", "--adaptive", -1), "Stopping.c is -1.0"),
+        (("x", "--adaptive", 0.1, "--adaptive_position", -1), "Stopping.position is -1.0"),
+        (("x", "--adaptive_position", 1), "adaptive_position is 1.0 without adaptive"),
         (("x", "--draft_top_k", 3), "draft_top_k is 3"),
         (("x", "--beams", 2, "--temperature", 1), "beams is 2 and temperature 1.0"),
         (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),

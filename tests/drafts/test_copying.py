@@ -1,5 +1,6 @@
 """Copying: which match is taken, how far it is copied, and when there is none."""
 
+import dataclasses
 import functools
 
 import jax
@@ -167,6 +168,36 @@ def test_no_proposal_costs_no_position_of_the_target():
     )
     jax.effects_barrier()
     assert widths == [1, 1, 1, 1]
+
+
+def test_the_target_is_compiled_for_no_more_than_the_draft_ever_proposes():
+    widths = set()
+
+    class Recorder(StubTarget):
+        def score(self, cache, tokens):
+            widths.add(tokens.shape[1])
+            return super().score(cache, tokens)
+
+    class Short(CopyDraft):
+        max_proposal = 2
+
+    for kind in (Recorder, Short):
+        static = [field.name for field in dataclasses.fields(kind)]
+        jax.tree_util.register_dataclass(kind, [], static)
+    decoded = speculative_decode(
+        Recorder(writes_the_source, VOCAB),
+        Short(VOCAB),
+        jnp.asarray([[5, 6, 7, 8, 9, 10, 11, 4, 1]]),
+        jnp.zeros((1, 1), jnp.int32),
+        jax.random.key(0),
+        GREEDY,
+        gamma=6,
+        max_decode_len=9,
+    )
+    assert widths == {1, 2, 3}
+    # 5 alone, then two copies and a token each time.
+    assert decoded.tokens[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11, 4, 1]
+    assert int(decoded.stats.target_calls[0, 0]) == 4
 
 
 def test_widths_double_up_to_the_largest():

@@ -82,7 +82,7 @@ def test_goes_on_with_the_text_it_was_counted_in():
     )
     # Half of the texts begin with 3, half with 8: the first of several.
     np.testing.assert_array_equal(proposal.tokens[3], [3, 4, 5])
-    np.testing.assert_array_equal(proposal.counts, [3, 3, 3, 3])
+    np.testing.assert_array_equal(proposal.num_proposed, [3, 3, 3, 3])
 
 
 def test_before_the_start_token_there_is_nothing():
@@ -135,7 +135,7 @@ def test_its_own_settings_come_before_the_targets():
     greedy = propose(ngrams(), SEQUENCES, LENGTHS, KEYS, GREEDY, 3)
     own = propose(ngrams().replace(settings=GREEDY), SEQUENCES, LENGTHS, KEYS, SAMPLED, 3)
     np.testing.assert_array_equal(own.tokens, greedy.tokens)
-    np.testing.assert_array_equal(own.probs, jax.nn.one_hot(greedy.tokens, VOCAB))
+    np.testing.assert_array_equal(own.distributions(VOCAB), jax.nn.one_hot(greedy.tokens, VOCAB))
 
 
 def test_padding_of_the_vocabulary_is_never_proposed():

@@ -70,6 +70,23 @@ def test_one_more_is_worth_it_while_its_chance_outweighs_its_cost():
         assert bool(worth[0]) is expected
 
 
+def test_a_position_costs_something_on_a_cpu_alone(monkeypatch):
+    assert USUAL.cost == pytest.approx(0.2)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert USUAL.cost == pytest.approx(0.1)
+    assert Stopping(c=0.2, position=0.05).cost == pytest.approx(0.25)
+
+
+def test_what_others_wrote_says_nothing_of_the_drafts():
+    """Rows that were not asked: in a mixed draft, and while a guard goes on plainly."""
+    before = after(history(0.9, 0.9), 2)
+    copied = lib.update(before, USUAL, Outcome(lengths=jnp.array([9]), num_accepted=jnp.array([0])))
+    for state in (copied, lib.skip(before, jnp.array([9]))):
+        assert int(state.lengths[0]) == 9
+        for name in ("tokens", "time", "verified"):
+            np.testing.assert_array_equal(getattr(state, name), getattr(before, name))
+
+
 @pytest.mark.parametrize("values", [{"c": -0.1}, {"position": float("nan")}])
 def test_impossible_costs_are_refused(values):
     with pytest.raises(InputError, match="give a finite number from 0"):

@@ -132,7 +132,7 @@ def scored():
         "early": early,
         "first layer": TransformerDraft(T5Model(params, early.model.module)),
         "copy": copy,
-        "mixed": MixedDraft(copy, network.replace(may_trail=True)),
+        "mixed": MixedDraft(copy, network),
     }
     quick = score_texts(target, drafts, *texts)
     networks = {name: drafts[name] for name in ("network", "own")}

@@ -16,6 +16,7 @@ from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.beam_search import beam_search
 from spec_t5x.decoding import speculative_decode
 from spec_t5x.distributions import sampling
+from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -135,7 +136,7 @@ def copying():
 
 
 def trailing():
-    return TransformerDraft(near(), may_trail=True)
+    return TransformerDraft(near())
 
 
 DRAFTS = {
@@ -270,8 +271,10 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
 
 def test_a_draft_with_fewer_positions_is_refused():
     short = TransformerDraft(tiny_gpt(3, max_length=8))
-    with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
-        speculative(short, max_decode_len=9)
+    copy = CopyDraft(short.vocab_size)
+    for draft in (short, MixedDraft(copy, short), CascadeDraft(short.model, copy)):
+        with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
+            speculative(draft, max_decode_len=9)
 
 
 def test_the_last_position_is_used():

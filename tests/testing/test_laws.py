@@ -1,0 +1,240 @@
+"""The tests for parts of one's own find what is wrong, and pass what is right."""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.distributions import sampling, standardize
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.testing.laws import (
+    VOCAB_SIZE,
+    check_draft,
+    check_target,
+    check_verifier,
+    chi_square,
+    decode_many,
+    target,
+)
+from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_gpt, tiny_t5
+from spec_t5x.types import Array, Float32
+from spec_t5x.verification import Verdict, token_verification
+from spec_t5x.verifiers import TreeVerifier, Verifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+INPUTS = jnp.array([[5, 6, 1], [7, 1, 0]])
+
+
+@flax.struct.dataclass
+class Wrong(DraftBase):
+    """Proposes from one distribution; ``kind`` says what it does wrong."""
+
+    logits: Float32[Array, "vocab"]
+    kind: str = flax.struct.field(pytree_node=False, default="nothing")
+
+    @property
+    def vocab_size(self):
+        return self.logits.shape[0]
+
+    def propose(self, state, context, gamma):
+        batch, draws, tokens = context.lengths.shape[0], context.draws, []
+        probs = standardize(jnp.tile(self.logits[None], (batch, 1)), context.settings)
+        for _ in range(gamma):
+            if self.kind.startswith("one draw"):
+                token, draws = context.draws.next(probs, context.settings)
+            else:
+                token, draws = draws.next(probs, context.settings)
+            tokens.append(token)
+        drawn = gamma if self.kind == "one draw, and says otherwise" else draws.drawn
+        if self.kind == "other probs":
+            probs = standardize(jnp.log(probs) / 3, context.settings)
+        if self.kind == "bfloat16":
+            probs = probs.astype(jnp.bfloat16)
+        if self.kind == "no draws":
+            drawn = None
+        probs = jnp.tile(probs[:, None], (1, gamma, 1))
+        return Proposal(jnp.stack(tokens, axis=1), probs, drawn), state
+
+
+LOGITS = jnp.array([0.5, -0.5, 1.0, 0.0])
+
+
+def test_a_draft_that_is_right_passes():
+    check_draft(Wrong(LOGITS))
+
+
+@flax.struct.dataclass
+class Looped(DraftBase):
+    """Draws in a loop, and again and again with the draws that it began with."""
+
+    logits_of_loop: Float32[Array, "vocab"]
+
+    @property
+    def vocab_size(self):
+        return self.logits_of_loop.shape[0]
+
+    def propose(self, state, context, gamma):
+        batch = context.lengths.shape[0]
+        logits = jnp.tile(self.logits_of_loop[None], (batch, 1))
+        probs = standardize(logits, context.settings)
+
+        def draw(place, carry):
+            _, tokens = carry
+            token, draws = context.draws.next(probs, context.settings)
+            return draws, tokens.at[:, place].set(token)
+
+        nothing = jnp.zeros((batch, gamma), jnp.int32)
+        draws, tokens = jax.lax.fori_loop(0, gamma, draw, (context.draws, nothing))
+        return Proposal(tokens, jnp.tile(probs[:, None], (1, gamma, 1)), draws.drawn), state
+
+
+def test_what_was_drawn_with_used_draws_is_not_proposed():
+    decoded = decode_many(Looped(LOGITS), 3)
+    statistic, threshold = chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+    np.testing.assert_array_equal(decoded.stats.proposed, decoded.stats.target_calls)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("one draw, and says otherwise", "Wrong breaks the target's law: chi-square"),
+        ("other probs", "the very distribution that it was drawn from"),
+        ("one draw", "proposes 3 tokens and drew 1: draw each with the draws that"),
+        ("no draws", "how many tokens were drawn"),
+    ],
+)
+def test_a_draft_that_breaks_the_law_is_told_so(kind, message):
+    with pytest.raises(InputError, match=message):
+        check_draft(Wrong(LOGITS, kind))
+
+
+def test_a_drafts_bfloat16_is_refused(unchecked):
+    with pytest.raises(InputError, match="probs are bfloat16: work them out in float32"):
+        check_draft(Wrong(LOGITS, "bfloat16"))
+
+
+def test_a_draft_of_which_nothing_is_accepted_proves_nothing():
+    never = TableTarget(jnp.zeros_like(target().table).at[:, 3].set(-jnp.inf))
+    draft = ConstantDraft(jnp.int32(3), VOCAB_SIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spec_t5x.testing.laws.target", lambda: never)
+        with pytest.raises(InputError, match="so nothing was tested"):
+            check_draft(draft)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generous(Verifier):
+    """Accepts the first draft whatever it is."""
+
+    def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
+        verdict = token_verification(key, emit_key, draft_tokens, draft_probs, target_probs)
+        return verdict.replace(num_accepted=jnp.maximum(verdict.num_accepted, 1))
+
+
+def test_verifiers():
+    check_verifier(TreeVerifier((2,)), gamma=2, settings=sampling(0.7))
+    with pytest.raises(InputError, match="Generous breaks the target's law"):
+        check_verifier(Generous(), gamma=2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: tiny_t5(0),
+        lambda: tiny_gpt(0),
+        target,
+        # Its logits do not depend on the text.
+        lambda: TableTarget.create(0, 5, contexts=1),
+    ],
+    ids=["T5", "GPT", "table", "no memory"],
+)
+def test_targets_that_are_right_pass(model):
+    check_target(model(), INPUTS % 4)
+
+
+@flax.struct.dataclass
+class SumCache:
+    """Sums of what was fed, by position."""
+
+    sums: Float32[Array, "batch length vocab"]
+    lengths: Array
+
+
+@flax.struct.dataclass
+class SumTarget:
+    """Its logits are cosines of sums over the text; ``kind`` says what it does wrong."""
+
+    kind: str = flax.struct.field(pytree_node=False, default="nothing")
+    vocab_size: int = flax.struct.field(pytree_node=False, default=9)
+
+    def prefill(self, inputs, max_length):
+        batch = inputs.shape[0]
+        sums = jnp.zeros((batch, max_length, self.vocab_size))
+        lengths = jnp.zeros(batch, jnp.int32)
+        if self.kind == "one length for all rows":
+            lengths = jnp.zeros(1, jnp.int32)
+        return SumCache(sums=sums, lengths=lengths)
+
+    def score(self, cache, tokens):
+        batch, new = tokens.shape
+        lengths = jnp.broadcast_to(cache.lengths, (batch,))
+        at = lengths[:, None] + jnp.arange(new)[None, :]
+        factors = jnp.arange(1.0, 1 + self.vocab_size)
+        fed = jnp.sin((1.0 + tokens)[..., None] * factors[None, None, :])
+        rows = jnp.arange(batch)[:, None]
+        written = cache.sums.at[rows, at]
+        sums = written.add(fed) if self.kind == "adds to its cache" else written.set(fed)
+        seen = jnp.where(jnp.arange(sums.shape[1])[None, None, :] <= at[..., None], 1.0, 0.0)
+        if self.kind == "looks ahead":
+            seen = jnp.ones_like(seen)
+        logits = jnp.cos(3 * jnp.einsum("bnl,blv->bnv", seen, sums))
+        if self.kind == "tells rows by their place":
+            logits += jnp.arange(batch)[:, None, None]
+        return logits, SumCache(sums=sums, lengths=cache.lengths + new)
+
+    def rollback(self, cache, lengths):
+        return cache if self.kind == "rolls back nothing" else cache.replace(lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("one length for all rows", r"the cache's .lengths has shape \(1,\) for 2 rows"),
+        ("adds to its cache", "SumTarget: what was rolled back still counts"),
+        ("rolls back nothing", "SumTarget: rollback changes nothing"),
+        ("looks ahead", "a block of tokens gets other logits"),
+        ("tells rows by their place", "a row's logits change with its place"),
+    ],
+)
+def test_a_target_that_is_wrong_is_told_so(kind, message):
+    check_target(SumTarget(), INPUTS)
+    with pytest.raises(InputError, match=message):
+        check_target(SumTarget(kind), INPUTS)
+
+
+def test_of_one_row_nothing_can_be_told():
+    with pytest.raises(InputError, match="inputs have 1 row"):
+        check_target(SumTarget(), INPUTS[:1])
+
+
+def test_nodes_that_are_scored_or_moved_wrongly_are_found():
+    @flax.struct.dataclass
+    class Blind(TableTarget):
+        def score_nodes(self, cache, nodes):
+            logits, cache = super().score_nodes(cache, nodes)
+            return logits[:, ::-1], cache
+
+    @flax.struct.dataclass
+    class Unmoved(TableTarget):
+        def move(self, cache, slots, starts):
+            return cache
+
+    for kind, message in ((Blind, "a tree's path gets other"), (Unmoved, "after move the logits")):
+        with pytest.raises(InputError, match=message):
+            check_target(kind(target().table), INPUTS % 4)
