@@ -111,6 +111,7 @@ def step(
             live=~state.outputs.ended,
             num_proposed=proposal.counts,
             num_accepted=num_accepted,
+            num_appended=num_appended,
             # A position was verified when its draft entered the output or was replaced.
             verified=positions < jnp.minimum(num_appended, proposal.counts)[:, None],
             beta=_beta(verifier, proposal, logits, target_probs, settings),

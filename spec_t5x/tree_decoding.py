@@ -232,6 +232,7 @@ def _count(state, proposal, path_probs, verdict, num_accepted, num_appended, tre
         live=~state.outputs.ended,
         num_proposed=(tree.num_nodes - 1) * proposal.any,
         num_accepted=num_accepted,
+        num_appended=num_appended,
         verified=verified,
         beta=beta,
     )
