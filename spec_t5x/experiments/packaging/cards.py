@@ -367,7 +367,8 @@ def _acceptance_table(card: Card, figures: Mapping[str, Mapping[str, Any]]) -> s
     ]
     for each in card.measurements:
         found = figures[each.name]
-        rates = ", ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"])
+        by_position = found.get("acceptance_by_position", ())
+        rates = ", ".join(f"{rate:.2f}" for rate in by_position) or "not measured"
         rows.append(
             f"| {each.label} | {_counted(found)} | {_with_interval(found, 'alpha', 3)} | "
             f"{_with_interval(found, 'block_efficiency', 2)} | {rates} |"
