@@ -72,8 +72,8 @@ class BeamStats:
     steps: Int[Array, "batch"]
 
     @property
-    def mean_advance(self) -> Array:
-        """Steps of the search for each target call: 1 in a plain search.
+    def block_efficiency(self) -> Array:
+        """Tokens that the hypotheses grow by with each target call: 1 in a plain search.
 
         A row that took 12 steps in 5 calls has 12 / 5 = 2.4.
         """

@@ -24,16 +24,20 @@ class DecodeStats:
     target_calls: Int[Array, "*rows"]
     # The plain steps among them; 0 without a guard.
     plain_steps: Int[Array, "*rows"]
+    # Tokens that these calls brought, end of sequence included.
+    appended: Int[Array, "*rows"]
     # Draft tokens proposed: gamma in each iteration, or fewer.
     proposed: Int[Array, "*rows"]
     # Draft tokens that are part of the output.
     accepted: Int[Array, "*rows"]
-    # The same by position in the block; divide by ``iterations`` for rates (drafts that
-    # propose fewer than gamma tokens count as not accepted).
+    # The same by position in the block.
     accepted_by_position: Int[Array, "*rows gamma"]
-    # Positions at which a draft stood for verification, all before it accepted, and the
-    # sum there of beta, the chance that it is accepted (``Verifier.chances``).
-    verified: Int[Array, "*rows"]
+    # Iterations in which a draft stood for verification at the position, all before it
+    # accepted: not where fewer were proposed, nor beyond the end of the row. Divide by it
+    # for rates (``theory.conditional_acceptance``).
+    verified_by_position: Int[Array, "*rows gamma"]
+    # Sum over the verified positions of beta, the chance that the draft is accepted
+    # (``Verifier.chances``).
     beta_sum: Float32[Array, "*rows"]
 
     @property
@@ -42,12 +46,19 @@ class DecodeStats:
         return self.target_calls - self.plain_steps
 
     @property
-    def mean_acceptance_length(self) -> Array:
-        """Tokens for each target call: ``1 + accepted / target_calls``.
+    def verified(self) -> Array:
+        """Verified positions of all iterations."""
+        return jnp.sum(self.verified_by_position, axis=-1)
 
-        A row that got 9 drafts accepted in 3 calls has (3 + 9) / 3 = 4.
+    @property
+    def block_efficiency(self) -> Array:
+        """Generated tokens for each target call, counted; 0 of a row without a call.
+
+        It is ``1 + accepted / target_calls`` only where every call brings a token of the
+        target's own. The last one often does not: a row of 11 tokens that got 9 drafts
+        accepted in 3 calls, the end of sequence among them, has 11 / 3.
         """
-        return 1.0 + self.accepted / jnp.maximum(self.target_calls, 1)
+        return self.appended / jnp.maximum(self.target_calls, 1)
 
     @property
     def alpha(self) -> Array:
@@ -64,6 +75,7 @@ class DecodeStats:
         live: Bool[Array, "batch"],
         num_proposed: Int[Array, "batch"],
         num_accepted: Int[Array, "batch"],
+        num_appended: Int[Array, "batch"],
         verified: Bool[Array, "batch gamma"],
         beta: Float[Array, "batch gamma"],
     ) -> "DecodeStats":
@@ -72,17 +84,22 @@ class DecodeStats:
         accepted_here = positions < num_accepted[:, None]
         return self.replace(
             target_calls=self.target_calls + live,
+            appended=self.appended + num_appended,
             proposed=self.proposed + num_proposed * live,
             accepted=self.accepted + num_accepted,
             accepted_by_position=self.accepted_by_position + accepted_here,
-            verified=self.verified + jnp.sum(verified, axis=1, dtype=jnp.int32),
+            verified_by_position=self.verified_by_position + verified,
             beta_sum=self.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
         )
 
-    def add_plain(self, *, live: Bool[Array, "batch"]) -> "DecodeStats":
+    def add_plain(
+        self, *, live: Bool[Array, "batch"], num_appended: Int[Array, "batch"]
+    ) -> "DecodeStats":
         """With one plain step more, in which nothing was proposed."""
         return self.replace(
-            target_calls=self.target_calls + live, plain_steps=self.plain_steps + live
+            target_calls=self.target_calls + live,
+            plain_steps=self.plain_steps + live,
+            appended=self.appended + num_appended,
         )
 
 
@@ -234,13 +251,14 @@ def _zeros_like(make: Callable[[], PyTree]) -> PyTree:
 
 
 def _no_stats(batch: int, gamma: int) -> DecodeStats:
-    zeros = jnp.zeros(batch, jnp.int32)
+    zeros, by_position = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, gamma), jnp.int32)
     return DecodeStats(
         target_calls=zeros,
         plain_steps=zeros,
+        appended=zeros,
         proposed=zeros,
         accepted=zeros,
-        accepted_by_position=jnp.zeros((batch, gamma), jnp.int32),
-        verified=zeros,
+        accepted_by_position=by_position,
+        verified_by_position=by_position,
         beta_sum=jnp.zeros(batch, jnp.float32),
     )

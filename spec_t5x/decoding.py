@@ -115,6 +115,7 @@ def step(
             live=~state.outputs.ended,
             num_proposed=num_proposed,
             num_accepted=num_accepted,
+            num_appended=num_appended,
             # A position was verified when its draft entered the output or was replaced.
             verified=positions < jnp.minimum(num_appended, num_proposed)[:, None],
             beta=verifier.chances(proposal, logits, target_probs, settings, verdict),

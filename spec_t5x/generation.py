@@ -179,8 +179,11 @@ class Generation:
     proposed: int | None = None
     accepted: int | None = None
     accepted_by_position: list[int] | None = None
-    # Tokens for each target call; in a speculative beam search, steps of the search.
-    mean_acceptance_length: float | None = None
+    # Iterations in which a draft was verified at the position.
+    verified_by_position: list[int] | None = None
+    # Generated tokens for each target call; in a speculative beam search, tokens that the
+    # hypotheses grow by.
+    block_efficiency: float | None = None
     # Mean of sum min(p, q) over verified positions; None if there were none.
     alpha: float | None = None
 
@@ -547,7 +550,7 @@ class Generator:
         skipped = _prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             calls = int(result.stats.target_calls[row])
-            advance = float(result.stats.mean_advance[row]) if speculative else None
+            efficiency = float(result.stats.block_efficiency[row]) if speculative else None
             outputs = []
             for beam in range(options.beams - options.num_decodes, options.beams):
                 ids = result.tokens[row, beam, skipped[row] : result.lengths[row, beam]].tolist()
@@ -558,7 +561,7 @@ class Generator:
                         output_ids=ids,
                         score=float(result.scores[row, beam]),
                         target_calls=calls,
-                        mean_acceptance_length=advance,
+                        block_efficiency=efficiency,
                     )
                 )
             yield _unsound("target", text, result.scores[row]) or outputs
@@ -584,7 +587,8 @@ class Generator:
             proposed=int(stats.proposed),
             accepted=int(stats.accepted),
             accepted_by_position=stats.accepted_by_position.tolist(),
-            mean_acceptance_length=float(stats.mean_acceptance_length),
+            verified_by_position=stats.verified_by_position.tolist(),
+            block_efficiency=float(stats.block_efficiency),
             alpha=float(stats.beta_sum / stats.verified) if stats.verified else None,
         )
 

@@ -178,7 +178,7 @@ def plain_step(
         # An ended row keeps overwriting the same position.
         target_cache=target.rollback(cache, outputs.lengths),
         target_states=states_before(states, num_appended),
-        stats=state.stats.add_plain(live=live),
+        stats=state.stats.add_plain(live=live, num_appended=num_appended),
     )
     guarded = guarded.replace(
         state=state,

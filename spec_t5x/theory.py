@@ -163,24 +163,24 @@ def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
 
 
 def conditional_acceptance(
-    accepted_by_position: Integer[Array, "gamma"], iterations: Number
+    accepted_by_position: Integer[Array, "gamma"], verified_by_position: Integer[Array, "gamma"]
 ) -> Float[Array, "gamma"]:
-    """How often the i-th draft was accepted where those before it were.
+    """How often the i-th draft was accepted where it was verified: those before it were.
 
     Args:
       accepted_by_position: iterations whose i-th draft was accepted
         (``DecodeStats.accepted_by_position``, summed over rows).
-      iterations: how many there were, all with gamma drafts.
+      verified_by_position: iterations whose i-th draft was verified
+        (``DecodeStats.verified_by_position``, likewise).
 
     Returns:
-      Rates whose ``expected_tokens_by_position`` is ``1 + accepted / iterations``, what
-      was really achieved. 0 for places that were never reached.
+      Rates whose ``expected_tokens_by_position`` are the tokens to be expected of an
+      iteration with all gamma drafts that no end of the text cuts. 0 for places at which
+      nothing was verified.
     """
-    xp = _namespace(accepted_by_position, iterations)
-    accepted = xp.asarray(accepted_by_position)
-    start = xp.reshape(xp.asarray(iterations, accepted.dtype), (1,))
-    reached = xp.concatenate([start, accepted[:-1]])
-    return accepted / xp.where(reached > 0, reached, 1)
+    xp = _namespace(accepted_by_position, verified_by_position)
+    verified = xp.asarray(verified_by_position)
+    return xp.asarray(accepted_by_position) / xp.where(verified > 0, verified, 1)
 
 
 def length_pmf(alpha: Number, gamma: int) -> Float[Array, "*rows lengths"]:

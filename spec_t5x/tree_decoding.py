@@ -277,6 +277,7 @@ def _count(
         live=~state.outputs.ended,
         num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
         num_accepted=num_accepted,
+        num_appended=num_appended,
         verified=levels < jnp.minimum(num_appended, proposal.depths)[:, None],
         beta=overlap_chances(chain, on_path(logits), on_path(probs), settings),
     )

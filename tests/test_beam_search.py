@@ -396,7 +396,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
         speculative_beam_search, target, draft, beams=2, gamma=2, max_decode_len=MAX_LEN
     )
     together = search(sources, prompts, max_decode_steps=steps)
-    paces = set(np.asarray(together.stats.mean_advance[:5]).round(3).tolist())
+    paces = set(np.asarray(together.stats.block_efficiency[:5]).round(3).tolist())
     assert len(paces) > 2
     for row in range(len(sources)):
         at = slice(row, row + 1)

@@ -30,6 +30,7 @@ from spec_t5x.testing.toy_models import (
     conditionals,
     tiny_t5,
 )
+from spec_t5x.theory import conditional_acceptance
 from spec_t5x.verifiers import TokenVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -117,7 +118,7 @@ def test_three_iterations_by_hand():
     3. Proposed EOS 12 12: EOS accepted, the row has ended.  … EOS           beta 1
 
     3 target calls and 9 proposals; 3 + 2 + 1 of them at positions 1 to 3 are part of
-    the text; 7 were verified, 6 of which with beta 1; 1 + 6 / 3 tokens for each call.
+    the text; 7 were verified, 6 of which with beta 1; 8 tokens in 3 calls.
     """
     example = three_iterations()
     decoded = speculative_decode(
@@ -132,9 +133,10 @@ def test_three_iterations_by_hand():
     np.testing.assert_array_equal(row.proposed, [[9]])
     np.testing.assert_array_equal(row.accepted, [[6]])
     np.testing.assert_array_equal(row.accepted_by_position, [[[3, 2, 1]]])
+    np.testing.assert_array_equal(row.verified_by_position, [[[3, 2, 2]]])
     np.testing.assert_array_equal(row.verified, [[7]])
     np.testing.assert_array_equal(row.beta_sum, [[6.0]])
-    np.testing.assert_allclose(row.mean_acceptance_length, [[1 + 6 / 3]])
+    np.testing.assert_allclose(row.block_efficiency, [[8 / 3]])
     np.testing.assert_allclose(row.alpha, [[6 / 7]])
 
 
@@ -220,6 +222,7 @@ def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
     assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
     row_stats = only(decoded.stats)
     np.testing.assert_array_equal(row_stats.proposed, 3 * row_stats.target_calls)
+    np.testing.assert_array_equal(row_stats.appended, ends)
     # Every token is an accepted draft or the one that a call adds to them, save that
     # a row's last call may add none.
     added = np.asarray(ends) - row_stats.accepted
@@ -271,6 +274,9 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
         row = only(decoded.stats)
         np.testing.assert_array_equal(row.proposed, gamma * row.target_calls)
         np.testing.assert_array_equal(row.accepted, row.accepted_by_position.sum(1))
+        np.testing.assert_allclose(
+            row.block_efficiency, generated / np.maximum(row.target_calls, 1), rtol=1e-6
+        )
         # Both argmax: a draft is accepted where the two agree, which is where beta
         # is 1.
         np.testing.assert_array_equal(row.beta_sum, row.accepted)
@@ -279,6 +285,8 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
             np.testing.assert_array_equal(
                 row.accepted_by_position, accepted_if_all_agree(generated, gamma)
             )
+            # Nothing was refused, and what the end of a row cut off was not verified.
+            np.testing.assert_array_equal(row.verified_by_position, row.accepted_by_position)
         elif name == "adversarial":
             np.testing.assert_array_equal(row.target_calls, generated)
             np.testing.assert_array_equal(row.accepted, 0)
@@ -443,7 +451,7 @@ def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
         assert np.all(np.asarray(decoded.lengths[:, 0]) <= prompt_lengths + [9, 16, 7, 0, 12])
         # The row that may not take a step has no statistics, and no alpha.
         assert decoded.stats.target_calls[3, 0] == 0
-        assert decoded.stats.mean_acceptance_length[3, 0] == 1.0
+        assert decoded.stats.block_efficiency[3, 0] == 0.0
         assert np.isnan(decoded.stats.alpha[3, 0])
 
 
@@ -580,7 +588,7 @@ def test_gamma_0_is_plain_decoding_seed_for_seed(models, settings):
     generated = np.asarray(plain.lengths) - [[1], [0]]
     np.testing.assert_array_equal(decoded.stats.target_calls, generated)
     assert decoded.stats.accepted_by_position.shape == (2, 2, 0)
-    np.testing.assert_array_equal(decoded.stats.mean_acceptance_length, 1.0)
+    np.testing.assert_array_equal(decoded.stats.block_efficiency, 1.0)
     assert np.all(np.isnan(decoded.stats.alpha))
 
 
@@ -598,7 +606,13 @@ def test_a_draft_that_samples_as_the_target_does_is_always_accepted(temperature)
         max_decode_len=LENGTH,
     )
     row, lengths = only(decoded.stats), np.asarray(decoded.lengths[:, 0])
-    np.testing.assert_array_equal(row.accepted_by_position, accepted_if_all_agree(lengths, 3))
+    accepted = row.accepted_by_position
+    np.testing.assert_array_equal(accepted, accepted_if_all_agree(lengths, 3))
+    rates = conditional_acceptance(accepted.sum(axis=0), row.verified_by_position.sum(axis=0))
+    np.testing.assert_array_equal(rates, 1.0)
+    np.testing.assert_allclose(row.block_efficiency, lengths / row.target_calls, rtol=1e-6)
+    # Less than the 4 of an endless text, and than one token of the target's own for each call.
+    assert np.sum(lengths) < np.sum(row.accepted + row.target_calls)
     np.testing.assert_allclose(row.alpha, 1.0, atol=1e-6)
 
 

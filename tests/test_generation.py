@@ -301,7 +301,7 @@ def test_plain_equals_gamma_0(generator, settings):
             assert getattr(ours[0], name) == getattr(theirs[0], name)
         assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-3)
         assert (theirs[0].accepted, theirs[0].proposed, theirs[0].alpha) == (0, 0, None)
-        assert (ours[0].accepted, ours[0].mean_acceptance_length) == (None, None)
+        assert (ours[0].accepted, ours[0].block_efficiency) == (None, None)
 
 
 def test_greedy_scores_and_texts_are_the_plain_loops(generator, greedy_alone):
@@ -342,6 +342,8 @@ def test_decodes_of_an_input_are_draws_sorted_by_increasing_score(generator):
         assert {g.input for g in group} == {text}
         scores = [g.score for g in group]
         assert scores == sorted(scores)
+        for g in group:
+            assert g.block_efficiency == pytest.approx(len(g.output_ids) / g.target_calls)
     assert max(len({tuple(g.output_ids) for g in group}) for group in groups) > 2
 
 
@@ -351,9 +353,11 @@ def test_counts_are_of_each_sequence(greedy_alone):
         assert g.proposed == 3 * g.target_calls
         assert g.accepted == sum(g.accepted_by_position)
         assert g.accepted_by_position == sorted(g.accepted_by_position, reverse=True)
+        assert g.verified_by_position == sorted(g.verified_by_position, reverse=True)
+        assert g.accepted_by_position[0] <= g.verified_by_position[0] == g.target_calls
         # All but the last iteration append a token of the target's own.
         assert len(g.output_ids) - g.target_calls <= g.accepted <= len(g.output_ids)
-        assert g.mean_acceptance_length == pytest.approx(1 + g.accepted / g.target_calls)
+        assert g.block_efficiency == pytest.approx(len(g.output_ids) / g.target_calls)
         assert 0 <= g.alpha <= 1
 
 
@@ -501,8 +505,10 @@ def test_comparison_counts_what_was_decoded(comparison, greedy_alone):
     assert comparison.plain_tokens == comparison.speculative_tokens == num_tokens
     calls = sum(g.target_calls for g in outputs)
     assert comparison.target_calls == calls
-    expected = 1 + sum(g.accepted for g in outputs) / calls
-    assert comparison.mean_acceptance_length == pytest.approx(expected)
+    assert comparison.block_efficiency == pytest.approx(num_tokens / calls)
+    accepted = sum(g.accepted for g in outputs)
+    assert comparison.accepted_plus_one == pytest.approx(1 + accepted / calls)
+    assert comparison.to_dict()["block_efficiency"] == comparison.block_efficiency
     assert 0 < comparison.alpha < 1
 
 
@@ -576,10 +582,11 @@ def test_rounding_takes_no_measured_alpha_above_1():
     stats = DecodeStats(
         target_calls=ones,
         plain_steps=0 * ones,
+        appended=4 * ones,
         proposed=3 * ones,
         accepted=3 * ones,
         accepted_by_position=np.ones((1, 1, 3), np.int32),
-        verified=3 * ones,
+        verified_by_position=np.ones((1, 1, 3), np.int32),
         beta_sum=np.full((1, 1), 3.0000005, np.float32),
     )
     assert stats.alpha > 1
@@ -654,17 +661,18 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
     evaluation = evaluate(generator, pairs, options(batch_size=2))
     calls = sum(g.target_calls for g in outputs)
     assert evaluation.target_calls == calls
-    assert evaluation.mean_acceptance_length == pytest.approx(
-        1 + sum(g.accepted for g in outputs) / calls
+    efficiency = sum(len(g.output_ids) for g in outputs) / calls
+    assert evaluation.block_efficiency == pytest.approx(efficiency)
+    by_position = np.sum([g.accepted_by_position for g in outputs], axis=0) / np.sum(
+        [g.verified_by_position for g in outputs], axis=0
     )
-    by_position = np.sum([g.accepted_by_position for g in outputs], axis=0) / calls
     np.testing.assert_allclose(evaluation.acceptance_by_position, by_position, rtol=1e-6)
     # The mean over positions, not the mean of the sequences' means.
     (batch,) = generator.batches(TEXTS, options(batch_size=5))
     stats = generator.decode(batch, options(batch_size=5)).stats
     expected = float(stats.beta_sum.sum() / stats.verified.sum())
     assert evaluation.alpha == pytest.approx(expected, abs=1e-5)
-    for name, value in (("alpha", expected), ("mean_acceptance_length", 1 + by_position.sum())):
+    for name, value in (("alpha", expected), ("block_efficiency", efficiency)):
         low, high = evaluation.intervals[name]
         assert low < value < high
     single = evaluate(generator, pairs[2:3], options(batch_size=2))
@@ -676,7 +684,7 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
 def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
     evaluation = evaluate(generator.plain(), [("Die Katze", "the cat")], options(batch_size=2))
     assert evaluation.target_calls == evaluation.num_tokens > 0
-    acceptance = (evaluation.mean_acceptance_length, evaluation.alpha)
+    acceptance = (evaluation.block_efficiency, evaluation.alpha)
     assert (*acceptance, evaluation.acceptance_by_position) == (None, None, None)
     assert evaluation.intervals == {}
 
@@ -716,7 +724,7 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
         assert [g.output_ids for g in group] == [g.output_ids for g in expected]
         assert group[0].score <= group[1].score == pytest.approx(expected[1].score, abs=1e-4)
         assert group[1].target_calls <= expected[1].target_calls
-        assert group[1].mean_acceptance_length >= 1 and expected[1].mean_acceptance_length is None
+        assert group[1].block_efficiency >= 1 and expected[1].block_efficiency is None
 
 
 def test_a_beam_search_needs_a_model_to_draft(generator):

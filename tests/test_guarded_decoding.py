@@ -70,7 +70,9 @@ def test_a_text_under_a_guard_by_hand():
     np.testing.assert_array_equal(stats.proposed, [[12]])
     np.testing.assert_array_equal(stats.accepted, [[7]])
     np.testing.assert_array_equal(stats.accepted_by_position, [[[3, 2, 2]]])
-    np.testing.assert_allclose(stats.mean_acceptance_length, [[1 + 7 / 11]])
+    # The 9 and the 5 after whole proposals were not verified, nor anything after EOS.
+    np.testing.assert_array_equal(stats.verified_by_position, [[[4, 2, 2]]])
+    np.testing.assert_allclose(stats.block_efficiency, [[17 / 11]])
     # 1.14, two iterations that gain 2 and 1.6, and the last one, which loses 1 and earns .4.
     assert float(decoded.guard.balance) == pytest.approx(1.14 + 2 * (2 + 1.6) - 0.6, abs=1e-4)
 

@@ -92,4 +92,4 @@ def test_from_two_columns_to_a_draft(run, capfd):
     run([*evaluate, "--max_decode_len", "16", "--batch_size", "8"])
     figures = json.loads(capfd.readouterr().out)
     assert figures["num_pairs"] == 40
-    assert {"bleu", "alpha", "mean_acceptance_length"} <= figures.keys()
+    assert {"bleu", "alpha", "block_efficiency"} <= figures.keys()

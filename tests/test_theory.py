@@ -251,13 +251,16 @@ def test_rates_that_differ_are_summed_over_all_courses(betas):
     assert theory.length_pmf_by_position(np.array(betas)) == pytest.approx(pmf, abs=1e-12)
 
 
-def test_observed_acceptance_gives_back_what_was_achieved():
+def test_acceptance_is_conditional_on_verification():
     # 10 iterations, of which 8 kept their first draft, 6 their second, none a third.
-    betas = theory.conditional_acceptance(np.array([8, 6, 0, 0]), 10)
+    accepted = np.array([8, 6, 0, 0])
+    betas = theory.conditional_acceptance(accepted, np.array([10, 8, 6, 0]))
     assert betas == pytest.approx([0.8, 0.75, 0.0, 0.0])
     assert expected_tokens_by_position(betas) == pytest.approx(1 + (8 + 6) / 10)
     # Independent betas of the same mean would promise another length.
     assert expected_tokens(14 / 24, 4) != pytest.approx(2.4, abs=0.05)
+    # Two texts ended with their first draft, and two with their second: no refusals.
+    assert theory.conditional_acceptance(accepted, np.array([10, 6, 4, 0]))[1] == 1.0
 
 
 # --- time, operations, memory --------------------------------------------------------

@@ -68,6 +68,16 @@ def plain():
     )
 
 
+def check_appended(decoded):
+    """What was generated is counted: the prompts are not."""
+    generated = decoded.lengths[:, 0] - np.sum(np.asarray(PROMPTS)[:, 1:] != 0, axis=1)
+    stats = decoded.stats
+    np.testing.assert_array_equal(stats.appended[:, 0], generated)
+    efficiency = generated / stats.target_calls[:, 0]
+    np.testing.assert_allclose(stats.block_efficiency[:, 0], efficiency, rtol=1e-6)
+    assert np.all(stats.accepted_by_position <= stats.verified_by_position)
+
+
 @pytest.mark.parametrize(("widths", "gamma"), [((3,), 3), ((2, 2), 3)])
 def test_the_greedy_text_is_that_of_plain_decoding(widths, gamma):
     decoded = decode(TransformerDraft(near()), TreeVerifier(widths), gamma=gamma)
@@ -75,6 +85,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(widths, gamma):
     np.testing.assert_allclose(decoded.scores, plain().scores, atol=1e-4)
     nodes = TreeVerifier(widths).tree(gamma).num_nodes - 1
     np.testing.assert_array_equal(decoded.stats.proposed, nodes * decoded.stats.target_calls)
+    check_appended(decoded)
 
 
 def test_a_tree_of_one_branch_is_a_chain():
@@ -194,6 +205,7 @@ def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard():
     assert np.any(decoded.stats.plain_steps > 0)
     assert np.any(decoded.stats.iterations > 1)
     assert np.sum(decoded.stats.accepted) > 0
+    check_appended(decoded)
 
 
 def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():

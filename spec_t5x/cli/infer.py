@@ -272,7 +272,7 @@ def _say(report, hosts) -> None:
     rate = report.tokens / max(report.seconds, 1e-9)
     now = (
         f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
-        f"{report.mean_acceptance_length:.2f} a target call)"
+        f"block efficiency {report.block_efficiency:.2f})"
     )
     now = now if report.tokens else "nothing was left to decode"
     say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {now}")

@@ -41,7 +41,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         ("predicted (Theorem 3.8)", f"{comparison.predicted:.2f}x"),
         ("predicted, verification counted", f"{comparison.predicted_with_verification:.2f}x"),
         ("alpha", f"{comparison.alpha:.3f}"),
-        ("mean acceptance length", f"{comparison.mean_acceptance_length:.2f}"),
+        ("block efficiency", f"{comparison.block_efficiency:.2f}"),
         ("target, draft step", f"{times.target:.2f} ms, {times.draft:.2f} ms (c = {times.c:.2f})"),
         (f"verification of {comparison.gamma + 1}", f"{times.verification_cost:.2f} target steps"),
         (

@@ -27,6 +27,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
+from spec_t5x.theory import conditional_acceptance
 from spec_t5x.types import PAD_ID
 
 # ``report(done, total, what)``: how many tokens and texts of all.
@@ -121,13 +122,14 @@ class Achieved:
     gamma: int
     num_texts: int
     target_calls: int
-    mean_acceptance_length: float
+    # Generated tokens for each of these calls.
+    block_efficiency: float
     # Mean of beta over verified places, as the loop keeps it. None where nothing was
     # verified, and at temperature 0 with a lenience, which the loop's statistic leaves out.
     alpha: Estimate | None
     # Accepted drafts over verified ones; None where nothing was verified.
     observed: Estimate | None
-    # Share of the iterations whose i-th draft was accepted.
+    # How often the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float]
 
 
@@ -210,7 +212,7 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
     """The rows as a Markdown table, with the intervals."""
     lines = [
         "| draft | sampling | lenience | alpha¹ | D_LK | proposed² | tokens | in the loop³ "
-        "| observed⁴ | mean acceptance length |",
+        "| observed⁴ | block efficiency |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -218,8 +220,8 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
         d_lk = "—" if row.d_lk is None else f"{row.d_lk:.3f}"
         achieved = ("—", "—", "—")
         if decoded:
-            length = f"{decoded.mean_acceptance_length:.2f} (gamma {decoded.gamma})"
-            achieved = (_cell(decoded.alpha), _cell(decoded.observed), length)
+            efficiency = f"{decoded.block_efficiency:.2f} (gamma {decoded.gamma})"
+            achieved = (_cell(decoded.alpha), _cell(decoded.observed), efficiency)
         lines.append(
             f"| {row.draft} | {row.sampling} | {row.lenience:g} | {_cell(row.alpha)} | {d_lk} "
             f"| {row.share_proposed:.0%} | {row.num_tokens} | {' | '.join(achieved)} |"
@@ -350,10 +352,12 @@ class _Measurement:
             gamma=decoding.gamma,
             num_texts=len(stats.target_calls),
             target_calls=calls,
-            mean_acceptance_length=float(1 + stats.accepted.sum() / calls),
+            block_efficiency=float(stats.appended.sum() / calls),
             alpha=acceptance.ratio(betas, verified, bootstrap),
             observed=acceptance.ratio(accepted, verified, bootstrap),
-            acceptance_by_position=(stats.accepted_by_position.sum(axis=0) / calls).tolist(),
+            acceptance_by_position=conditional_acceptance(
+                stats.accepted_by_position.sum(axis=0), stats.verified_by_position.sum(axis=0)
+            ).tolist(),
         )
 
     def _clusters(self, first: int, count: int) -> np.ndarray:

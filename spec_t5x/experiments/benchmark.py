@@ -121,7 +121,7 @@ def run(
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| draft | verifier | temp. | gamma | alpha | tokens per call | c | T(verify) | speed-up "
+        "| draft | verifier | temp. | gamma | alpha | block efficiency | c | T(verify) | speed-up "
         "| loop alone¹ | predicted² | oracle³ | same text |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -130,7 +130,7 @@ def table(rows: list[Row]) -> str:
         same = {None: "—", True: "yes", False: f"{len(c.divergences)} differ"}[c.identical]
         lines.append(
             f"| {row.draft} | {row.verifier} | {c.temperature:g} | {c.gamma} | {c.alpha:.3f} "
-            f"| {c.mean_acceptance_length:.2f} | {c.step_times.c:.3f} "
+            f"| {c.block_efficiency:.2f} | {c.step_times.c:.3f} "
             f"| {c.step_times.verification_cost:.2f} | {c.speed_up:.2f} | {c.loop_speed_up:.2f} "
             f"| {c.predicted_with_verification:.2f} | {c.oracle:.2f} | {same} |"
         )

@@ -49,7 +49,6 @@ class Comparison:
     plain_compile_seconds: float
     speculative_compile_seconds: float
     target_calls: int
-    mean_acceptance_length: float
     alpha: float
     step_times: StepTimes
     # None when sampling: the texts are then different draws from one distribution.
@@ -66,6 +65,21 @@ class Comparison:
     def speculative_rate(self) -> float:
         """Tokens per second of speculative decoding."""
         return self.speculative_tokens / statistics.median(self.speculative_seconds)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Generated tokens for each target call of speculative decoding."""
+        return self.speculative_tokens / self.target_calls
+
+    @property
+    def accepted_plus_one(self) -> float:
+        """``1 + accepted / target_calls``, beside which Equation 1 is drawn.
+
+        As if every iteration ended with a token of the target's own, which the end of a text
+        keeps some from.
+        """
+        accepted = sum(generation.accepted for group in self.outputs for generation in group)
+        return 1 + accepted / self.target_calls
 
     @property
     def speed_up(self) -> float:
@@ -105,6 +119,7 @@ class Comparison:
         return fields | {
             "plain_tokens_per_second": self.plain_rate,
             "speculative_tokens_per_second": self.speculative_rate,
+            "block_efficiency": self.block_efficiency,
             "speed_up": self.speed_up,
             "loop_speed_up": self.loop_speed_up,
             "c": self.step_times.c,
@@ -164,8 +179,6 @@ def compare(
         plain_compile_seconds=plain_compile,
         speculative_compile_seconds=speculative_compile,
         target_calls=sum(g.target_calls for g in flat),
-        mean_acceptance_length=1
-        + sum(g.accepted for g in flat) / sum(g.target_calls for g in flat),
         alpha=_alpha(runs),
         step_times=measure_step_times(
             generator.target,

@@ -36,7 +36,7 @@ class CopyingRow:
     gamma: int
     min_match: int
     # Tokens for each target call, where plain decoding has 1.
-    tokens_per_call: float
+    block_efficiency: float
     # Of the tokens proposed, how many were right; and proposed in a call, on average.
     acceptance: float
     proposed_per_call: float
@@ -112,11 +112,11 @@ def measure(
         calls += int(decoded.stats.target_calls.sum())
         proposed += int(decoded.stats.proposed.sum())
         accepted += int(decoded.stats.accepted.sum())
-        tokens += int(decoded.lengths.sum())
+        tokens += int(decoded.stats.appended.sum())
     return CopyingRow(
         gamma=gamma,
         min_match=min_match,
-        tokens_per_call=tokens / calls,
+        block_efficiency=tokens / calls,
         acceptance=accepted / max(proposed, 1),
         proposed_per_call=proposed / calls,
     )
@@ -155,13 +155,13 @@ def main(arguments=None) -> int:
         else load_vocabulary(args.vocabulary)
     )
     pairs = list(_read(args, vocabulary))
-    print("| gamma | min. match | tokens per call | proposed per call | accepted |")
+    print("| gamma | min. match | block efficiency | proposed per call | accepted |")
     print("|---|---|---|---|---|")
     for gamma in args.gamma:
         for min_match in args.min_match:
             row = measure(pairs, vocabulary.vocab_size, gamma, min_match)
             print(
-                f"| {gamma} | {min_match} | {row.tokens_per_call:.2f} "
+                f"| {gamma} | {min_match} | {row.block_efficiency:.2f} "
                 f"| {row.proposed_per_call:.2f} | {row.acceptance:.0%} |"
             )
     return 0

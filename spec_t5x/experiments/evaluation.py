@@ -17,6 +17,7 @@ from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.theory import conditional_acceptance
 
 # ``metric(targets, predictions)``; targets are what came as the second of each pair.
 EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -102,10 +103,10 @@ class Evaluation:
     # Generated tokens, end of sequence included.
     num_tokens: int
     target_calls: int
-    # Over all sequences; None in plain decoding.
-    mean_acceptance_length: float | None
+    # Over all sequences; None in plain decoding. Generated tokens for each target call.
+    block_efficiency: float | None
     alpha: float | None
-    # Share of iterations whose i-th draft was accepted.
+    # How often the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float] | None
     # Lower and upper ends of the 95 % intervals, bootstrapped over texts, by the names of
     # the figures; those that can be had.
@@ -237,24 +238,27 @@ def fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
 def _acceptance(stats: list) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """The figures of acceptance by name, and their intervals."""
     if stats[0] is None:
-        names = ("mean_acceptance_length", "alpha", "acceptance_by_position")
+        names = ("block_efficiency", "alpha", "acceptance_by_position")
         return dict.fromkeys(names), {}
 
     def of_texts(name: str) -> np.ndarray:
         return np.concatenate([np.asarray(getattr(s, name)).reshape(-1) for s in stats])
 
-    calls, resampling = of_texts("target_calls"), Bootstrap()
-    accepted = ratio(of_texts("accepted"), calls, resampling)
-    alpha = ratio(of_texts("beta_sum"), of_texts("verified"), resampling)
-    by_position = sum(s.accepted_by_position.sum(axis=(0, 1)) for s in stats) / calls.sum()
-    figures = {
-        "mean_acceptance_length": 1.0 + accepted.value,
-        "alpha": alpha and alpha.value,
-        "acceptance_by_position": by_position.tolist(),
+    resampling = Bootstrap()
+    estimates = {
+        "block_efficiency": ratio(of_texts("appended"), of_texts("target_calls"), resampling),
+        "alpha": ratio(of_texts("beta_sum"), of_texts("verified"), resampling),
     }
-    intervals = {}
-    if accepted.low is not None:
-        intervals["mean_acceptance_length"] = (1.0 + accepted.low, 1.0 + accepted.high)
-    if alpha and alpha.low is not None:
-        intervals["alpha"] = (alpha.low, alpha.high)
+    figures = {name: each and each.value for name, each in estimates.items()}
+    figures["acceptance_by_position"] = conditional_acceptance(
+        *(
+            sum(getattr(s, name).sum(axis=(0, 1)) for s in stats)
+            for name in ("accepted_by_position", "verified_by_position")
+        )
+    ).tolist()
+    intervals = {
+        name: (each.low, each.high)
+        for name, each in estimates.items()
+        if each and each.low is not None
+    }
     return figures, intervals

@@ -104,8 +104,8 @@ class Row:
     c: float
     verification: float
     prefill: float
-    # Tokens for each target call without the guard.
-    tokens_per_call: float
+    # Generated tokens for each target call without the guard.
+    block_efficiency: float
     # Target calls that were plain steps, of all.
     plain_share: float
     plain_share_alone: float
@@ -218,7 +218,6 @@ def _measure(
         seconds.append(sums.tolist())
     plain_seconds, unguarded, with_balance, alone = map(list, zip(*seconds, strict=True))
     plain_texts, unguarded_texts, guarded_texts, alone_texts = last
-    calls, accepted = _total(unguarded_texts, "target_calls"), _total(unguarded_texts, "accepted")
     return Row(
         draft=name,
         gamma=decoding.gamma,
@@ -226,7 +225,8 @@ def _measure(
         batch_size=decoding.batch_size,
         num_tokens=sum(int(np.sum(n)) for n in map(_generated, batches, plain_texts)),
         **costs,
-        tokens_per_call=1 + accepted / calls,
+        block_efficiency=_total(unguarded_texts, "appended")
+        / _total(unguarded_texts, "target_calls"),
         plain_share=_total(guarded_texts, "plain_steps") / _total(guarded_texts, "target_calls"),
         plain_share_alone=_total(alone_texts, "plain_steps") / _total(alone_texts, "target_calls"),
         plain_seconds=plain_seconds,
@@ -296,14 +296,14 @@ def _total(texts, field: str) -> int:
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| draft | c | iteration¹ | prefill² | tokens per call³ | without guard | with guard "
+        "| draft | c | iteration¹ | prefill² | block efficiency³ | without guard | with guard "
         "| plain steps | a guard for each batch⁴ | plain steps |",
         "|" + "---|" * 10,
     ]
     for row in rows:
         lines.append(
             f"| {row.draft} | {row.c:.3f} | {row.iteration:.2f} | {row.prefill:.2f} "
-            f"| {row.tokens_per_call:.2f} | {row.cost(row.unguarded_seconds):.3f} "
+            f"| {row.block_efficiency:.2f} | {row.cost(row.unguarded_seconds):.3f} "
             f"| {row.cost(row.guarded_seconds):.3f} | {row.plain_share:.0%} "
             f"| {row.cost(row.alone_seconds):.3f} | {row.plain_share_alone:.0%} |"
         )

@@ -180,7 +180,7 @@ def main(arguments=None) -> int:
     for (output,) in comparison.outputs:
         print(output.output)
     figures = comparison.to_dict()
-    names = ("alpha", "mean_acceptance_length", "speed_up", "c", "target_calls")
+    names = ("alpha", "block_efficiency", "speed_up", "c", "target_calls")
     print(json.dumps({name: figures[name] for name in names}, indent=2))
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spec_t5x import theory
 from spec_t5x.acceptance import Estimate
 from spec_t5x.errors import InputError
 from spec_t5x.training.distill import DistillOptions
@@ -159,7 +160,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     gamma = rows[0]["held_out"][0]["gamma"]
     head = ["objective", "texts"]
     for temperature in temperatures:
-        head += [f"alpha, T={temperature:g}", f"tokens a call, gamma {gamma}"]
+        head += [f"alpha, T={temperature:g}", f"expected tokens, gamma {gamma}"]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         own = row["on_policy"]
@@ -168,7 +169,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         for first, each in zip(rows[0]["held_out"], row["held_out"], strict=True):
             cells += [
                 _shown(each["alpha"], first["alpha"]),
-                f"{each['block_efficiency']:.2f}",
+                f"{theory.expected_tokens(each['alpha']['value'], each['gamma']):.2f}",
             ]
         lines.append(cells)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

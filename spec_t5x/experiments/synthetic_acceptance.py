@@ -203,8 +203,8 @@ class Timing:
         return self.accepted / self.verified
 
     @property
-    def tokens_per_call(self) -> float:
-        """Tokens for each target call."""
+    def block_efficiency(self) -> float:
+        """Generated tokens for each target call."""
         return self.num_tokens * len(self.speculative_seconds) / self.target_calls
 
     @property
@@ -226,7 +226,7 @@ class Timing:
             "speed_up_range": list(self.speed_up_range),
             "loop_speed_up": self.loop_speed_up,
             "acceptance_rate": self.acceptance_rate,
-            "tokens_per_call": self.tokens_per_call,
+            "block_efficiency": self.block_efficiency,
             "c": self.step_times.c,
             "verification_cost": self.step_times.verification_cost,
             "expected": self.expected,
@@ -464,7 +464,7 @@ def _is_key(leaf) -> bool:
 def table(timings: Sequence[Timing]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| task | draft | temp. | gamma | alpha | drawn | tokens per call | c | T(verify) "
+        "| task | draft | temp. | gamma | alpha | drawn | block efficiency | c | T(verify) "
         "| expected¹ | T(verify) counted | measured | least–most | loop alone² | the paper's EXP "
         "| EMP |",
         "|" + "---|" * 16,
@@ -479,7 +479,7 @@ def table(timings: Sequence[Timing]) -> str:
             row.gamma,
             f"{row.alpha:.2f}",
             f"{timing.acceptance_rate:.3f}",
-            f"{timing.tokens_per_call:.2f}",
+            f"{timing.block_efficiency:.2f}",
             f"{times.c:.3f}",
             f"{times.verification_cost:.2f}",
             f"{timing.expected:.2f}",

@@ -188,14 +188,14 @@ def table(result: TuneResult) -> str:
     has_measured = bool(result.measured)
     head = ["draft", "batch", "gamma", "speed-up", f"{result.confidence:.0%} interval"]
     head += ["measured", "off by"] if has_measured else []
-    head += ["tokens per iteration", "tokens/s", "c", "T(verify)", "overhead", "set-up¹"]
+    head += ["block efficiency", "tokens/s", "c", "T(verify)", "overhead", "set-up¹"]
     lines = [_line(head), _line(["---"] * len(head))]
     for p in sorted(result.best, key=lambda p: (p.batch_size, -p.speed_up)):
         cells = [p.draft, p.batch_size, p.gamma, f"{p.speed_up:.2f}", f"{p.low:.2f}-{p.high:.2f}"]
         if has_measured:
             factor = result.measured[_setting(p)]
             cells += [f"{factor:.2f}", f"{p.speed_up / factor - 1:+.0%}"]
-        cells += [f"{p.tokens_per_iteration:.2f}", f"{p.tokens_per_second:.0f}", f"{p.c:.3f}"]
+        cells += [f"{p.block_efficiency:.2f}", f"{p.tokens_per_second:.0f}", f"{p.c:.3f}"]
         cells += [f"{p.verification_cost:.2f}", f"{p.overhead:.2f} ms"]
         cells += [f"{p.plain_setup:.1f} -> {p.setup:.1f} ms"]
         lines.append(_line(cells))

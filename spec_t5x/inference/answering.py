@@ -37,7 +37,7 @@ class Tally:
     # Generated, end of sequence included.
     tokens: int = 0
     target_calls: int = 0
-    # Over these calls, the sum of each sequence's mean acceptance length.
+    # What these calls brought: tokens of each sequence, or that a search's hypotheses grew by.
     advance: float = 0.0
 
     def add(self, other: "Tally") -> None:
@@ -46,8 +46,8 @@ class Tally:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens for each target call, over all sequences; 1 in plain decoding."""
+    def block_efficiency(self) -> float:
+        """Generated tokens for each target call, over all sequences; 1 in plain decoding."""
         return self.advance / self.target_calls if self.target_calls else 1.0
 
 
@@ -94,9 +94,7 @@ class Answerer:
             # A search's calls are for all of its hypotheses.
             for generation in generations[:1] if self.options.beams else generations:
                 tally.target_calls += generation.target_calls
-                tally.advance += generation.target_calls * (
-                    generation.mean_acceptance_length or 1.0
-                )
+                tally.advance += generation.target_calls * (generation.block_efficiency or 1.0)
         return tally
 
     def ids(self, item: Item) -> list[int]:

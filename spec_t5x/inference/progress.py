@@ -58,8 +58,7 @@ class Progress:
         while now - self._recent[0][0] > _WINDOW:
             self._recent.popleft()
         text = (
-            f"{self._rate(now):,.0f} tokens/s, "
-            f"{self.tally.mean_acceptance_length:.2f} tokens a target call"
+            f"{self._rate(now):,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
         )
         if self._bar:
             self._bar.update(self._task, completed=self.tally.inputs, description=text)

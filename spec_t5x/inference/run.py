@@ -59,7 +59,7 @@ class Report:
     named: list[str]
     # Of this process, since it was started.
     tokens: int
-    mean_acceptance_length: float
+    block_efficiency: float
     seconds: float
 
 
@@ -252,7 +252,7 @@ class _Run:
             errors=tally.errors,
             named=[],
             tokens=tally.tokens,
-            mean_acceptance_length=tally.mean_acceptance_length,
+            block_efficiency=tally.block_efficiency,
             seconds=self.progress.seconds,
         )
         if self.hosts.index > 0:

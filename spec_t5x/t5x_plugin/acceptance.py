@@ -15,7 +15,7 @@ from absl import logging
 from t5x import infer as t5x_infer
 
 # What is summed over the sequences of a run.
-_COUNTS = ("target_calls", "proposed", "accepted", "verified", "beta_sum", "steps")
+_COUNTS = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum", "steps")
 
 
 def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
@@ -25,20 +25,22 @@ def totals(aux: Mapping[str, Sequence[Any]]) -> dict[str, float]:
       aux: for each name a value for each example, as ``predict_batch_with_aux`` has them.
 
     Returns:
-      ``target_calls``; of sampling ``mean_acceptance_length`` (tokens for each target
-      call), ``acceptance_rate`` (accepted for each proposed) and ``alpha``
-      (Corollary 3.6); of a beam search ``mean_advance``. A rate of nothing is left out.
+      ``target_calls`` and ``block_efficiency`` (generated tokens for each target call; of
+      a beam search, tokens that the hypotheses grow by); of sampling also
+      ``acceptance_rate`` (accepted for each proposed) and ``alpha`` (Corollary 3.6). A
+      rate of nothing is left out.
     """
     sums = {name: float(np.sum(aux[name])) for name in _COUNTS if name in aux}
     if not sums.get("target_calls"):
         return {}
-    found = {"target_calls": sums["target_calls"]}
-    if "steps" in sums:
-        return found | {"mean_advance": sums["steps"] / sums["target_calls"]}
-    found["mean_acceptance_length"] = 1 + sums["accepted"] / sums["target_calls"]
-    if sums["proposed"]:
+    generated = sums["steps"] if "steps" in sums else sums["appended"]
+    found = {
+        "target_calls": sums["target_calls"],
+        "block_efficiency": generated / sums["target_calls"],
+    }
+    if sums.get("proposed"):
         found["acceptance_rate"] = sums["accepted"] / sums["proposed"]
-    if sums["verified"]:
+    if sums.get("verified"):
         found["alpha"] = sums["beta_sum"] / sums["verified"]
     return found
 

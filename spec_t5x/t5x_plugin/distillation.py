@@ -46,7 +46,7 @@ def distill(
       objective: a name of ``distillation_losses.OBJECTIVES``. With "cross_entropy" the
         target is only measured against.
       weight: of the objective; the rest, one minus it, is T5X's own loss.
-      gamma: drafts of an iteration, for the block efficiency.
+      gamma: drafts of an iteration, for the tokens to be expected of it (Equation 1).
 
     Raises:
       InputError: a model with losses of its own, settings out of range, or a target that
@@ -176,7 +176,7 @@ class DistillationModel(models.EncoderDecoderModel):
     def _acceptance(
         self, target_logits: Array, logits: Array, is_token: Array
     ) -> dict[str, clu.metrics.Metric]:
-        """alpha (Corollary 3.6) and block efficiency (Equation 1) at temperatures 1 and 0."""
+        """alpha (Corollary 3.6) and the tokens of Equation 1 at temperatures 1 and 0."""
         at_1 = sampling(1.0)
         betas = {
             # Sums of probabilities, rounded.
@@ -189,22 +189,22 @@ class DistillationModel(models.EncoderDecoderModel):
         for name, values in betas.items():
             mean = _mean(values, is_token)
             found[f"alpha/{name}"] = mean
-            found[f"block_efficiency/{name}"] = BlockEfficiency(
+            found[f"expected_tokens/{name}"] = ExpectedTokens(
                 total=mean.total, count=mean.count, gamma=self._gamma
             )
         return found
 
 
 @flax.struct.dataclass
-class BlockEfficiency(clu.metrics.Average):
-    """Tokens that each call of the target gives (Equation 1), of the mean of betas."""
+class ExpectedTokens(clu.metrics.Average):
+    """Tokens to be expected of an iteration (Equation 1), of the mean of betas."""
 
     # On the device or, once fetched, numpy's.
     total: Any
     count: Any
     gamma: int = flax.struct.field(pytree_node=False, default=0)
 
-    def merge(self, other: "BlockEfficiency") -> "BlockEfficiency":
+    def merge(self, other: "ExpectedTokens") -> "ExpectedTokens":
         """Of the tokens of both."""
         return self.replace(total=self.total + other.total, count=self.count + other.count)
 

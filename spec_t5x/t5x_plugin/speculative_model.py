@@ -178,19 +178,18 @@ def pick_decodes(
 def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
     """What there is to know of acceptance, each ``[batch, num_decodes, ...]``.
 
-    Of sampling: ``target_calls``, ``proposed``, ``accepted``, ``verified`` and
-    ``beta_sum`` (``DecodeStats``), and ``accepted_by_position [..., gamma]``. Of a beam
-    search: ``target_calls`` and ``steps`` of the input, the same for all its hypotheses.
+    Of sampling: ``target_calls``, ``appended``, ``proposed``, ``accepted``, ``verified`` and
+    ``beta_sum`` (``DecodeStats``), and ``accepted_by_position [..., gamma]`` and
+    ``verified_by_position``. Of a beam search: ``target_calls`` and ``steps`` of the input,
+    the same for all its hypotheses.
     """
     stats = result.stats
     if isinstance(stats, DecodeStats):
-        aux = {
-            name: getattr(stats, name)
-            for name in ("target_calls", "proposed", "accepted", "verified", "beta_sum")
-        }
-        if stats.accepted_by_position.shape[-1]:
-            aux["accepted_by_position"] = stats.accepted_by_position
-        return aux
+        counts = ("target_calls", "appended", "proposed", "accepted", "verified", "beta_sum")
+        by_position = ("accepted_by_position", "verified_by_position")
+        has_positions = stats.accepted_by_position.shape[-1] > 0
+        names = counts + by_position if has_positions else counts
+        return {name: getattr(stats, name) for name in names}
     shape = result.scores.shape
     return {
         name: jnp.broadcast_to(getattr(stats, name)[:, None], shape)

@@ -62,7 +62,7 @@ class DistillOptions:
     # temperatures. alpha at the first of them says which draft is the best.
     dev_texts: int = 500
     eval_temperatures: tuple = (0.0, 1.0)
-    # Of the block efficiency that is reported.
+    # Drafts of an iteration, for the expected tokens that are reported (Equation 1).
     gamma: int = 4
     # Evaluations without a better alpha, after which the training stops; 0 never does.
     patience: int = 0

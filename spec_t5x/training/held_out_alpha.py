@@ -48,8 +48,8 @@ class HeldOutAlpha:
     gamma: int
 
     @property
-    def block_efficiency(self) -> float:
-        """Tokens that each call of the target gives, with ``gamma`` drafts (Equation 1)."""
+    def expected_tokens(self) -> float:
+        """Tokens to be expected of an iteration with ``gamma`` drafts (Equation 1)."""
         return float(theory.expected_tokens(self.alpha.value, self.gamma))
 
     def __str__(self) -> str:
@@ -57,19 +57,19 @@ class HeldOutAlpha:
         interval = "" if alpha.low is None else f" ({alpha.low:.4f}-{alpha.high:.4f})"
         return (
             f"T={self.temperature:g}: loss {self.loss:.4f}  alpha {alpha.value:.4f}{interval}  "
-            f"block efficiency {self.block_efficiency:.3f} (gamma {self.gamma})"
+            f"expected tokens {self.expected_tokens:.3f} (gamma {self.gamma})"
         )
 
     def to_dict(self) -> dict:
         """All of it as JSON can hold it."""
-        return dataclasses.asdict(self) | {"block_efficiency": self.block_efficiency}
+        return dataclasses.asdict(self) | {"expected_tokens": self.expected_tokens}
 
     def curves(self) -> dict[str, float]:
         """Its numbers, by the names of their curves over the steps of a run."""
         values = {
             "loss": self.loss,
             "alpha": self.alpha.value,
-            "block_efficiency": self.block_efficiency,
+            "expected_tokens": self.expected_tokens,
         }
         return {f"held_out/{name}_T{self.temperature:g}": each for name, each in values.items()}
 
@@ -87,7 +87,7 @@ def held_out_alpha(
         score: of a batch's arrays.
         batches: of texts that the target wrote at ``temperature``.
         temperature: of texts and both models.
-        gamma: drafts of an iteration, for the block efficiency.
+        gamma: drafts of an iteration, for the tokens to be expected of it.
 
     Raises:
         InputError: the texts hold no token.

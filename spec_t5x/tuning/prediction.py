@@ -61,8 +61,8 @@ class Prediction:
     speed_up: float
     low: float
     high: float
-    # Tokens for each iteration of a row: 1 plainly.
-    tokens_per_iteration: float
+    # Generated tokens for each target call, by the simulated iterations: 1 plainly.
+    block_efficiency: float
     # Generated in a second, in all rows.
     tokens_per_second: float
     # Of the paper, in calls of the target over one token: c = D(gamma) / gamma, T(gamma + 1).
@@ -208,7 +208,7 @@ class _Predictor:
             speed_up=1.0,
             low=1.0,
             high=1.0,
-            tokens_per_iteration=1.0,
+            block_efficiency=1.0,
             tokens_per_second=float(counts.lengths.sum() / seconds[0]),
             c=0.0,
             verification_cost=1.0,
@@ -238,7 +238,7 @@ class _Predictor:
             speed_up=point,
             low=min(float(low), point),
             high=max(float(high), point),
-            tokens_per_iteration=float(counts.lengths.sum() / counts.iterations(gamma).sum()),
+            block_efficiency=float(counts.lengths.sum() / counts.iterations(gamma).sum()),
             tokens_per_second=float(counts.lengths.sum() / seconds[0]),
             c=float(draft.propose(gamma)[0] / gamma / self.target[0, 0]),
             verification_cost=float(self.verification(gamma, gamma)[0] / self.target[0, 0]),

@@ -47,7 +47,8 @@ KEYS = [
     "proposed",
     "accepted",
     "accepted_by_position",
-    "mean_acceptance_length",
+    "verified_by_position",
+    "block_efficiency",
     "alpha",
 ]
 

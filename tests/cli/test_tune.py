@@ -188,7 +188,7 @@ def test_auto_is_for_evaluate_and_infer_too(pair, monkeypatch, tmp_path, capsys)
     common = [*pair, "--gamma=auto", "--max_decode_len=8", "--batch_size=1"]
     assert main(["evaluate", *common, "--data", str(data)]) == 0
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["mean_acceptance_length"] > 0
+    assert json.loads(shown.out)["block_efficiency"] > 0
     assert "spec-t5x: gamma " in shown.err
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")

@@ -43,7 +43,7 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, tmp_path, capsys):
     for row in report["rows"]:
         assert row["num_inputs"] == 2 and row["identical"] is True
         assert row["plain_tokens"] == row["speculative_tokens"] > 0
-        assert 1 <= row["mean_acceptance_length"] <= 3
+        assert 1 <= row["block_efficiency"] <= 3
         assert len(row["plain_seconds"]) == 1
 
 

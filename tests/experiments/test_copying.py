@@ -14,14 +14,14 @@ def test_a_reference_that_is_its_source_takes_few_calls():
     """5, then 6 7 8 9 and 4 in one call, then the end."""
     text = [5, 6, 7, 8, 9, 4, 1]
     row = measure([(text, text)], vocab_size=12, gamma=4, min_match=1)
-    assert row.tokens_per_call == pytest.approx(7 / 3)
+    assert row.block_efficiency == pytest.approx(7 / 3)
     assert row.acceptance == 1
     assert row.proposed_per_call == pytest.approx((0 + 4 + 1) / 3)
 
 
 def test_a_reference_without_the_sources_words_gets_no_proposal():
     row = measure([([5, 6, 1], [7, 8, 9, 1])], vocab_size=12, gamma=4, min_match=1)
-    assert (row.tokens_per_call, row.proposed_per_call) == (1.0, 0.0)
+    assert (row.block_efficiency, row.proposed_per_call) == (1.0, 0.0)
 
 
 def test_the_target_writes_the_reference_whatever_it_is_fed():

@@ -23,7 +23,7 @@ def test_the_ratios_are_of_medians():
         c=0.1,
         verification=1.4,
         prefill=0.5,
-        tokens_per_call=1.01,
+        block_efficiency=1.01,
         plain_share=0.9,
         plain_share_alone=0.8,
         plain_seconds=[1.0, 2.0, 7.0],
@@ -49,7 +49,7 @@ def test_a_hopeless_draft_is_measured(tiny_pair, tmp_path):
     (row,) = guarding.run(options, models=models, decoding=decoding)
     assert row.draft == "random"
     assert 2 <= row.num_tokens <= 20
-    assert row.tokens_per_call < 3
+    assert row.block_efficiency < 3
     assert 0 <= row.plain_share <= 1
     assert row.c >= 0 and row.verification >= 1 and row.prefill >= 0
     seconds = (row.plain_seconds, row.unguarded_seconds, row.guarded_seconds)

@@ -42,7 +42,7 @@ def test_the_table_marks_what_is_surely_above_the_first():
         row(RECIPES[1], measured(0.0, 0.65, 0.1), measured(1.0, 0.65, 0.05)),
     ]
     text = objectives.table(rows)
-    assert "| alpha, T=0 | tokens a call, gamma 2 | alpha, T=1 |" in text
+    assert "| alpha, T=0 | expected tokens, gamma 2 | alpha, T=1 |" in text
     # (1 - alpha^3) / (1 - alpha) tokens (Equation 1).
     assert "| 0.500 (0.400\u20130.600) | 1.75 | 0.500 (0.450\u20130.550) | 1.75 |" in text
     assert (

@@ -112,7 +112,7 @@ def test_lengths_are_given_and_calls_follow_equation_1(timing):
     assert timing.num_tokens == 120
     assert len(timing.plain_seconds) == len(timing.speculative_seconds) == 4
     # 480 tokens take about 190 calls, whose number scatters by a few.
-    assert timing.tokens_per_call == pytest.approx(theory.expected_tokens(0.7, 3), rel=0.15)
+    assert timing.block_efficiency == pytest.approx(theory.expected_tokens(0.7, 3), rel=0.15)
     # About 400 decided positions.
     assert timing.acceptance_rate == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / 400) ** 0.5)
 

@@ -39,7 +39,7 @@ class Echo(Generator):
                     output_ids=[3] * width,
                     score=-0.5,
                     target_calls=4,
-                    mean_acceptance_length=2.0,
+                    block_efficiency=2.0,
                 )
                 for decode in range(2)
             ]

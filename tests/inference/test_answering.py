@@ -52,8 +52,13 @@ def test_texts_are_those_of_generate(generator, change):
     assert tally.tokens == sum(len(o.output_ids) for e in expected for o in e)
     counted = [o for e in expected for o in (e[:1] if options.beams else e)]
     assert tally.target_calls == sum(o.target_calls for o in counted)
-    advance = sum(o.target_calls * o.mean_acceptance_length for o in counted)
-    assert tally.mean_acceptance_length == pytest.approx(advance / tally.target_calls)
+    if not options.beams:
+        assert tally.block_efficiency == pytest.approx(tally.tokens / tally.target_calls)
+        for line, outputs in zip(found, expected, strict=True):
+            efficiency = len(line["output_ids"]) / outputs[-1].target_calls
+            assert line["block_efficiency"] == pytest.approx(efficiency)
+    advance = sum(o.target_calls * o.block_efficiency for o in counted)
+    assert tally.block_efficiency == pytest.approx(advance / tally.target_calls)
 
 
 def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):

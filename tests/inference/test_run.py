@@ -33,7 +33,7 @@ def test_a_line_for_each_input_in_order(runner):
     shards = [content for name, content in runner.files().items() if "-of-" in name]
     assert b"".join(shards) == runner.files()["predictions.jsonl"]
     assert runner.left_over() == []
-    assert (report.inputs, report.errors, report.mean_acceptance_length) == (11, 0, 2.0)
+    assert (report.inputs, report.errors, report.block_efficiency) == (11, 0, 2.0)
 
 
 def test_batches_hold_inputs_of_about_one_length(runner):

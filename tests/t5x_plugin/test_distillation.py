@@ -23,7 +23,7 @@ from spec_t5x.distributions import overlap, sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.t5x_plugin.distillation import BlockEfficiency, distill
+from spec_t5x.t5x_plugin.distillation import ExpectedTokens, distill
 from spec_t5x.t5x_plugin.frozen_target import (
     COLLECTION,
     DraftInitializer,
@@ -203,7 +203,7 @@ def test_packed_texts_are_the_same_texts(pair, factor):
     assert abs(loss - whole) > 1e-3 * whole
 
 
-def test_alpha_and_block_efficiency_are_those_of_the_paper(pair):
+def test_alpha_and_expected_tokens_are_those_of_the_paper(pair):
     _, target, draft = pair
     gamma = 5
     model = make_model(pair, gamma=gamma)
@@ -220,7 +220,7 @@ def test_alpha_and_block_efficiency_are_those_of_the_paper(pair):
         found = metrics[f"alpha/temperature_{temperature}"].compute()
         np.testing.assert_allclose(found, alpha, rtol=1e-5)
         np.testing.assert_allclose(
-            metrics[f"block_efficiency/temperature_{temperature}"].compute(),
+            metrics[f"expected_tokens/temperature_{temperature}"].compute(),
             theory.expected_tokens(alpha, gamma),
             rtol=1e-5,
         )
@@ -228,12 +228,12 @@ def test_alpha_and_block_efficiency_are_those_of_the_paper(pair):
 
 def test_block_efficiencies_merge_over_tokens():
     first, second = (
-        BlockEfficiency(total=3.0, count=4, gamma=2),
-        BlockEfficiency(total=0.0, count=2, gamma=2),
+        ExpectedTokens(total=3.0, count=4, gamma=2),
+        ExpectedTokens(total=0.0, count=2, gamma=2),
     )
     # alpha is 3 of 6: 1 + 1/2 + 1/4.
     assert first.merge(second).compute() == pytest.approx(1.75)
-    assert np.isnan(BlockEfficiency(total=0.0, count=0, gamma=2).compute())
+    assert np.isnan(ExpectedTokens(total=0.0, count=0, gamma=2).compute())
 
 
 # --- under T5X's trainer -----------------------------------------------------
@@ -289,7 +289,7 @@ def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
     assert evaluated["forward_kl"] < first["forward_kl"].value
     for temperature in (0, 1):
         np.testing.assert_allclose(
-            evaluated[f"block_efficiency/temperature_{temperature}"],
+            evaluated[f"expected_tokens/temperature_{temperature}"],
             theory.expected_tokens(float(evaluated[f"alpha/temperature_{temperature}"]), 7),
             rtol=1e-6,
         )
@@ -365,7 +365,7 @@ def test_microbatches_accumulate_the_same(pair, tmp_path):
         with made:
             summary = made.train(iter([batch]), 1).result()
             found.append((summary, made.train_state.params))
-    for name in ("forward_kl", "alpha/temperature_0", "block_efficiency/temperature_1"):
+    for name in ("forward_kl", "alpha/temperature_0", "expected_tokens/temperature_1"):
         np.testing.assert_allclose(*(summary[name].value for summary, _ in found), rtol=1e-5)
     (_, whole), (_, parts) = found
     for ours, theirs in zip(*map(jax.tree.leaves, (parts, whole)), strict=True):

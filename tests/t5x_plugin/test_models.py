@@ -13,6 +13,7 @@ import numpy as np
 from t5x import decoding, models
 
 from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.acceptance import totals
 from spec_t5x.t5x_plugin.decode_settings import read_settings
 from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
 from spec_t5x.t5x_plugin.speculation import speculate
@@ -75,6 +76,13 @@ def test_greedy_text_and_scores_are_t5xs(size, prompted):
     assert len(np.unique(texts, axis=0)) > 3
     assert np.sum(aux["accepted"]) > 0
     assert np.sum(aux["accepted"]) < np.sum(aux["proposed"])
+    if not prompted:
+        counts = np.sum(texts != 0, axis=1)
+        np.testing.assert_array_equal(aux["appended"], counts)
+        efficiency = totals(aux)["block_efficiency"]
+        assert efficiency == pytest.approx(counts.sum() / np.sum(aux["target_calls"]))
+    np.testing.assert_array_equal(aux["verified"], np.sum(aux["verified_by_position"], axis=1))
+    assert np.all(aux["accepted_by_position"] <= aux["verified_by_position"])
 
 
 def test_some_rows_end_early_and_some_do_not():

@@ -139,7 +139,7 @@ def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
         assert each.alpha.value > before["alpha"]["value"] + 0.02
         assert each.loss < before["loss"]
         assert each.alpha.low < each.alpha.value < each.alpha.high
-        assert each.block_efficiency == pytest.approx(expected_tokens(each.alpha.value, 4))
+        assert each.expected_tokens == pytest.approx(expected_tokens(each.alpha.value, 4))
     # The best that was seen at the first temperature, not the last.
     best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
     assert result.held_out[0].alpha.value == best

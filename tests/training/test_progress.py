@@ -57,8 +57,8 @@ def test_alpha_by_temperature(tmp_path):
     assert curves(tmp_path) == {
         "held_out/alpha_T0": {3: 0.5},
         "held_out/alpha_T1": {3: 0.25},
-        "held_out/block_efficiency_T0": {3: 1.75},
-        "held_out/block_efficiency_T1": {3: 1.3125},
+        "held_out/expected_tokens_T0": {3: 1.75},
+        "held_out/expected_tokens_T1": {3: 1.3125},
         "held_out/loss_T0": {3: 1.5},
         "held_out/loss_T1": {3: 1.5},
     }

@@ -75,7 +75,7 @@ def test_a_draft_in_the_targets_encoder(distill, tiny_pair, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "train.tsv: the target has written 12 of 12 texts (T=1)" in said
     assert "dev.tsv: the target has written 3 of 3 texts (T=0)" in said
-    assert re.search(r"step 0  T=0: loss .* alpha 0\.\d+ \(.*\)  block efficiency", said)
+    assert re.search(r"step 0  T=0: loss .* alpha 0\.\d+ \(.*\)  expected tokens", said)
     assert re.search(r"finished at step 2; the best was step \d", said)
 
     loaded = load(target)

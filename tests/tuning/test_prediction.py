@@ -64,7 +64,7 @@ def test_a_batch_lasts_until_its_last_row():
     each = 1 + 3 * 0.1
     assert found["a", 3, 1].speed_up == pytest.approx(8 / (5 * each))
     assert found["a", 3, 2].speed_up == pytest.approx(4 / (4 * each))
-    assert found["a", 3, 2].tokens_per_iteration == pytest.approx(8 / 5)
+    assert found["a", 3, 2].block_efficiency == pytest.approx(8 / 5)
 
 
 def test_a_draft_that_often_has_nothing_to_say_is_verified_as_short():

@@ -255,7 +255,7 @@ spec-t5x train-ngram --data train.tsv.gz --column 1 --num_columns 3 --vocabulary
 
 # Figures that a card shows, and how; those of texts are shown of targets.
 _QUALITY = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-Lsum"}
-COMPARED = (*_QUALITY, "alpha", "mean_acceptance_length")
+COMPARED = (*_QUALITY, "alpha", "block_efficiency")
 
 
 def card_of(name: str) -> Card:
@@ -359,17 +359,19 @@ def _quality_table(card: Card, figures: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _acceptance_table(card: Card, figures: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        "Measured at gamma 4; alpha is the mean of sum min(p, q) over verified positions, the last",
-        "column the share of iterations whose i-th draft was accepted:\n",
-        "| text | pairs | alpha | mean acceptance length | by position |",
+        "Measured at gamma 4; alpha is the mean of sum min(p, q) over verified positions, block",
+        "efficiency the generated tokens for each target call, the last column how often the i-th",
+        "draft was accepted where it was verified:\n",
+        "| text | pairs | alpha | block efficiency | by position |",
         "|---|---|---|---|---|",
     ]
     for each in card.measurements:
         found = figures[each.name]
-        rates = ", ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"])
+        by_position = found.get("acceptance_by_position", ())
+        rates = ", ".join(f"{rate:.2f}" for rate in by_position) or "not measured"
         rows.append(
             f"| {each.label} | {_counted(found)} | {_with_interval(found, 'alpha', 3)} | "
-            f"{_with_interval(found, 'mean_acceptance_length', 2)} | {rates} |"
+            f"{_with_interval(found, 'block_efficiency', 2)} | {rates} |"
         )
     return "\n".join(rows)
 

@@ -117,7 +117,7 @@ def _legends(
 
 
 def figure_2(measured: Parts) -> Item:
-    """Expected tokens per iteration; measured: tokens per call of the target."""
+    """Expected tokens per iteration; measured: ``1 + accepted / target_calls``."""
     return _item(
         "figure2",
         "Figure 2. Expected number of generated tokens as a function of α",
@@ -130,7 +130,12 @@ def _render_figure_2(title: str, rows: Sequence[MeasuredRow]) -> Section:
     plot = Plot(
         name="figure2",
         caption="Tokens that one iteration of Algorithm 1 generates, for several γ."
-        + (" Points: tokens per call of the target, in the colour of their γ." if rows else ""),
+        + (
+            " Points: 1 + accepted drafts per call of the target, in the colour of their γ; what "
+            "the end of a text cuts off is not taken from it, as it is from block efficiency."
+            if rows
+            else ""
+        ),
         origins=_origins(rows),
         draw=lambda: _draw_figure_2(rows),
         parts=parts_of(rows),
@@ -149,7 +154,7 @@ def _render_figure_2(title: str, rows: Sequence[MeasuredRow]) -> Section:
 def _finding_of_figure_2(rows: Sequence[MeasuredRow]) -> str:
     if not rows:
         return "The curves; no measured points were at hand."
-    off = [row.tokens_per_call / theory.expected_tokens(row.alpha, row.gamma) for row in rows]
+    off = [row.accepted_plus_one / theory.expected_tokens(row.alpha, row.gamma) for row in rows]
     return (
         f"{len(rows)} measured points lie at {min(off):.2f} to {max(off):.2f} of Equation 1 with "
         "their own α."
@@ -164,7 +169,7 @@ def _draw_figure_2(rows: Sequence[MeasuredRow]) -> Figure:
         inner, theory.oracle_tokens(inner), color="#888888", linestyle=":", label="γ = ∞"
     )
     axes.set_ylim(0.8, max(GAMMAS) + 1.2)
-    points = _scatter(axes, rows, lambda row: row.tokens_per_call, colour_of)
+    points = _scatter(axes, rows, lambda row: row.accepted_plus_one, colour_of)
     _legends(axes, lines, "Equation 1", points)
     return figure
 
@@ -392,4 +397,4 @@ def _draw_operations(rows: Sequence[MeasuredRow]) -> Figure:
 
 def scored_per_kept(row: MeasuredRow) -> float:
     """Tokens that the target scored for each that was kept: its operations, measured."""
-    return (row.gamma + 1) / row.tokens_per_call
+    return (row.gamma + 1) / row.block_efficiency

@@ -23,7 +23,9 @@ class MeasuredRow:
     # Time of a draft step, and of verifying gamma + 1 tokens, in target steps.
     c: float
     verification_cost: float
-    tokens_per_call: float
+    # Generated tokens for each target call, and ``1 + accepted / target_calls``.
+    block_efficiency: float
+    accepted_plus_one: float
     speed_up: float
     # By Theorem 3.8, with verification at the price of one step and at the measured one.
     expected: float

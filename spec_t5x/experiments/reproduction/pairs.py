@@ -142,7 +142,7 @@ def inputs(pair: Pair, drafts: Sequence[str], texts: Texts, **more: Json) -> dic
 
     files = {_FILES[draft] for draft in drafts if draft in _FILES}
     return {
-        "version": 1,
+        "version": 2,
         "target": fingerprint(pair.target)["content"],
         "drafts": list(drafts),
         "draft_files": {

@@ -72,7 +72,7 @@ def _parts(setting: Setting) -> list[Part]:
     return [
         Part(
             name=_NAME,
-            inputs={"version": 1, "options": dataclasses.asdict(options), "rows": rows},
+            inputs={"version": 2, "options": dataclasses.asdict(options), "rows": rows},
             seconds=40.0 if setting.quick else 70.0 * rows,
             compute=lambda report: _compute(options, rows, report),
         )
@@ -152,7 +152,7 @@ def _table(result: Json) -> Table:
                 setting["gamma"],
                 setting["alpha"],
                 row["acceptance_rate"],
-                row["tokens_per_call"],
+                row["block_efficiency"],
                 row["c"],
                 row["verification_cost"],
                 row["expected"],
@@ -175,7 +175,7 @@ def _table(result: Json) -> Table:
             Column("gamma", paper, "d"),
             Column("alpha", paper),
             Column("drawn", measured, ".3f"),
-            Column("tokens per call", measured),
+            Column("block efficiency", measured),
             Column("c", measured, ".3f"),
             Column("T(gamma+1)", measured),
             Column("expected (3.8)", Origin.CLOSED_FORM),

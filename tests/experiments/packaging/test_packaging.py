@@ -30,7 +30,7 @@ PRINTED = {
     "num_pairs": 8,
     "num_skipped": 2,
     "alpha": 0.7061,
-    "mean_acceptance_length": 2.618,
+    "block_efficiency": 2.618,
     "acceptance_by_position": [0.65, 0.449, 0.3, 0.2],
     "intervals": {"bleu": [30.0, 32.0], "alpha": [0.7, 0.72]},
 }
@@ -114,7 +114,7 @@ def test_a_command_is_run_in_its_folder(tmp_path):
     arguments = "--target ende-target --draft copy --data few.tsv --max_decode_len 8"
     found = packaging.evaluate(Measurement(name="x", label="x", arguments=arguments), tmp_path)
     assert found["num_pairs"] == 2
-    assert set(found["intervals"]) == {"bleu", "alpha", "mean_acceptance_length"}
+    assert set(found["intervals"]) == {"bleu", "alpha", "block_efficiency"}
     wrong = Measurement(name="x", label="x", arguments=f"{arguments} --num_columns 3")
     with pytest.raises(InputError, match="--num_columns 3 ended with 2"):
         packaging.evaluate(wrong, tmp_path)

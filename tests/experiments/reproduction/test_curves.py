@@ -80,10 +80,10 @@ def test_the_optimal_gammas_of_figure_3_are_found_by_trying():
 def test_measured_points_are_drawn_over_the_curves(speed_ups):
     rows = measured_rows(speed_ups)
     expected = {
-        figure_2: [[(row.alpha, row.tokens_per_call) for row in rows]],
+        figure_2: [[(row.alpha, row.accepted_plus_one) for row in rows]],
         figure_4: [
             [(row.alpha, row.speed_up) for row in rows],
-            [(row.alpha, (row.gamma + 1) / row.tokens_per_call) for row in rows],
+            [(row.alpha, (row.gamma + 1) / row.block_efficiency) for row in rows],
         ],
         figure_3: [[(row.alpha, row.gamma) for row in quickest(rows)]],
     }

@@ -86,7 +86,7 @@ def synthetic_row(**values) -> dict:
         "plain_setup_seconds": [0.1, 0.1, 0.1],
         "speculative_compile_seconds": 9.0,
         "acceptance_rate": 0.74,
-        "tokens_per_call": 3.5,
+        "block_efficiency": 3.5,
         "c": 0.1,
         "verification_cost": 1.5,
         "expected": 2.1,

@@ -22,7 +22,8 @@ def row(**values) -> dict:
         "alpha": 0.7,
         "c": 0.05,
         "verification_cost": 1.8,
-        "tokens_per_call": 2.9,
+        "block_efficiency": 2.9,
+        "accepted_plus_one": 3.1,
         "speed_up": 1.4,
         "expected": 2.3,
         "expected_with_verification": 1.45,
@@ -148,7 +149,8 @@ def test_a_part_measures(monkeypatch, quick_compilation):
     assert json.loads(json.dumps(computed)) == computed
     (measured,) = computed["rows"]
     assert (measured["gamma"], measured["temperature"]) == (7, 1.0)
-    assert 0 < measured["alpha"] <= 1 <= measured["tokens_per_call"] <= 8
+    assert 0 < measured["alpha"] <= 1 <= measured["block_efficiency"]
+    assert measured["block_efficiency"] <= measured["accepted_plus_one"] <= 8
     assert measured["speed_up"] == pytest.approx(
         measured["speculative_rate"] / measured["plain_rate"]
     )

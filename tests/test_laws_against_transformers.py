@@ -1,0 +1,169 @@
+"""Sampled texts of a T5 follow the law that transformers computes of the same weights.
+
+From sources to texts, nothing of ours has a part in what is expected: the probability of
+every text of up to three tokens is the product of transformers' softmaxes, in float64.
+Each of thousands of rows is one draw, with a key of its own. A control decodes at a
+temperature that is 5 % off and is found out.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from spec_t5x.checkpoints.files import write_json
+from spec_t5x.checkpoints.huggingface_config import config_values
+from spec_t5x.checkpoints.huggingface_writing import write_weights
+from spec_t5x.checkpoints.weights import ArrayWeights
+from spec_t5x.decoding import speculative_decode
+from spec_t5x.distributions import sampling
+from spec_t5x.testing.laws import CHANCE
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.types import EOS_ID
+from spec_t5x.verifiers import DEFAULT_WIDTHS, VERIFIERS, verifier
+from tests.drafts import test_every_draft as every_draft
+from tests.drafts.test_heads import random_heads
+from tests.drafts.test_ngram import ngrams
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked", "small_models")
+
+VOCAB = 6
+LENGTH = 3
+GAMMA = 2
+ROWS = 8192
+# Of unequal lengths, with something to copy: rows of both kinds take turns.
+SOURCES = np.array([[3, 5, 2, 3, 5, 1], [4, 4, 1, 0, 0, 0]])
+# The random logits are a few units apart: at 1 most texts would be one.
+TEMPERATURE = 2.0
+# Texts that are expected less often are counted together.
+LEAST_EXPECTED = 30
+
+DRAFTS = every_draft.T5_DRAFTS | {
+    "parrot": lambda: every_draft.Parrot(jnp.array([3, 5]), VOCAB),
+    "medusa": lambda: random_heads(model=target()),
+    "ngram": lambda: ngrams(VOCAB),
+}
+# Every draft, and every verifier with one that knows much and one that seldom has a word.
+PAIRS = [
+    *((draft, "block") for draft in DRAFTS),
+    *itertools.product(("transformer",), [name for name in VERIFIERS if name != "block"]),
+    *itertools.product(("copy",), [n for n in VERIFIERS if n not in ("block", *DEFAULT_WIDTHS)]),
+    ("medusa", "tree"),
+]
+# How often one of all the tests fails by chance alone is ``CHANCE``.
+THRESHOLD = CHANCE / len(PAIRS)
+
+
+@functools.cache
+def target():
+    # Not the likeliest of seeds: its texts tell two temperatures apart, and some end early.
+    return tiny_t5(8, num_decoder_layers=3, vocab_size=VOCAB)
+
+
+@functools.cache
+def other():
+    """A smaller model, quickly compiled; at this temperature many of its drafts stand."""
+    return tiny_t5(0, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def small_models():
+    """The drafts of ``test_every_draft``, made for this target."""
+    ours = {
+        "VOCAB": VOCAB,
+        "target": target,
+        "near": other,
+        "tiny_t5": functools.partial(tiny_t5, vocab_size=VOCAB),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setattr(every_draft, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def law(tmp_path_factory):
+    """The probability of every text ``[sources, first, second, third token]``.
+
+    What follows the end of a text is 0, as in the loop's output.
+    """
+    directory, model = tmp_path_factory.mktemp("theirs"), target()
+    write_json(directory / "config.json", config_values(model.config, "float32", "t5"))
+    weights = ArrayWeights(model.params, "random parameters")
+    write_weights(directory, weights, model.config, "float32")
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(directory).double().eval()
+    prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
+    laws = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))
+    for index, source in enumerate(torch.tensor(SOURCES)):
+        inputs = source.expand(len(prefixes), -1)
+        with torch.no_grad():
+            logits = theirs(
+                input_ids=inputs, attention_mask=(inputs != 0).long(), decoder_input_ids=prefixes
+            ).logits
+        probs = torch.softmax(logits / TEMPERATURE, dim=-1).numpy()
+        probs = probs.reshape(VOCAB, VOCAB, LENGTH, VOCAB)
+        first, second, third = probs[0, 0, 0], probs[:, 0, 1], probs[:, :, 2]
+        laws[index] = first[:, None, None] * second[:, :, None] * third
+        laws[index, :, EOS_ID] = 0.0
+        laws[index, :, EOS_ID, 0] = first * second[:, EOS_ID]
+        laws[index, EOS_ID] = 0.0
+        laws[index, EOS_ID, 0, 0] = first[EOS_ID]
+    np.testing.assert_allclose(laws.sum(axis=(1, 2, 3)), 1.0, rtol=1e-12)
+    return laws
+
+
+@functools.cache
+def made(draft):
+    return DRAFTS[draft]()
+
+
+def decode(draft, verifier_name, temperature=TEMPERATURE, seed=11):
+    return jax.device_get(
+        speculative_decode(
+            target(),
+            made(draft),
+            jnp.asarray(np.tile(SOURCES, (ROWS // len(SOURCES), 1))),
+            jnp.zeros((ROWS, 1), jnp.int32),
+            jax.random.key(seed),
+            sampling(temperature),
+            gamma=GAMMA,
+            max_decode_len=LENGTH,
+            verifier=verifier(verifier_name),
+        )
+    )
+
+
+def p_value(law, *runs):
+    """How likely texts of the law are to be at least so far from it (Pearson's test)."""
+    observed = np.zeros(law.shape)
+    for decoded in runs:
+        np.add.at(observed, (np.arange(ROWS) % len(SOURCES), *decoded.tokens[:, 0].T), 1)
+    expected = law * len(runs) * ROWS / len(SOURCES)
+    if np.any(observed[expected == 0]):
+        return 0.0
+    rare = expected < LEAST_EXPECTED
+    observed, expected = (
+        np.append(values[~rare], values[rare].sum()) for values in (observed, expected)
+    )
+    # The rows of each source are known, not only those of all.
+    return stats.chisquare(observed, expected, ddof=len(SOURCES) - 1).pvalue
+
+
+@pytest.mark.parametrize(("draft", "verifier_name"), PAIRS)
+def test_texts_follow_the_law_of_transformers(law, draft, verifier_name):
+    decoded = decode(draft, verifier_name)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    assert p_value(law, decoded) > THRESHOLD
+
+
+def test_a_temperature_that_is_off_by_a_twentieth_is_found_out(law):
+    """By two runs: of so many rows 99 in 100 are."""
+    runs = [decode("transformer", "block", 1.05 * TEMPERATURE, seed) for seed in (11, 12)]
+    assert p_value(law, *runs) < THRESHOLD
