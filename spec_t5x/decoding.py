@@ -90,9 +90,8 @@ def step(
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(outputs.ended, 0, proposal.num_proposed)
     block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
-    logits, states, target_cache = _score(
-        target, draft, state.target_cache, block, jnp.max(num_proposed)
-    )
+    cache = state.target_cache if proposal.target_cache is None else proposal.target_cache
+    logits, states, target_cache = _score(target, draft, cache, block, jnp.max(num_proposed))
     target_probs = standardize(logits, settings)
 
     verdict = verifier(state.stream, outputs.lengths, proposal, logits, target_probs, settings)

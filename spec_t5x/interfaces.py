@@ -45,6 +45,10 @@ class Proposal:
     # gamma in every row.
     # Whether to propose a token may depend on the tokens before it, never on itself.
     counts: Int[Array, "batch"] | None = None
+    # The context's target cache, of a draft that wrote to it beyond the rows' lengths: the
+    # target writes there again, and nobody copies what the draft has changed. None where
+    # it is as it was.
+    target_cache: Cache | None = None
 
     @property
     def num_proposed(self) -> Int[Array, "batch"]:
@@ -104,7 +108,8 @@ class Context:
     draws: Draws
     # The target's settings; a draft may have its own (section 6).
     settings: Sampling
-    # The target's cache, which holds positions 0 … lengths - 1. To read.
+    # The target's cache, which holds positions 0 … lengths - 1. To read; a draft that
+    # writes beyond them hands it on (``Proposal.target_cache``).
     target_cache: Cache
     # The target's last decoder state at position lengths - 1, from which the row's last
     # token was predicted; zeros before the first iteration, None unless the draft

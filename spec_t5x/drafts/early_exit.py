@@ -12,9 +12,17 @@ from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
-from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+
+
+@flax.struct.dataclass
+class _FirstLayers(T5Model):
+    """Writes to the cache of its target, in this one's layout."""
+
+    def score(self, cache, tokens):
+        logits, cache = super().score(cache, tokens)
+        return logits, cache.laid_out()
 
 
 @flax.struct.dataclass
@@ -54,7 +62,7 @@ class EarlyExitDraft(DraftBase):
             "token_embedder": target.params["token_embedder"],
             "decoder": decoder,
         }
-        return cls(target.replace(params=params, module=Transformer(config)), settings)
+        return cls(_FirstLayers(params, Transformer(config), target.kernels), settings)
 
     @property
     def vocab_size(self) -> int:
@@ -66,11 +74,10 @@ class EarlyExitDraft(DraftBase):
     ) -> tuple[Proposal, DraftState]:
         """``gamma`` tokens, each sampled given the ones before it."""
         settings = context.settings if self.settings is None else self.settings
-        cache = self._first_layers(context.target_cache).at(context.lengths)
+        whole, num_layers = context.target_cache, self.model.config.num_decoder_layers
+        cache = whole.replace(layers=whole.layers[:num_layers], lengths=context.lengths)
         logits, cache = self.model.score(cache, context.last_tokens[:, None])
-        proposal, _ = draft_tokens(self.model, cache, logits[:, 0], context, settings, gamma)
-        # The cache that was written to is dropped: the target writes the same entries.
-        return proposal, state
-
-    def _first_layers(self, cache: DecoderCache) -> DecoderCache:
-        return cache.replace(layers=cache.layers[: self.model.config.num_decoder_layers])
+        proposal, cache = draft_tokens(self.model, cache, logits[:, 0], context, settings, gamma)
+        # What was written the target writes again, the very same.
+        written = whole.replace(layers=cache.layers + whole.layers[num_layers:])
+        return proposal.replace(target_cache=written), state

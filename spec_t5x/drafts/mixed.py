@@ -97,14 +97,16 @@ class MixedDraft(DraftBase):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
             second, second_state = self.second.propose(second_state, rest, gamma)
             second = second.checked(self.second.max_proposal)
-            return (second.tokens, second.probs, second.num_proposed), second_state
+            drafted = (second.tokens, second.probs, second.num_proposed)
+            return drafted, second.target_cache, second_state
 
-        nothing = jax.eval_shape(lambda second_state: ask(second_state)[0], state.second)
+        nothing, written, _ = jax.eval_shape(ask, state.second)
 
         def skip(second_state):
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing), second_state
+            drafted = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+            return drafted, None if written is None else context.target_cache, second_state
 
-        (tokens, probs, counts), second_state = lax.cond(
+        (tokens, probs, counts), target_cache, second_state = lax.cond(
             jnp.any(rest.live), ask, skip, state.second
         )
         if first.probs is not None or probs is not None:
@@ -120,6 +122,7 @@ class MixedDraft(DraftBase):
             # Each was looked at above.
             drawn=gamma,
             counts=jnp.where(took_first, first.num_proposed, counts),
+            target_cache=target_cache,
         )
         return proposal, MixedState(first_state, second_state, took_first, context.lengths)
 

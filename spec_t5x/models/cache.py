@@ -12,6 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.logical_axes import constrain
@@ -52,6 +53,27 @@ class DecoderCache:
     def at(self, lengths: Int[Array, "batch"]) -> "DecoderCache":
         """The same cache with each row cut back (rolled back) to ``lengths``."""
         return self.replace(lengths=lengths)
+
+    def laid_out(self) -> "DecoderCache":
+        """The same cache in the layout that XLA for TPUs gives a target's, length along lanes.
+
+        For a loop over single tokens it would choose another one: where a draft writes to
+        its target's cache, all of it would be copied on the way in and on the way out.
+        """
+
+        def lay_out(*arrays):
+            return [with_layout_constraint(array, Layout((0, 1, 3, 2))) for array in arrays]
+
+        layers = [
+            layer.replace(keys=keys, values=values)
+            for layer in self.layers
+            for keys, values in [
+                lax.platform_dependent(
+                    layer.keys, layer.values, tpu=lay_out, default=lambda *same: list(same)
+                )
+            ]
+        ]
+        return self.replace(layers=tuple(layers))
 
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "DecoderCache":
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
