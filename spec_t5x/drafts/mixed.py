@@ -102,7 +102,9 @@ class MixedDraft(DraftBase):
         nothing = jax.eval_shape(lambda second_state: ask(second_state)[0], state.second)
 
         def skip(second_state):
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing), second_state
+            return jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing
+            ), second_state
 
         (tokens, probs, counts), second_state = lax.cond(
             jnp.any(rest.live), ask, skip, state.second
