@@ -300,7 +300,8 @@ def check_float32(probs: Array, whose: str) -> None:
     """
     if probs.dtype != jnp.float32:
         raise InputError(
-            f"{whose} are {probs.dtype}: work them out in float32, as distributions.standardize does"
+            f"{whose} are {probs.dtype}: work them out in float32, as "
+            "distributions.standardize does"
         )
 
 

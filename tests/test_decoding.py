@@ -934,9 +934,10 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
     assert not compiled
 
 
-def test_a_draft_that_lacks_what_the_loops_call_is_refused():
+def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
+    @flax.struct.dataclass
     class Bare:
-        vocab_size = VOCAB
+        vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB)
         varies = uses_target_states = False
 
         def propose(self, state, context, gamma):

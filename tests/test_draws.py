@@ -144,7 +144,10 @@ def test_nodes_of_a_tree_have_draws_of_their_own():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
-    probs, draws = random_probs(2).astype(dtype), draft_draws(RowStream(KEYS), jnp.array([4, 9]), False)
+    probs, draws = (
+        random_probs(2).astype(dtype),
+        draft_draws(RowStream(KEYS), jnp.array([4, 9]), False),
+    )
     of_noise = functools.partial(gumbel_argmax, gumbels=jnp.zeros((2, VOCAB)))
     for draw_from in (
         lambda probs: draws.next(probs, SAMPLED),

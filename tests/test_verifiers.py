@@ -211,7 +211,9 @@ def test_coupled_verification_emits_what_the_noise_chooses_from_the_target():
 
 
 @pytest.mark.parametrize(
-    "chosen", [TokenVerifier(), TokenVerifier(0.3), RejectionVerifier(), CoupledVerifier()], ids=repr
+    "chosen",
+    [TokenVerifier(), TokenVerifier(0.3), RejectionVerifier(), CoupledVerifier()],
+    ids=repr,
 )
 def test_chances_are_how_often_a_draft_is_accepted(chosen):
     """Of drawn tokens and of certain ones, in rows of any temperature."""

@@ -140,9 +140,7 @@ class TransformerDraft(DraftBase):
         if history is not None:
             history = stopping_lib.skip(history, context.lengths)
         wanted = jnp.maximum(context.lengths - 1, 0)
-        cache = catch_up(
-            self.model, state.cache, context.sequences, wanted, context.live, width
-        )
+        cache = catch_up(self.model, state.cache, context.sequences, wanted, context.live, width)
         return TransformerState(cache, history)
 
     def _feed_last_two(self, cache, context: Context):

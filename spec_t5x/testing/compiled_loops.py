@@ -39,6 +39,7 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
 
     Axes of length 1 do not count, nor does the order of the axes: a transposed copy is a
     copy. One inside a fusion that makes something else of it is none: it is never written.
+    Nor is a move between two memories of a chip, for which XLA overlaps loading with work.
     """
     wanted = {_essence(shape) for shape in shapes}
     computations = _computations(program)
@@ -48,7 +49,8 @@ def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     for name in _in_loops(program, computations, without=fused):
         for line in computations[name]:
             written, match = _root(line, computations), _INSTRUCTION.search(line)
-            if match and _dims(match) in wanted and _operation(written) in _COPIES:
+            is_copy = _operation(written) in _COPIES and not _is_move(written)
+            if match and _dims(match) in wanted and is_copy:
                 found.append(line.strip())
     return found
 
@@ -96,6 +98,12 @@ def _root(line: str, computations: dict[str, list[str]]) -> str:
         (name,) = _called(line)
         line = next(inner for inner in computations[name] if inner.strip().startswith("ROOT "))
     return line
+
+
+def _is_move(line: str) -> bool:
+    """Whether an asynchronous copy leaves the layout, the memory's number apart, as it is."""
+    match = re.search(r"= \((\w+\[[\d,]*\]\{[^}]*\}), (\w+\[[\d,]*\]\{[^}]*\}),.* copy-start\(", line)
+    return match is not None and len({re.sub(r"S\(\d+\)", "", side) for side in match.groups()}) == 1
 
 
 def _operation(line: str) -> str | None:

@@ -85,7 +85,9 @@ T5_DRAFTS = {
     "uniform": lambda: UniformDraft(VOCAB),
     "copy": lambda: CopyDraft(VOCAB),
     "mixed": lambda: MixedDraft(CopyDraft(VOCAB), TransformerDraft(near())),
-    "mixed adaptive": lambda: MixedDraft(CopyDraft(VOCAB), TransformerDraft(near(), stopping=Stopping())),
+    "mixed adaptive": lambda: MixedDraft(
+        CopyDraft(VOCAB), TransformerDraft(near(), stopping=Stopping())
+    ),
     "cascade": lambda: CascadeDraft(near(), TransformerDraft(tiny_t5(2))),
     "cascade of a cascade": lambda: CascadeDraft(
         near(), CascadeDraft(tiny_t5(2), CopyDraft(VOCAB)), inner_gamma=3
@@ -241,7 +243,9 @@ LAW_DRAFTS = {
     "copy": lambda: CopyDraft(4),
     "adaptive": lambda: TransformerDraft(laws.other_model(), stopping=Stopping(c=0.3)),
     "mixed": lambda: MixedDraft(CopyDraft(4), TransformerDraft(laws.other_model())),
-    "cascade": lambda: CascadeDraft(laws.other_model(), TransformerDraft(third_model()), inner_gamma=1),
+    "cascade": lambda: CascadeDraft(
+        laws.other_model(), TransformerDraft(third_model()), inner_gamma=1
+    ),
     "cascade of uniform": lambda: CascadeDraft(laws.other_model(), UniformDraft(4)),
 }
 
