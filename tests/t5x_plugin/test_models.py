@@ -79,7 +79,8 @@ def test_greedy_text_and_scores_are_t5xs(size, prompted):
     if not prompted:
         counts = np.sum(texts != 0, axis=1)
         np.testing.assert_array_equal(aux["appended"], counts)
-        efficiency = totals(aux)["block_efficiency"]
+        of_examples = {name: np.asarray(values).tolist() for name, values in aux.items()}
+        efficiency = totals(of_examples)["block_efficiency"]
         assert efficiency == pytest.approx(counts.sum() / np.sum(aux["target_calls"]))
     np.testing.assert_array_equal(aux["verified"], np.sum(aux["verified_by_position"], axis=1))
     assert np.all(aux["accepted_by_position"] <= aux["verified_by_position"])
