@@ -107,6 +107,20 @@ class Attention(nn.Module):
         queries = self._split_heads(self.query(inputs)) * self._scale
         return self._joined(self._contexts(queries, keys, values, bias, deterministic))
 
+    def attend_to_sources(
+        self,
+        inputs: Float[Array, "batch new embed"],
+        keys: Float[Array, "inputs heads source head_dim"],
+        values: Float[Array, "inputs heads source head_dim"],
+        bias: Float32[Array, "inputs 1 1 source"],
+    ) -> Float[Array, "batch new embed"]:
+        """``attend``, where rows that follow one another read the same source.
+
+        They are its queries together, so that it need not be there for each of them.
+        """
+        together = inputs.reshape(keys.shape[0], -1, inputs.shape[2])
+        return self.attend(together, keys, values, bias).reshape(inputs.shape)
+
     def _contexts(self, queries, keys, values, bias, deterministic):
         """What each query reads, head by head."""
         # Plain matmuls, row by column: an einsum straight to the layout wanted below
