@@ -247,7 +247,8 @@ class Draft(Protocol):
     ) -> DraftState:
         """State before the first proposal; ``prompts`` start with the start token.
 
-        Every leaf of the state leads with the batch axis.
+        Every leaf of the state leads with the batch axis, but in caches that repeat their
+        rows themselves (see ``Target.prefill``).
         """
 
     def propose(
