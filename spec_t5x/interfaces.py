@@ -162,7 +162,8 @@ class Target(Protocol):
     def prefill(self, inputs: PyTree, max_length: int) -> Cache:
         """Encodes ``inputs`` and makes an empty cache for ``max_length`` tokens.
 
-        Every leaf of the cache leads with the batch axis.
+        Every leaf of the cache leads with the batch axis, or the cache has a method
+        ``repeat_rows(times)`` that gives the cache of so many rows of each row.
         """
 
     def score(
@@ -332,7 +333,8 @@ class Draft(Protocol):
     ) -> DraftState:
         """State before the first proposal; ``prompts`` start with the start token.
 
-        Every leaf of the state leads with the batch axis.
+        Every leaf of the state leads with the batch axis, but in caches that repeat their
+        rows themselves (see ``Target.prefill``).
         """
 
     def propose(

@@ -137,10 +137,18 @@ def finish(
 
 
 def repeat_rows(tree, times: int):
-    """Each row ``times`` times in a row: ``num_decodes`` samples for each input."""
+    """Each row ``times`` times in a row: ``num_decodes`` samples for each input.
+
+    What has a ``repeat_rows(times)`` of its own, in the tree, sees to it itself.
+    """
     if times == 1:
         return tree
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), tree)
+
+    def repeat(node):
+        own = getattr(node, "repeat_rows", None)
+        return jnp.repeat(node, times, axis=0) if own is None else own(times)
+
+    return jax.tree.map(repeat, tree, is_leaf=lambda node: hasattr(node, "repeat_rows"))
 
 
 def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key[Array, "rows"]:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             if not results:
                 print(tpu_tables.header(options))
             results.append(result)
-            print(f"\n{tpu_tables.tables(result)}", flush=True)
+            print(f"\n{tpu_tables.tables(result, options.work)}", flush=True)
             # After every mesh: a long run that is cut short leaves what it has.
             if args.json:
                 tpu_compilation.write_json(args.json, options, results)

@@ -246,12 +246,15 @@ def extend_attention_nodes(
 
 def source_attention(
     queries: Float32[Array, "batch new joined"],
-    keys: Float32[Array, "batch heads source head_dim"],
-    values: Float32[Array, "batch heads source head_dim"],
-    mask: Float32[Array, "batch source"],
+    keys: Float32[Array, "inputs heads source head_dim"],
+    values: Float32[Array, "inputs heads source head_dim"],
+    mask: Float32[Array, "inputs source"],
     scale: float = 1.0,
 ) -> Float32[Array, "batch new joined"]:
-    """Attends to a source: ``mask`` is added to the scores, negative where there is no token."""
+    """Attends to sources, each read by as many rows as there are for an input, in their order.
+
+    ``mask`` is added to the scores, negative where there is no token.
+    """
     shape = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     return jax.ffi.ffi_call("SpecT5XAttend", shape)(
         queries, _num_used(queries), keys, values, mask, scale=np.float32(scale)

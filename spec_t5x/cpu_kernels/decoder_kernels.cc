@@ -858,14 +858,15 @@ void AttendOne(const float* query, const float* keys, const float* values, const
 // Multiplications of attention below which another thread is not woken.
 constexpr int64_t kProductsWorthSharing = 40 * 1000;
 
-// Sizes of attention over a cache [batch, heads, length, head_dim].
+// Sizes of attention of queries [batch, new, heads * head_dim] over [batch, heads, length,
+// head_dim].
 struct AttentionSizes {
   int64_t batch, heads, length, head_dim, num_new;
 
   AttentionSizes(const ffi::Buffer<ffi::F32>& cached, const ffi::Buffer<ffi::F32>& queries)
-      : batch(cached.dimensions()[0]), heads(cached.dimensions()[1]),
+      : batch(queries.dimensions()[0]), heads(cached.dimensions()[1]),
         length(cached.dimensions()[2]), head_dim(cached.dimensions()[3]),
-        num_new(queries.element_count() / (batch * joined())) {}
+        num_new(queries.dimensions()[1]) {}
 
   int64_t joined() const { return heads * head_dim; }
   // Where the head of a row's token is, among queries, new keys and values, and contexts.
@@ -992,7 +993,8 @@ ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
   return ffi::Error::Success();
 }
 
-// Attention of new tokens to a source: mask [batch, length] is added to the scores.
+// Attention of new tokens to sources: mask [inputs, length] is added to the scores. Each input
+// has as many rows, one after the other.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
                   ffi::Buffer<ffi::F32> mask, ffi::ResultBuffer<ffi::F32> contexts,
@@ -1003,7 +1005,9 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buff
   ClearUnused(contexts, UsedRows(queries.dimensions(), used));
   Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
     const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
-    const float* row_mask = mask.typed_data() + row * length;
+    const int64_t input = row * keys.dimensions()[0] / sizes.batch;
+    const int64_t source = (input * sizes.heads + head) * length * head_dim;
+    const float* row_mask = mask.typed_data() + input * length;
     // Padding at the end has no weight, unless there is nothing but padding.
     int64_t seen = length;
     while (seen > 0 && row_mask[seen - 1] < 0) --seen;
@@ -1011,8 +1015,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buff
     std::vector<float> scores(length + kLanes);
     for (int64_t i = 0; i < num_used; ++i) {
       AttendOne(queries.typed_data() + sizes.At(row, i, head),
-                keys.typed_data() + piece * length * head_dim,
-                values.typed_data() + piece * length * head_dim,
+                keys.typed_data() + source, values.typed_data() + source,
                 [=](int64_t j) { return j * head_dim; }, [=](int64_t j) { return row_mask[j]; },
                 seen, head_dim, scale, scores.data(),
                 contexts->typed_data() + sizes.At(row, i, head));

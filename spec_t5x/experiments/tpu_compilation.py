@@ -24,6 +24,7 @@ from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.tpu_chips import Chip, topology
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.experiments.tpu_roofline import StepCost, step_cost
+from spec_t5x.experiments.tpu_tiles import Caches, loop_caches
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.sizes import size
 from spec_t5x.theory import wall_time_improvement
@@ -91,6 +92,8 @@ class Memory:
     # Outputs that lie where arguments were.
     aliased: int | None
     program: int | None
+    # Of the temporaries, what the models have cached of the texts.
+    caches: Caches | None
     capacity: int
 
     @property
@@ -239,7 +242,7 @@ class _Compiler:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return self._does_not_fit(draft, gamma)
-        memory = _memory(compiled, draft, gamma, self.chip)
+        memory = _memory(compiled, draft, gamma, options.work, self.chip)
         del compiled
         _return_memory()
         return memory
@@ -299,11 +302,15 @@ class _Compiler:
             outputs=None,
             aliased=None,
             program=None,
+            caches=None,
             capacity=self.chip.memory,
         )
 
 
-def _memory(compiled: Compiled, draft: str | None, gamma: int, chip: Chip) -> Memory:
+def _memory(
+    compiled: Compiled, draft: str | None, gamma: int, work: Workload, chip: Chip
+) -> Memory:
+    slots = work.max_decode_len + gamma + 1
     analysis = compiled.memory_analysis()
     return Memory(
         draft=draft,
@@ -313,6 +320,7 @@ def _memory(compiled: Compiled, draft: str | None, gamma: int, chip: Chip) -> Me
         outputs=analysis.output_size_in_bytes,
         aliased=analysis.alias_size_in_bytes,
         program=analysis.generated_code_size_in_bytes,
+        caches=loop_caches(compiled.as_text(), slots),
         capacity=chip.memory,
     )
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
-from spec_t5x.experiments.tpu_compilation import Options, Prediction, Result, versions
+from spec_t5x.experiments.tpu_compilation import Memory, Options, Prediction, Result, versions
+from spec_t5x.experiments.tpu_programs import Workload
+from spec_t5x.experiments.tpu_tiles import Caches, unpadded_lengths
 
 _GIB = 2**30
 FOOTNOTES = (
     "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
     "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
-    "each read once."
+    "each read once.\n³ Of the texts, among the temporaries; memory holds whole tiles."
 )
 
 
@@ -23,28 +25,52 @@ def header(options: Options) -> str:
     )
 
 
-def tables(result: Result) -> str:
+def tables(result: Result, work: Workload) -> str:
     """Memory, steps and predictions for one mesh."""
     chips = result.data * result.model
     title = (
         f"## {chips} chip{'s' * (chips > 1)} (data {result.data}, model {result.model}), each with:"
     )
-    parts = [title, memory_table(result), step_table(result), pair_table(result.pairs)]
+    parts = [title, memory_table(result)]
+    parts += [padding(loop, work) for loop in result.loops[-1:] if loop.caches is not None]
+    parts += [step_table(result), pair_table(result.pairs)]
     if result.table_2:
         parts.append(paper_table(result.table_2))
     return "\n\n".join(parts)
 
 
+def padding(loop: Memory, work: Workload) -> str:
+    """How the slots of a loop's caches are padded, and which lengths would need none."""
+    extra, multiple = loop.gamma + 1, loop.caches.slot_multiple
+    slots = f"{work.max_decode_len + extra} slots ({work.max_decode_len} tokens and gamma + 1)"
+    lengths = unpadded_lengths(work.max_decode_len, extra, multiple)
+    if work.max_decode_len in lengths:
+        return f"A text's cache of {slots} needs no padding of its slots."
+    return (
+        f"A text's cache of {slots} is padded to a multiple of {multiple} slots: "
+        f"--max_decode_len {' or '.join(map(str, lengths))} needs no padding."
+    )
+
+
 def memory_table(result: Result) -> str:
     """A loop a row."""
     return _table(
-        ("loop", "draft", "arguments, GiB", "temporaries, GiB", "in all, GiB", "fits"),
+        (
+            "loop",
+            "draft",
+            "arguments, GiB",
+            "temporaries, GiB",
+            "caches (in tiles³), GiB",
+            "in all, GiB",
+            "fits",
+        ),
         (
             (
                 "plain" if loop.draft is None else f"speculative, gamma {loop.gamma}",
                 loop.draft or "",
                 _gib(loop.arguments),
                 _gib(loop.temporaries),
+                _in_tiles(loop.caches),
                 f"{_gib(loop.total)} of {loop.capacity / _GIB:.0f}",
                 "yes" if loop.fits else "NO",
             )
@@ -139,6 +165,10 @@ def paper_table(predictions: Iterable[Prediction]) -> str:
             for row in predictions
         ),
     )
+
+
+def _in_tiles(caches: Caches | None) -> str:
+    return "?" if caches is None else f"{_gib(caches.num_bytes)} ({_gib(caches.tiled_bytes)})"
 
 
 def _gib(num_bytes: int | None) -> str:

@@ -100,13 +100,28 @@ class Attention(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "batch new embed"]:
         """Attends from ``inputs`` to ready keys and values; softmax in float32."""
-        if self.query.uses_kernels(inputs) and bias.shape[1:3] == (1, 1):
-            # One bias for all heads and queries: padding of the source.
-            mask = jnp.broadcast_to(bias[:, 0, 0], (inputs.shape[0], bias.shape[3]))
-            queries = self.query(inputs)
-            return self.out(cpu_kernels.source_attention(queries, keys, values, mask, self._scale))
         queries = self._split_heads(self.query(inputs)) * self._scale
         return self._joined(self._contexts(queries, keys, values, bias, deterministic))
+
+    def attend_to_sources(
+        self,
+        inputs: Float[Array, "batch new embed"],
+        keys: Float[Array, "inputs heads source head_dim"],
+        values: Float[Array, "inputs heads source head_dim"],
+        bias: Float32[Array, "inputs 1 1 source"],
+    ) -> Float[Array, "batch new embed"]:
+        """``attend``, where rows that follow one another read the same source.
+
+        They are its queries together, so that it need not be there for each of them.
+        """
+        if self.query.uses_kernels(inputs):
+            # One bias for all heads and queries: padding of the source.
+            contexts = cpu_kernels.source_attention(
+                self.query(inputs), keys, values, bias[:, 0, 0], self._scale
+            )
+            return self.out(contexts)
+        together = inputs.reshape(keys.shape[0], -1, inputs.shape[2])
+        return self.attend(together, keys, values, bias).reshape(inputs.shape)
 
     def _contexts(self, queries, keys, values, bias, deterministic):
         """What each query reads, head by head."""

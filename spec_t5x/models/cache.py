@@ -25,23 +25,27 @@ AXES = ("batch", "heads", "length", "kv")
 
 @flax.struct.dataclass
 class LayerCache:
-    """Keys and values of one decoder layer. Every leaf leads with the batch axis."""
+    """Keys and values of one decoder layer."""
 
     # Self-attention, written as decoding goes on.
     keys: Float[Array, "batch heads length head_dim"]
     values: Float[Array, "batch heads length head_dim"]
     # Cross-attention, computed once per input and only read afterwards.
-    cross_keys: Float[Array, "batch heads source head_dim"]
-    cross_values: Float[Array, "batch heads source head_dim"]
+    cross_keys: Float[Array, "inputs heads source head_dim"]
+    cross_values: Float[Array, "inputs heads source head_dim"]
 
 
 @flax.struct.dataclass
 class DecoderCache:
-    """All that a decoder remembers of a batch. Every leaf leads with the batch axis."""
+    """All that a decoder remembers of a batch.
+
+    What is of the texts leads with the batch axis; what is of the sources is there once for
+    each input, whose rows (one, or ``num_decodes``) follow one another in the batch.
+    """
 
     layers: tuple[LayerCache, ...]
     # True where the encoder's input is a token, False where it is padding.
-    source_mask: Bool[Array, "batch source"]
+    source_mask: Bool[Array, "inputs source"]
     # How many decoder tokens, the start token included, are cached for each row.
     lengths: Int[Array, "batch"]
 
@@ -74,6 +78,17 @@ class DecoderCache:
             ]
         ]
         return self.replace(layers=tuple(layers))
+
+    def repeat_rows(self, times: int) -> "DecoderCache":
+        """The cache of ``times`` rows of each row, which read the same sources."""
+        layers = tuple(
+            layer.replace(
+                keys=jnp.repeat(layer.keys, times, axis=0),
+                values=jnp.repeat(layer.values, times, axis=0),
+            )
+            for layer in self.layers
+        )
+        return self.replace(layers=layers, lengths=jnp.repeat(self.lengths, times))
 
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "DecoderCache":
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""

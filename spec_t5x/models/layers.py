@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -144,12 +145,7 @@ class RMSNorm(nn.Module):
         if _uses_kernels(self.dtype, inputs):
             return cpu_kernels.normalize(inputs, scale, self.epsilon)
         inputs = inputs.astype(jnp.float32)
-        # A product with a vector of 1 / embed: XLA's CPU backend splits a mean into
-        # three small reductions, which costs more than all else in this layer. In full
-        # precision, since a TPU would otherwise multiply in bfloat16.
-        weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
-        mean_square = jnp.matmul(lax.square(inputs), weights, precision=lax.Precision.HIGHEST)
-        normed = inputs * lax.rsqrt(mean_square + self.epsilon)
+        normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
         scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
         return normed.astype(self.dtype) * scale
 
@@ -169,16 +165,23 @@ class LayerNorm(nn.Module):
             normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=True)
             return normed + _along_last_axis(bias, inputs.ndim)
         inputs = inputs.astype(jnp.float32)
-        # Means as products with a vector, as in ``RMSNorm``.
-        weights = jnp.full((inputs.shape[-1], 1), 1 / inputs.shape[-1], jnp.float32)
-        mean = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-        centred = inputs - mean(inputs, weights)
-        variance = mean(lax.square(centred), weights)
+        centred = inputs - _mean(inputs)
+        variance = _mean(lax.square(centred))
         normed = (centred * lax.rsqrt(variance + self.epsilon)).astype(self.dtype)
         scale, bias = (
             _along_last_axis(array.astype(self.dtype), inputs.ndim) for array in (scale, bias)
         )
         return normed * scale + bias
+
+
+def _mean(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows 1"]:
+    if jax.default_backend() != "cpu":
+        return jnp.mean(values, axis=-1, keepdims=True)
+    # A product with a vector of 1 / embed: XLA's CPU backend splits a mean into three small
+    # reductions, which costs more than all else in a norm. In full precision, since a TPU
+    # that is compiled for from here would otherwise multiply in bfloat16.
+    weights = jnp.full((values.shape[-1], 1), 1 / values.shape[-1], jnp.float32)
+    return jnp.matmul(values, weights, precision=lax.Precision.HIGHEST)
 
 
 class Mlp(nn.Module):

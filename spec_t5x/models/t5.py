@@ -137,7 +137,7 @@ class DecoderLayer(nn.Module):
         normed = self.pre_self_attention_layer_norm(inputs)
         attended, keys, values = extend_self(self.self_attention, normed, cache)
         states = inputs + attended
-        attended = self.encoder_decoder_attention.attend(
+        attended = self.encoder_decoder_attention.attend_to_sources(
             self.pre_cross_attention_layer_norm(states),
             cache.cross_keys,
             cache.cross_values,

@@ -178,6 +178,26 @@ def test_a_row_decodes_as_it_does_beside_other_rows(name):
         np.testing.assert_allclose(found, expected[order], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["transformer", "early exit", "shared encoder"])
+def test_several_decodes_share_the_sources_keys_and_values(name):
+    draft, inputs, times, settings = T5_DRAFTS[name](), 2, 2, sampling(1.0)
+    rows = [jnp.repeat(array[:inputs], times, axis=0) for array in (SOURCES, PROMPTS)]
+    apart = decode(draft, *rows, outputs_lib.row_keys(KEY, inputs, times), settings)
+    arguments = target(), draft, SOURCES[:inputs], PROMPTS[:inputs], KEY, settings
+    options = {"gamma": 3, "max_decode_len": LENGTH, "num_decodes": times}
+    program = str(speculative_decode.trace(*arguments, **options).jaxpr)
+    heads, source, width = target().config.num_heads, SOURCES.shape[1], target().config.head_dim
+    assert f"f32[{inputs},{heads},{source},{width}]" in program
+    assert f"f32[{inputs * times},{heads},{source},{width}]" not in program
+    together = speculative_decode(*arguments, **options)
+    # Which come by increasing score.
+    order = np.argsort(apart.scores.reshape(inputs, times), axis=1, kind="stable")
+    tokens = apart.tokens.reshape(inputs, times, LENGTH)
+    np.testing.assert_array_equal(
+        together.tokens, np.take_along_axis(tokens, order[..., None], axis=1)
+    )
+
+
 @drafts_with_a_state
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""

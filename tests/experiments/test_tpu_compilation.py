@@ -16,6 +16,7 @@ from spec_t5x.experiments.tpu_chips import CHIPS
 from spec_t5x.experiments.tpu_compilation import Memory, Options, _Compiler
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.experiments.tpu_roofline import Collective, StepCost, collectives, step_cost
+from spec_t5x.experiments.tpu_tiles import loop_caches, unpadded_lengths
 from spec_t5x.models import sizes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
@@ -176,6 +177,36 @@ def test_collectives_are_read_from_the_program():
         collectives("%a = f32[4]{0} all-reduce(%x), replica_groups=elsewhere")
 
 
+def test_caches_are_counted_as_the_loop_lays_them_out():
+    # The outer loop carries a cache padded to 256 slots, a source's, and one of padded heads.
+    program = """
+  %while.1 = (s32[]{:T(128)}, bf16[2,4,136,64]{2,3,1,0:T(8,128)(2,1)S(3)}, /*index=2*/bf16[2,4,512,64]{2,3,1,0:T(8,128)(2,1)}, bf16[2,6,136,64]{3,1,2,0:T(4,128)(2,1)}, bf16[3,4,5,6]{3,2,1,0:T(8,128)(2,1)}) while(%tuple), condition=%c, body=%b
+  %while.2 = (s32[]{:T(128)}, bf16[2,4,136,64]{3,2,1,0:T(8,128)(2,1)}) while(%tuple), condition=%c, body=%b
+"""  # noqa: E501
+    caches = loop_caches(program, slots=136)
+    assert caches.num_bytes == 2 * 2 * 64 * (4 + 6) * 136
+    assert caches.tiled_bytes == 2 * 2 * (64 * 4 * 256 + 128 * 8 * 136)
+    assert caches.slot_multiple == 128
+    assert loop_caches(program, slots=137) is None
+
+
+@pytest.mark.parametrize(
+    ("max_decode_len", "multiple", "lengths"),
+    [
+        (128, 128, (120, 248)),
+        (20, 128, (120,)),
+        (120, 128, (120,)),
+        (128, 8, (128,)),
+        (127, 8, (120, 128)),
+        (127, 1, (127,)),
+    ],
+)
+def test_lengths_without_padding_are_whole_tiles_less_gamma_and_one(
+    max_decode_len, multiple, lengths
+):
+    assert unpadded_lengths(max_decode_len, 8, multiple) == lengths
+
+
 def cost(**changes) -> StepCost:
     values = {
         "new_tokens": 1,
@@ -219,6 +250,7 @@ def test_what_fits_a_chip():
             outputs=2**30,
             aliased=2**29,
             program=2**29,
+            caches=None,
             capacity=32 * 2**30,
         )
 
@@ -240,17 +272,23 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     monkeypatch.setitem(sizes.SIZES, "tiny", tiny)
     monkeypatch.setattr(paper_tables, "DRAFTS", dict.fromkeys(("small", "base", "large"), "tiny"))
     path = tmp_path / "report.json"
-    flags = "--target tiny --draft tiny --gamma 3 --batch 2 --source_len 16 --max_decode_len 15"
+    flags = "--target tiny --draft tiny --gamma 3 --batch 2 --source_len 24 --max_decode_len 15"
     assert main(["compile-tpu", *flags.split(), "--table2", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "| plain | tiny | 1 |" in printed
     assert "| CNN/DM | large | 1 | 3 | 0.56 | 0.11 |" in printed
+    assert "A text's cache of 19 slots (15 tokens and gamma + 1) is padded to" in printed
 
     report = json.loads(path.read_text())
     (result,) = report["results"]
     assert len(result["table_2"]) == 12
     plain, speculative = result["loops"]
     assert plain["fits"] and speculative["fits"]
+    # Keys and values of the text, of one model and of two.
+    of_a_model = 2 * 2 * WORK.batch * JOINED
+    assert plain["caches"]["num_bytes"] == 16 * of_a_model
+    assert speculative["caches"]["num_bytes"] == 2 * 19 * of_a_model
+    assert speculative["caches"]["tiled_bytes"] > speculative["caches"]["num_bytes"]
     # One model more, each parameter of two bytes.
     weights = 2 * sum(math.prod(shape) for shape in expected_shapes(tiny).values())
     assert speculative["arguments"] - plain["arguments"] == pytest.approx(weights, rel=0.02)

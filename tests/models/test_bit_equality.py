@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import beam_slots
+from spec_t5x import beam_slots, outputs
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
 from spec_t5x.tree_nodes import tree_nodes
 from spec_t5x.trees import Tree
@@ -61,11 +61,12 @@ def test_a_block(name, batch, new):
     np.testing.assert_array_equal(logits, one_by_one(model, cache, tokens))
 
 
-@pytest.mark.parametrize("name", ["t5", "gpt"])
-def test_the_beginning_of_a_block(name):
-    """What is left out is neither computed nor cached."""
-    model, batch, new = MODELS[name](), 5, 6
-    cache, tokens = cache_of(model, batch), blocks(batch, new)
+@pytest.mark.parametrize(("name", "decodes"), [("t5", 1), ("t5", 3), ("gpt", 1)])
+def test_the_beginning_of_a_block(name, decodes):
+    """What is left out is neither computed nor cached; rows of an input share its source."""
+    model, batch, new = MODELS[name](), 6, 6
+    cache = outputs.repeat_rows(cache_of(model, batch // decodes), decodes)
+    tokens = blocks(batch, new)
     score_part = jax.jit(lambda *args: model.score_part(*args))
     whole, _ = score(model, cache, tokens)
     for num in (0, 1, 4, new):

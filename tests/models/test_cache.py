@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from spec_t5x import outputs as outputs_lib
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -180,6 +181,24 @@ def test_a_rollback_touches_no_array_but_the_lengths():
             strict=True,
         )
     )
+
+
+def test_rows_of_one_source_share_its_keys_and_values():
+    cache, times = empty_cache(), 2
+    shared = cache.repeat_rows(times)
+    assert outputs_lib.repeat_rows({"state": (cache,)}, times)["state"][0].max_length
+    for layer, before in zip(shared.layers, cache.layers, strict=True):
+        assert layer.cross_keys is before.cross_keys and layer.cross_values is before.cross_values
+        assert layer.keys.shape[0] == layer.values.shape[0] == BATCH * times
+    # Rows of one source go on with other texts, and at other lengths.
+    every = jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), cache)
+    tokens = jnp.asarray(np.random.default_rng(5).integers(2, 30, (BATCH * times, 3)), jnp.int32)
+    for _ in range(2):
+        found, shared = SCORE(model(), shared, tokens)
+        expected, every = SCORE(model(), every, tokens)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        lengths = jnp.asarray([3, 1, 2, 3, 0, 2])
+        shared, every = shared.at(lengths), every.at(lengths)
 
 
 def test_every_leaf_leads_with_the_batch():

@@ -1,4 +1,4 @@
-"""The output layers: in float32, without a copy of the vocabulary's table in float32."""
+"""Output layers without a copy of the vocabulary's table, and norms on each platform."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.models.gpt import GPT
+from spec_t5x.models.layers import LayerNorm, RMSNorm
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
 
@@ -49,3 +50,16 @@ def test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, metho
     found = logits(model.params, states)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()], ids=["rms", "layer"])
+def test_norms_take_plain_means_away_from_a_cpu(norm, monkeypatch):
+    inputs = jax.random.normal(jax.random.key(0), (2, 3, 40)) * 3 + 1
+    variables = norm.init(jax.random.key(1), inputs)
+    on_a_cpu = norm.apply(variables, inputs)
+    assert "dot_general" in str(jax.make_jaxpr(norm.apply)(variables, inputs))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "dot_general" not in str(
+        jax.make_jaxpr(lambda *args: norm.apply(*args))(variables, inputs)
+    )
+    np.testing.assert_allclose(norm.apply(variables, inputs), on_a_cpu, rtol=1e-5, atol=1e-6)
