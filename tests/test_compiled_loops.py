@@ -1,8 +1,5 @@
 """The compiled loops copy no cache and do not talk with the host, read from their HLO."""
 
-import functools
-import re
-
 import dataclasses
 import functools
 import re

@@ -70,9 +70,7 @@ class T5Model:
 
     def score_part(
         self, cache: DecoderCache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
-    ) -> tuple[
-        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache
-    ]:
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache]:
         """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
         with cpu_kernels.using_first(num):
             return self.score_states(cache, tokens)

@@ -102,8 +102,12 @@ def _root(line: str, computations: dict[str, list[str]]) -> str:
 
 def _is_move(line: str) -> bool:
     """Whether an asynchronous copy leaves the layout, the memory's number apart, as it is."""
-    match = re.search(r"= \((\w+\[[\d,]*\]\{[^}]*\}), (\w+\[[\d,]*\]\{[^}]*\}),.* copy-start\(", line)
-    return match is not None and len({re.sub(r"S\(\d+\)", "", side) for side in match.groups()}) == 1
+    match = re.search(
+        r"= \((\w+\[[\d,]*\]\{[^}]*\}), (\w+\[[\d,]*\]\{[^}]*\}),.* copy-start\(", line
+    )
+    return (
+        match is not None and len({re.sub(r"S\(\d+\)", "", side) for side in match.groups()}) == 1
+    )
 
 
 def _operation(line: str) -> str | None:

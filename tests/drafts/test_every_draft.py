@@ -96,7 +96,9 @@ T5_DRAFTS = {
         CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
     ),
     "early exit": lambda: EarlyExitDraft.create(target(), 2),
-    "mixed with early exit": lambda: MixedDraft(CopyDraft(VOCAB), EarlyExitDraft.create(target(), 1)),
+    "mixed with early exit": lambda: MixedDraft(
+        CopyDraft(VOCAB), EarlyExitDraft.create(target(), 1)
+    ),
     "shared encoder": shared_encoder,
     "shared encoder adaptive": lambda: shared_encoder(stopping=Stopping(c=0.2)),
     "shared encoder, narrow head": lambda: shared_encoder(
