@@ -210,7 +210,7 @@ def refuses_holes(jitted):
         check_whole(prompts)
         return jitted(*args, **kwargs)
 
-    checked.lower = jitted.lower
+    checked.lower, checked.trace = jitted.lower, jitted.trace
     return checked
 
 

@@ -18,8 +18,10 @@ from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
+from spec_t5x.models.binding import bind
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts
@@ -197,6 +199,13 @@ def drafts_of_pair(tiny_pair) -> Path:
     """``tiny_pair``, with all that drafts of its target read (``tests.named_drafts``)."""
     named_drafts.write(tiny_pair)
     return tiny_pair
+
+
+@pytest.fixture(scope="session")
+def target_of_drafts(drafts_of_pair):
+    """The target of ``drafts_of_pair`` as it is loaded and as it is bound, and the directory."""
+    loaded = load(drafts_of_pair / "target")
+    return loaded, bind(loaded.params, loaded.config), drafts_of_pair
 
 
 def _babbling_params(config: T5Config, seed: int) -> PyTree:

@@ -98,13 +98,14 @@ class MixedDraft(DraftBase):
             second, second_state = self.second.propose(second_state, rest, gamma)
             second = second.checked(self.second.max_proposal)
             drafted = (second.tokens, second.probs, second.num_proposed)
-            return drafted, second.target_cache, second_state
+            cache = context.target_cache if second.target_cache is None else second.target_cache
+            return drafted, cache, second_state
 
-        nothing, written, _ = jax.eval_shape(ask, state.second)
+        nothing = jax.eval_shape(lambda second_state: ask(second_state)[0], state.second)
 
         def skip(second_state):
             drafted = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
-            return drafted, None if written is None else context.target_cache, second_state
+            return drafted, context.target_cache, second_state
 
         (tokens, probs, counts), target_cache, second_state = lax.cond(
             jnp.any(rest.live), ask, skip, state.second
