@@ -35,7 +35,9 @@ def no_check_of_types():
 def test_every_draft(draft, target_of_drafts, v4):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)
-    check(on_tpu(v4, target, made), target.config, 2)
+    # At gamma 1 fewer programs for blocks of some length; a fixed gamma needs its own loop.
+    gamma = 1 if made.varies else GAMMA
+    check(on_tpu(v4, target, made, gamma=gamma), target.config, 2, gamma + 1)
 
 
 def test_trees(v4):
@@ -65,7 +67,7 @@ def v4():
 
 
 def on_tpu(mesh, target, draft, **options):
-    """The compiled loop, of models in bfloat16."""
+    """The compiled loop, of models in bfloat16, at temperature 0: sampling has no cache."""
 
     def shapes(node):
         if isinstance(node, T5Model):
@@ -77,7 +79,7 @@ def on_tpu(mesh, target, draft, **options):
             node,
         )
 
-    args = (target, draft, *rows(2, 1.0))
+    args = (target, draft, *rows(2, 0.0))
     args = jax.tree.map(shapes, args, is_leaf=lambda node: isinstance(node, T5Model))
     options = {"gamma": GAMMA, "max_decode_len": MAX_DECODE_LEN, **options}
     with partitioned(mesh):

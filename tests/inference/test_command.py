@@ -66,7 +66,7 @@ def test_exit_status_0_and_one_line_if_all_is_well(run, lines, tmp_path):
     ]
     (line,) = said
     assert line.startswith("spec-t5x: answered 2 of 2 inputs in ")
-    assert " 2.00 a target call" in line
+    assert "block efficiency 2.00" in line
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
     # The command's own default.
     assert settings["batch_size"] == 16
