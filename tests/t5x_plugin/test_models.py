@@ -77,7 +77,9 @@ def test_greedy_text_and_scores_are_t5xs(size, prompted):
     assert np.sum(aux["accepted"]) > 0
     assert np.sum(aux["accepted"]) < np.sum(aux["proposed"])
     if not prompted:
-        counts = np.sum(texts != 0, axis=1)
+        # Up to its end; padding's id is a token like any other before it.
+        is_end = texts == EOS
+        counts = np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, texts.shape[1])
         np.testing.assert_array_equal(aux["appended"], counts)
         of_examples = {name: np.asarray(values).tolist() for name, values in aux.items()}
         efficiency = totals(of_examples)["block_efficiency"]
