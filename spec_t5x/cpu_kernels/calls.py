@@ -17,7 +17,6 @@ from spec_t5x.cpu_kernels.library import available
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 
 _NO_BIAS = np.zeros((0, 0), np.float32)
-
 _active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
 _used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
 
@@ -48,12 +47,6 @@ def using_first(num: Int[Array, ""]) -> Iterator[None]:
         yield
     finally:
         _used.reset(token)
-
-
-def _num_used(inputs: Array) -> Int[Array, ""]:
-    """How many new tokens of ``inputs [..., new, width]`` count."""
-    used = _used.get()
-    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if used is None else used
 
 
 def suit(params: PyTree) -> bool:
@@ -259,6 +252,12 @@ def source_attention(
     return jax.ffi.ffi_call("SpecT5XAttend", shape)(
         queries, _num_used(queries), keys, values, mask, scale=np.float32(scale)
     )
+
+
+def _num_used(inputs: Array) -> Int[Array, ""]:
+    """How many new tokens of ``inputs [..., new, width]`` count."""
+    used = _used.get()
+    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if used is None else used
 
 
 def _is_suitable(leaf) -> bool:
