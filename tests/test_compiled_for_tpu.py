@@ -47,7 +47,7 @@ def test_trees(v4):
         "mlp_dim": 1024,
         "num_heads": 16,
         "head_dim": 64,
-        "num_decoder_layers": 2,
+        "num_decoder_layers": 1,
     }
     target = tiny_t5(0, **sizes)
     draft = TransformerDraft(tiny_t5(1, **sizes))
