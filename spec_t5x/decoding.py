@@ -141,10 +141,9 @@ def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int
 def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
     """ONE target call over as much of the block as the longest proposal needs.
 
-    Returns the logits at all positions (zeros beyond the longest proposal), the
+    Returns the logits at all positions (of no meaning beyond the longest proposal), the
     target's states (None unless the draft uses them) and the cache.
     """
-
     if draft.varies and _scores_parts(target):
         logits, states, cache = target.score_part(cache, block, longest + 1)
         return logits, states if draft.uses_target_states else None, cache

@@ -65,19 +65,18 @@ class DecoderCache:
         its target's cache, all of it would be copied on the way in and on the way out.
         """
 
-        def lay_out(*arrays):
-            return [with_layout_constraint(array, Layout((0, 1, 3, 2))) for array in arrays]
+        def lay_out(array):
+            return lax.platform_dependent(
+                array,
+                tpu=lambda array: with_layout_constraint(array, Layout((0, 1, 3, 2))),
+                default=lambda array: array,
+            )
 
-        layers = [
-            layer.replace(keys=keys, values=values)
+        layers = tuple(
+            layer.replace(keys=lay_out(layer.keys), values=lay_out(layer.values))
             for layer in self.layers
-            for keys, values in [
-                lax.platform_dependent(
-                    layer.keys, layer.values, tpu=lay_out, default=lambda *same: list(same)
-                )
-            ]
-        ]
-        return self.replace(layers=tuple(layers))
+        )
+        return self.replace(layers=layers)
 
     def repeat_rows(self, times: int) -> "DecoderCache":
         """The cache of ``times`` rows of each row, which read the same sources."""
