@@ -25,14 +25,30 @@
 #include <utility>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-// 16 floats: one register with AVX-512, several elsewhere. GCC and Clang know the type.
+// One register of floats: GCC takes a vector of several through memory. And how many of them
+// can hold sums while others hold weights and a factor.
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+constexpr int kAccumulators = 24;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+constexpr int kAccumulators = 12;
+#else
+constexpr int kLanes = 4;
+constexpr int kAccumulators = 12;
+#endif
 typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
 
@@ -42,17 +58,33 @@ inline Lanes Load(const float* from) { return *reinterpret_cast<const Lanes*>(fr
 
 inline void Store(float* to, Lanes lanes) { *reinterpret_cast<Lanes*>(to) = lanes; }
 
-typedef float HalfLanes __attribute__((vector_size(2 * kLanes), aligned(4)));
-typedef float QuarterLanes __attribute__((vector_size(kLanes), aligned(4)));
+// a * b + c in one rounding, always: of several loops that should give the same bits, a
+// compiler contracts some, and where it thinks FMAs in a row slow (Zen, Sapphire Rapids) not
+// others.
+inline Lanes Fma(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
 
+inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Lanes{} + a, b, c); }
+
+// Halves are added until one number is left.
 inline float Sum(Lanes lanes) {
-  HalfLanes halves[2];
-  std::memcpy(halves, &lanes, sizeof(lanes));
-  const HalfLanes half = halves[0] + halves[1];
-  QuarterLanes quarters[2];
-  std::memcpy(quarters, &half, sizeof(half));
-  const QuarterLanes quarter = quarters[0] + quarters[1];
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+  float values[kLanes];
+  Store(values, lanes);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
 }
 
 // Has the compiler hold a value in a register, where it would load it again for each use.
@@ -126,23 +158,25 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 
 // outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
 
-constexpr int kColumnBlock = 4 * kLanes;
+constexpr int kColumnBlock = 64;
+// Registers of a block of columns.
+constexpr int kBlockWidth = kColumnBlock / kLanes;
 constexpr int kInnerBlock = 128;
 constexpr int kRowsAhead = 12;
 
-// Some rows of one block of columns and of k; kWidth registers of columns. The first rows
-// read the weights from memory, and write them to ``packed`` if it is given; the next ones
-// find them there, one after the other and in the nearest cache.
-template <int kRows, int kWidth>
-inline void MultiplyBlock(const float* inputs, int64_t inner, const int64_t* rows,
-                          const float* weights, int64_t stride, int64_t num_k, bool first,
-                          bool prefetch, float* packed, float* outputs, int64_t columns) {
+// Some rows of some columns of a block and of k; kWidth registers of columns. The first rows
+// read the weights from memory, and write them to ``packed`` if it is given, where a row of
+// the block has ``kPacked`` registers; the next ones find them there, in the nearest cache.
+template <int kRows, int kWidth, int kPacked>
+inline void MultiplyPart(const float* inputs, int64_t inner, const int64_t* rows,
+                         const float* weights, int64_t stride, int64_t num_k, bool first,
+                         bool prefetch, float* packed, float* outputs, int64_t columns) {
   Lanes sums[kRows][kWidth];
   const float* from[kRows];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
     from[r] = inputs + rows[r] * inner;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
       sums[r][u] = first ? Lanes{} : Load(outputs + rows[r] * columns + u * kLanes);
     }
@@ -152,32 +186,47 @@ inline void MultiplyBlock(const float* inputs, int64_t inner, const int64_t* row
     if (prefetch) {
       // The rows of a wide matrix lie pages apart, where the hardware does not look ahead.
       // To the second cache: rows that are a power of two apart share few places of the first.
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < kWidth; ++u) {
         __builtin_prefetch(row + kRowsAhead * stride + u * kLanes, 0, 2);
       }
     }
     Lanes loaded[kWidth];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
       loaded[u] = Load(row + u * kLanes);
       Keep(loaded[u]);
     }
     if (packed) {
-#pragma GCC unroll 4
-      for (int u = 0; u < kWidth; ++u) Store(packed + (k * kWidth + u) * kLanes, loaded[u]);
+#pragma GCC unroll 8
+      for (int u = 0; u < kWidth; ++u) Store(packed + (k * kPacked + u) * kLanes, loaded[u]);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const float factor = from[r][k];
-#pragma GCC unroll 4
-      for (int u = 0; u < kWidth; ++u) sums[r][u] += factor * loaded[u];
+#pragma GCC unroll 8
+      for (int u = 0; u < kWidth; ++u) sums[r][u] = Fma(factor, loaded[u], sums[r][u]);
     }
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) Store(outputs + rows[r] * columns + u * kLanes, sums[r][u]);
+  }
+}
+
+// All columns of a block, as many at a time as there are registers for their sums.
+template <int kRows, int kWidth>
+inline void MultiplyBlock(const float* inputs, int64_t inner, const int64_t* rows,
+                          const float* weights, int64_t stride, int64_t num_k, bool first,
+                          bool prefetch, float* packed, float* outputs, int64_t columns) {
+  constexpr int kMost = kAccumulators / kRows;
+  constexpr int kPart = std::min(kWidth, kMost >= 8 ? 8 : kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1);
+#pragma GCC unroll 1
+  for (int part = 0; part < kWidth * kLanes; part += kPart * kLanes) {
+    MultiplyPart<kRows, kPart, kWidth>(inputs, inner, rows, weights + part, stride, num_k, first,
+                                       prefetch, packed ? packed + part : nullptr, outputs + part,
+                                       columns);
   }
 }
 
@@ -266,19 +315,18 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
       while (which + 1 < products.size() && products[which + 1].first_block <= block) ++which;
       const Product& product = products[which];
       const int64_t column = (block - product.first_block) * kColumnBlock;
-      const int64_t whole = std::min<int64_t>(4, (product.columns - column) / kLanes);
       const float* weight = product.weights + column;
       float* to = product.outputs + column;
-      switch (whole) {
-        case 4: MultiplyColumns<4>(from, rows, inner, weight, product.columns, to); break;
-        case 3: MultiplyColumns<3>(from, rows, inner, weight, product.columns, to); break;
-        case 2: MultiplyColumns<2>(from, rows, inner, weight, product.columns, to); break;
-        case 1: MultiplyColumns<1>(from, rows, inner, weight, product.columns, to); break;
+      if (column + kColumnBlock <= product.columns) {
+        MultiplyColumns<kBlockWidth>(from, rows, inner, weight, product.columns, to);
+        continue;
       }
-      if (whole < 4) {
-        MultiplyTail(from, rows, inner, product.weights, product.columns,
-                     column + whole * kLanes, product.outputs);
+      const int64_t whole = (product.columns - column) / kLanes * kLanes;
+      for (int64_t done = 0; done < whole; done += kLanes) {
+        MultiplyColumns<1>(from, rows, inner, weight + done, product.columns, to + done);
       }
+      MultiplyTail(from, rows, inner, product.weights, product.columns, column + whole,
+                   product.outputs);
     }
   });
   return ffi::Error::Success();
@@ -300,7 +348,7 @@ inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, co
     for (int r = 0; r < kRows; ++r) {
       const Lanes factor = Load(inputs + rows[r] * inner + k);
 #pragma GCC unroll 4
-      for (int t = 0; t < kTokens; ++t) sums[r][t] += factor * loaded[t];
+      for (int t = 0; t < kTokens; ++t) sums[r][t] = Fma(factor, loaded[t], sums[r][t]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -325,7 +373,8 @@ void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t in
                                DotBlock<4, 4>, DotBlock<5, 4>, DotBlock<6, 4>};
   constexpr Block kTails[] = {DotBlock<1, 1>, DotBlock<2, 1>, DotBlock<3, 1>,
                               DotBlock<4, 1>, DotBlock<5, 1>, DotBlock<6, 1>};
-  const int64_t num_rows = rows.size(), most = std::size(kBlocks);
+  // Four tokens of each.
+  const int64_t num_rows = rows.size(), most = std::min<int64_t>(kAccumulators / 4, 6);
   for (int64_t row = 0; row < num_rows; row += most) {
     const int64_t which = std::min(most, num_rows - row) - 1;
     int64_t token = begin;
@@ -387,7 +436,7 @@ ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
     Lanes squares = {};
     for (int64_t i = 0; i < whole; i += kLanes) {
       const Lanes centred_lanes = Load(from + i) - mean;
-      squares += centred_lanes * centred_lanes;
+      squares = Fma(centred_lanes, centred_lanes, squares);
     }
     float square = Sum(squares);
     for (int64_t i = whole; i < width; ++i) {
@@ -780,7 +829,7 @@ inline void KeyProducts(const float* query, const float* const* keys, int64_t he
   for (; d + kLanes <= head_dim; d += kLanes) {
     const Lanes factor = Load(query + d);
 #pragma GCC unroll 4
-    for (int t = 0; t < kKeys; ++t) sums[t] += factor * Load(keys[t] + d);
+    for (int t = 0; t < kKeys; ++t) sums[t] = Fma(factor, Load(keys[t] + d), sums[t]);
   }
 #pragma GCC unroll 4
   for (int t = 0; t < kKeys; ++t) {
@@ -800,7 +849,9 @@ inline void WeighValues(const float* weights, const float* values, const Place& 
   for (int64_t j = 0; j < length; ++j) {
     const float* value = values + place(j);
 #pragma GCC unroll 4
-    for (int u = 0; u < kWidth; ++u) sums[u] += weights[j] * Load(value + u * kLanes);
+    for (int u = 0; u < kWidth; ++u) {
+      sums[u] = Fma(weights[j], Load(value + u * kLanes), sums[u]);
+    }
   }
 #pragma GCC unroll 4
   for (int u = 0; u < kWidth; ++u) Store(context + u * kLanes, sums[u] * factor);

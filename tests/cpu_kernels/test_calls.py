@@ -358,7 +358,7 @@ def test_logits_are_those_of_xla(model):
     assert model.kernels
     by_xla = dataclasses.replace(model, kernels=False)
     np.testing.assert_allclose(
-        logits_in(model, TOKENS, [4, 5]), logits_in(by_xla, TOKENS, [4, 5]), atol=2e-5
+        logits_in(model, TOKENS, [4, 5]), logits_in(by_xla, TOKENS, [4, 5]), atol=5e-5
     )
 
 
