@@ -14,14 +14,14 @@ def answer(item: Item, generations: Sequence[Generation]) -> bytes:
 
     Args:
       item: the input.
-      generations: its outputs by increasing score.
+      generations: its outputs, the best first.
 
     Returns:
       T5X's fields ``inputs`` (the texts, and what else the input came with) and
       ``prediction``, then those of ``spec-t5x generate --json`` of the best output; with
       several, all of them under ``decodes``.
     """
-    best = generations[-1]
+    best = generations[0]
     values = _head(item) | {"inputs": item.fields, "prediction": best.output}
     values |= dataclasses.asdict(best)
     if len(generations) > 1:

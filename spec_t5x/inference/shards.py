@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from spec_t5x import atomic
 from spec_t5x.errors import InputError
-from spec_t5x.inference import atomic, manifest
+from spec_t5x.inference import manifest
 
 STEM = "predictions"
 MERGED = f"{STEM}.jsonl"
+# What speculation costs where gamma is "auto" (``pace.Costs``).
+COSTS = "costs.json"
 _SHARD = re.compile(rf"{STEM}-(\d{{5,}})-of-(\d{{5,}})\.jsonl")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -117,7 +120,8 @@ def remove_answers(directory: Path) -> None:
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         if _is_answers(entry.name):
             os.unlink(entry.path)
-    (directory / manifest.NAME).unlink(missing_ok=True)
+    for name in (COSTS, manifest.NAME):
+        (directory / name).unlink(missing_ok=True)
 
 
 def error_of(line: bytes) -> str | None:

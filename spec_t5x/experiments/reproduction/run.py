@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from spec_t5x.atomic import write_whole
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import examples, provenance
 from spec_t5x.experiments.reproduction.cache import Cache
@@ -15,7 +16,6 @@ from spec_t5x.experiments.reproduction.report_html import to_html
 from spec_t5x.experiments.reproduction.report_json import to_json
 from spec_t5x.experiments.reproduction.report_markdown import to_markdown
 from spec_t5x.experiments.reproduction.runner import duration, make_plan, one_line, run
-from spec_t5x.inference.atomic import write_whole
 from spec_t5x.inference.signals import Stopped, stopping
 
 CACHE = "cache"
