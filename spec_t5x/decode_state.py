@@ -20,9 +20,9 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 class DecodeStats:
     """Counts for each row, over the iterations before it ended."""
 
-    # Target calls: iterations, and plain steps where a guard was against them.
+    # Target calls: iterations, and plain steps where drafts did not pay.
     target_calls: Int[Array, "*rows"]
-    # The plain steps among them; 0 without a guard.
+    # The plain steps among them; 0 without a pace.
     plain_steps: Int[Array, "*rows"]
     # Tokens that these calls brought, end of sequence included.
     appended: Int[Array, "*rows"]
@@ -203,7 +203,9 @@ def done(state: DecodeState) -> Array:
     return jnp.all(state.outputs.ended)
 
 
-def make_context(state: DecodeState, settings: Sampling, coupled: bool) -> Context:
+def make_context(
+    state: DecodeState, settings: Sampling, coupled: bool, limit: Int[Array, ""] | None = None
+) -> Context:
     """What the draft may look at in the coming iteration."""
     outputs = state.outputs
     return Context(
@@ -214,6 +216,7 @@ def make_context(state: DecodeState, settings: Sampling, coupled: bool) -> Conte
         settings=settings,
         target_cache=state.target_cache,
         target_states=state.target_states,
+        limit=limit,
     )
 
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x import guarded_decoding, tree_decoding
 from spec_t5x import outputs as outputs_lib
+from spec_t5x import paced_decoding, tree_decoding
 from spec_t5x.decode_state import (
     DecodeState,
     DecodeStats,
@@ -35,8 +35,6 @@ from spec_t5x.decode_state import (
 from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.draws import Stream
 from spec_t5x.errors import InputError
-from spec_t5x.guard import Guard
-from spec_t5x.guarded_decoding import GuardedState
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -50,8 +48,10 @@ from spec_t5x.interfaces import (
     check_positions,
 )
 from spec_t5x.outputs import Decoded
+from spec_t5x.pace import Pace
+from spec_t5x.paced_decoding import PacedState
 from spec_t5x.scoring import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, Int, Key, PyTree
 from spec_t5x.verifiers import BlockVerifier, TreeVerifier, Verifier
 
 __all__ = [
@@ -79,19 +79,25 @@ def step(
     *,
     gamma: int,
     verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: int = EOS_ID,
+    eos_id: Int[Array, ""] | int = EOS_ID,
     rescale_log_probs: bool = True,
+    limit: Int[Array, ""] | None = None,
+    fill: Bool[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
-    """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row."""
+    """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
+
+    With a ``limit`` no row proposes more; where ``fill`` is true all propose as many,
+    whatever stands there, to measure what that costs.
+    """
     outputs = state.outputs
-    proposal, draft_state = _propose(
-        draft, state.draft_state, make_context(state, settings, verifier.coupled), gamma
-    )
+    context = make_context(state, settings, verifier.coupled, limit)
+    proposal, draft_state = _propose(draft, state.draft_state, context, gamma, fill)
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(outputs.ended, 0, proposal.num_proposed)
     block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
     cache = state.target_cache if proposal.target_cache is None else proposal.target_cache
-    logits, states, target_cache = _score(target, draft, cache, block, jnp.max(num_proposed))
+    longest = jnp.max(num_proposed) if draft.varies or limit is not None else None
+    logits, states, target_cache = _score(target, draft, cache, block, longest)
     target_probs = standardize(logits, settings)
 
     verdict = verifier(state.stream, outputs.lengths, proposal, logits, target_probs, settings)
@@ -130,21 +136,28 @@ def step(
     )
 
 
-def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int):
+def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int, fill):
     """The draft's proposal, as far as it may be verified, and its state."""
     if gamma == 0:
         return Proposal(jnp.zeros((context.lengths.shape[0], 0), jnp.int32)), draft_state
     proposal, draft_state = draft.propose(draft_state, context, gamma)
-    return proposal.checked(draft.max_proposal), draft_state
+    proposal = proposal.checked(draft.max_proposal)
+    if context.limit is not None:
+        counts = jnp.minimum(proposal.num_proposed, context.limit)
+        if fill is not None:
+            counts = jnp.where(fill, context.limit, counts)
+        proposal = proposal.replace(counts=counts)
+    return proposal, draft_state
 
 
 def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
     """ONE target call over as much of the block as the longest proposal needs.
 
-    Returns the logits at all positions (of no meaning beyond the longest proposal), the
-    target's states (None unless the draft uses them) and the cache.
+    ``longest`` is None where every proposal fills the block. Returns the logits at all
+    positions (of no meaning beyond the longest proposal), the target's states (None unless
+    the draft uses them) and the cache.
     """
-    if draft.varies and _scores_parts(target):
+    if longest is not None and _scores_parts(target):
         logits, states, cache = target.score_part(cache, block, longest + 1)
         return logits, states if draft.uses_target_states else None, cache
 
@@ -156,7 +169,8 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
         logits, cache = target.score(cache, tokens)
         return _pad(logits, block), None, cache
 
-    widths = call_widths(_largest(draft, block.shape[1])) if draft.varies else (block.shape[1],)
+    varies = longest is not None
+    widths = call_widths(_largest(draft, block.shape[1])) if varies else (block.shape[1],)
     if len(widths) == 1:
         return call(widths[0], cache, block)
     # A program for each width, of which one runs.
@@ -200,15 +214,19 @@ def _step_function(verifier: Verifier | TreeVerifier, gamma: int, **options) -> 
     return functools.partial(step, gamma=gamma, verifier=verifier, **options)
 
 
-def _effort(target, draft, verifier: Verifier | TreeVerifier, gamma: int, iteration: Iteration):
-    """What an iteration took: drafts made, and tokens that the target was called over."""
-    if isinstance(verifier, TreeVerifier) or not draft.varies:
-        return gamma, gamma + 1
-    longest = jnp.max(iteration.num_proposed)
-    if _scores_parts(target):
-        return longest, longest + 1
-    widths = jnp.asarray(call_widths(_largest(draft, gamma + 1)))
-    return longest, widths[jnp.searchsorted(widths, longest + 1)]
+def _paced_step(
+    target, draft, settings, pace: Pace, verifier, gamma: int, *, eos_id: int, **options
+):
+    """``(state, limit) -> (state, iteration)``, and whether proposals fall short of limits."""
+    step_of = _step_function(verifier, gamma, eos_id=pace.eos_id(eos_id), **options)
+    if isinstance(verifier, TreeVerifier):
+        # All of the tree, or nothing.
+        return lambda state, limit: step_of(target, draft, state, settings), False
+    fill = pace.is_forced if draft.varies else None
+    return (
+        lambda state, limit: step_of(target, draft, state, settings, limit=limit, fill=fill),
+        draft.varies,
+    )
 
 
 @outputs_lib.refuses_holes
@@ -238,7 +256,7 @@ def speculative_decode(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
-    guard: Guard | None = None,
+    pace: Pace | None = None,
 ) -> Decoded:
     """Decodes with the target's distribution, exactly, at the draft's pace.
 
@@ -264,16 +282,17 @@ def speculative_decode(
       eos_id: the token that ends a row; in a prompt it does not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
-      guard: takes plain steps where drafts do not pay (``guard.py``); None speculates to
-        the end. ``Decoded.guard`` is what to decode the next batch with.
+      pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
+        (``pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is what to decode
+        the next batch with.
 
     Raises:
       InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
-        ``max_decode_len``, a draft that needs more of the target than it shows, or a
-        stream that the verifier cannot draw from.
+        ``max_decode_len``, a draft that needs more of the target than it shows, a stream
+        that the verifier cannot draw from, or a pace with the costs of another gamma.
     """
     stream = _checked_stream(
-        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
     )
     settings = settings.repeat(num_decodes)
     if verifier.coupled:
@@ -288,30 +307,30 @@ def speculative_decode(
         stream,
         gamma=gamma,
         max_decode_steps=max_decode_steps,
-        lazy=guard is not None,
+        lazy=pace is not None,
         **rows,
     )
     options = {"eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
-    step = _step_function(verifier, gamma, **options)
-    if guard is None:
+    if pace is None:
+        step = _step_function(verifier, gamma, **options)
         state = lax.while_loop(
             lambda state: ~done(state), lambda state: step(target, draft, state, settings)[0], state
         )
     else:
-        guarded = guarded_decoding.decode(
+        step, varies = _paced_step(target, draft, settings, pace, verifier, gamma, **options)
+        paced = paced_decoding.decode(
             target,
             draft,
-            guarded_decoding.start(state, guard),
+            paced_decoding.start(state, pace),
             settings,
-            lambda state: step(target, draft, state, settings),
-            functools.partial(_effort, target, draft, verifier, gamma),
+            step,
             lambda: prefill_draft(draft, inputs, prompts, **rows),
-            gamma=gamma,
+            varies=varies,
             coupled=verifier.coupled,
             **options,
         )
-        state, guard = guarded.state, guarded.guard
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
+        state, pace = paced.state, paced.pace
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
 
 
 # The stepper's programs, compiled once for each shape. The state is donated: its caches
@@ -330,21 +349,19 @@ def _jit_step(target, draft, state, settings, *, verifier, gamma, **options):
     return _step_function(verifier, gamma, **options)(target, draft, state, settings)
 
 
-@functools.partial(jax.jit, static_argnames="gamma")
-def _jit_allowed(draft, state, *, gamma):
-    return guarded_decoding.allowed(draft, state, gamma)
+_jit_limit = jax.jit(paced_decoding.next_limit)
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes", "coupled"),
+    static_argnames=("max_decode_len", "num_decodes", "num_nodes", "coupled"),
     donate_argnames="state",
 )
-def _jit_prepare(draft, inputs, prompts, state, settings, *, gamma, coupled, **rows):
+def _jit_prepare(draft, inputs, prompts, state, settings, *, coupled, **rows):
     def prefill():
         return prefill_draft(draft, inputs, prompts, **rows)
 
-    return guarded_decoding.prepare(draft, state, settings, prefill, gamma=gamma, coupled=coupled)
+    return paced_decoding.prepare(draft, state, settings, prefill, coupled=coupled)
 
 
 @functools.partial(
@@ -352,20 +369,15 @@ def _jit_prepare(draft, inputs, prompts, state, settings, *, gamma, coupled, **r
     static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
     donate_argnames="state",
 )
-def _jit_guarded_step(target, draft, state, settings, *, verifier, gamma, **options):
-    step = _step_function(verifier, gamma, **options)
-    return guarded_decoding.speculative_step(
-        state,
-        lambda state: step(target, draft, state, settings),
-        functools.partial(_effort, target, draft, verifier, gamma),
-        gamma=gamma,
-    )
+def _jit_paced_step(target, draft, state, settings, *, verifier, gamma, **options):
+    step, varies = _paced_step(target, draft, settings, state.pace, verifier, gamma, **options)
+    return paced_decoding.speculative_step(draft, state, step, varies=varies)
 
 
 _jit_plain_step = jax.jit(
-    guarded_decoding.plain_step,
-    static_argnames=("gamma", "coupled", "eos_id", "rescale_log_probs"),
-    donate_argnames="guarded",
+    paced_decoding.plain_step,
+    static_argnames=("coupled", "eos_id", "rescale_log_probs"),
+    donate_argnames="paced",
 )
 
 
@@ -384,12 +396,12 @@ def speculative_steps(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
-    guard: Guard | None = None,
+    pace: Pace | None = None,
 ) -> Iterator[Iteration]:
     """``speculative_decode``, driven from the host: yields after each iteration.
 
     For streaming and for traces. Same arguments, same text, same errors (at the call);
-    slower by a round trip for each iteration. A plain step, with a guard, is an iteration
+    slower by a round trip for each iteration. A plain step, at a pace, is an iteration
     without proposals. The generator's return value is the ``Decoded`` result.
 
     Raises:
@@ -398,7 +410,7 @@ def speculative_steps(
     """
     outputs_lib.check_whole(prompts)
     stream = _checked_stream(
-        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
     )
     settings = settings.repeat(num_decodes)
     if verifier.coupled:
@@ -408,7 +420,7 @@ def speculative_steps(
     options = {"gamma": gamma, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
 
     # Of its own: what stands in a generator waits for the first ``next``.
-    def iterations(guard):
+    def iterations(pace):
         state = _jit_init(
             target,
             draft,
@@ -417,10 +429,10 @@ def speculative_steps(
             stream,
             gamma=gamma,
             max_decode_steps=max_decode_steps,
-            lazy=guard is not None,
+            lazy=pace is not None,
             **rows,
         )
-        if guard is None:
+        if pace is None:
             ended = np.asarray(state.outputs.ended)
             while not ended.all():
                 state, iteration = _jit_step(
@@ -430,40 +442,41 @@ def speculative_steps(
                 yield iteration
                 ended = iteration.ended
         else:
-            guarded = guarded_decoding.start(state, guard)
             prepare = functools.partial(
-                _jit_prepare, draft, inputs, prompts, gamma=gamma, coupled=verifier.coupled, **rows
+                _jit_prepare, draft, inputs, prompts, coupled=verifier.coupled, **rows
             )
-            steps = _guarded_steps(target, draft, guarded, settings, prepare, verifier, **options)
-            guarded = yield from steps
-            state, guard = guarded.state, guarded.guard
-        return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, guard)
+            paced = paced_decoding.start(state, pace)
+            paced = yield from _paced_steps(
+                target, draft, paced, settings, prepare, verifier, **options
+            )
+            state, pace = paced.state, paced.pace.end_batch()
+        return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
 
-    return iterations(guard)
+    return iterations(pace)
 
 
-def _guarded_steps(
-    target, draft, guarded: GuardedState, settings, prepare, verifier, *, gamma: int, **options
+def _paced_steps(
+    target, draft, paced: PacedState, settings, prepare, verifier, *, gamma: int, **options
 ) -> Iterator[Iteration]:
-    """``guarded_decoding.decode``, driven from the host."""
-    ready, ended = False, np.asarray(guarded.state.outputs.ended)
+    """``paced_decoding.decode``, driven from the host."""
+    ready, ended = False, np.asarray(paced.state.outputs.ended)
     while not ended.all():
-        if not _jit_allowed(draft, guarded, gamma=gamma):
+        if not _jit_limit(draft, paced):
             ready = False
-            guarded, iteration = _jit_plain_step(
-                target, draft, guarded, settings, gamma=gamma, coupled=verifier.coupled, **options
+            paced, iteration = _jit_plain_step(
+                target, draft, paced, settings, coupled=verifier.coupled, **options
             )
         elif not ready:
-            guarded, ready = prepare(guarded, settings), True
+            paced, ready = prepare(paced, settings), True
             continue
         else:
-            guarded, iteration = _jit_guarded_step(
-                target, draft, guarded, settings, verifier=verifier, gamma=gamma, **options
+            paced, iteration = _jit_paced_step(
+                target, draft, paced, settings, verifier=verifier, gamma=gamma, **options
             )
-        iteration = _fetched(iteration, guarded.state)
+        iteration = _fetched(iteration, paced.state)
         yield iteration
         ended = iteration.ended
-    return guarded
+    return paced
 
 
 def _fetched(iteration: Iteration, state: DecodeState) -> Iteration:
@@ -478,9 +491,11 @@ def _fetched(iteration: Iteration, state: DecodeState) -> Iteration:
 
 
 def _checked_stream(
-    target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes
+    target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
 ) -> Stream:
     check_arguments(target, draft, prompts, gamma, max_decode_len)
+    if pace is not None and pace.largest != gamma:
+        raise InputError(f"gamma is {gamma} and the pace has costs up to {pace.largest}: give that")
     stream = outputs_lib.row_stream(
         rng, prompts.shape[0], num_decodes, verifier.coupled, max_decode_len
     )

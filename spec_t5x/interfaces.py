@@ -115,6 +115,13 @@ class Context:
     # token was predicted; zeros before the first iteration, None unless the draft
     # ``uses_target_states``.
     target_states: Float[Array, "batch embed"] | None = None
+    # Drafts of a row that may be verified; None for all gamma. A draft that stops there
+    # saves time, and what others propose beyond is ignored.
+    limit: Int[Array, ""] | None = None
+
+    def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
+        """How many tokens are worth proposing, of ``gamma``."""
+        return gamma if self.limit is None else jnp.minimum(self.limit, gamma)
 
     @property
     def last_tokens(self) -> Int[Array, "batch"]:
@@ -348,7 +355,7 @@ class Draft(Protocol):
     def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
         """Told that the text may have gone on without it, before it is asked to propose.
 
-        By whoever lets others write: a guard, a draft that asks others first. Where a model
+        By whoever lets others write: a pace, a draft that asks others first. Where a model
         has to be fed what is missing, ``width`` tokens of each row at a time, for which the
         state has room.
         """

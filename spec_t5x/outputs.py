@@ -56,8 +56,8 @@ class Decoded:
     lengths: Int[Array, "inputs decodes"]
     # The loop's statistics for each sequence (None from the plain loop).
     stats: object = None
-    # The guard as it is now, to decode the next batch with (None where there was none).
-    guard: object = None
+    # The pace as it is now, to decode the next batch with (None where there was none).
+    pace: object = None
 
 
 def start(
@@ -87,7 +87,7 @@ def append(
     tokens: Int[Array, "batch room"],
     counts: Int[Array, "batch"],
     log_probs: Float32[Array, "batch room"],
-    eos_id: int,
+    eos_id: Int[Array, ""] | int,
 ) -> tuple[Outputs, Int[Array, "batch"]]:
     """Appends the first ``counts[b]`` tokens to each row that has not ended.
 
@@ -111,7 +111,7 @@ def append(
 
 
 def finish(
-    outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None, guard=None
+    outputs: Outputs, num_decodes: int, max_decode_len: int, stats=None, pace=None
 ) -> Decoded:
     """Cuts the start token off, groups by input and sorts by increasing score."""
 
@@ -132,7 +132,7 @@ def finish(
         scores=arrange(outputs.scores),
         lengths=arrange(outputs.lengths),
         stats=jax.tree.map(arrange, stats),
-        guard=guard,
+        pace=pace,
     )
 
 

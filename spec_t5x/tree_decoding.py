@@ -56,7 +56,7 @@ def step(
     settings: Sampling,
     *,
     tree: Tree,
-    eos_id: int = EOS_ID,
+    eos_id: Int[Array, ""] | int = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> tuple[DecodeState, Iteration]:
     """One iteration: 1 to ``tree.depth + 1`` tokens for each live row."""

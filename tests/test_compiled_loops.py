@@ -12,7 +12,7 @@ from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.decoding import speculative_decode
 from spec_t5x.distributions import sampling
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.guard import guard
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.testing.compiled_loops import (
     cache_copies,
     host_transfers,
@@ -102,10 +102,10 @@ def test_at_temperature_0_no_distribution_of_the_draft_is_written():
     assert of_drafts not in on_cpu(target, draft, 3, 0.0)
 
 
-def test_on_a_cpu_under_a_guard():
+def test_on_a_cpu_at_a_pace():
     """But the zeros that a draft's prefill starts from, once."""
     target, draft = toys()
-    program = on_cpu(target, draft, 3, 0.0, guard=guard(c=0.1, verification=1.5))
+    program = on_cpu(target, draft, 3, 0.0, pace=Pace.start(Costs.by_formula(c=0.1, largest=3)))
     copies = cache_copies(program, [(3, 2, MAX_DECODE_LEN + GAMMA + 1, 8)])
     assert all("broadcast" in copy.partition("copy(")[2] for copy in copies)
 

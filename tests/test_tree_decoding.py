@@ -18,8 +18,8 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream, t5x_stream
 from spec_t5x.errors import InputError
-from spec_t5x.guard import guard
 from spec_t5x.interfaces import DraftBase
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableDraft, disturbed, tiny_t5
 from spec_t5x.tree_decoding import step
@@ -44,7 +44,7 @@ def near():
     return disturbed(target(), 0.05)
 
 
-def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, guard=None):
+def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, pace=None):
     return jax.device_get(
         speculative_decode(
             target(),
@@ -56,7 +56,7 @@ def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, guard=None):
             gamma=gamma,
             verifier=verifier,
             max_decode_len=LENGTH,
-            guard=guard,
+            pace=pace,
         )
     )
 
@@ -197,9 +197,10 @@ def test_stepping_gives_the_same_text():
     assert refused > 0
 
 
-def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard():
-    costly = guard(c=0.1, verification=1.9, start=1.5, tolerance=0.3, limit=2.0)
-    decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), guard=costly)
+def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
+    costs = Costs.by_formula(c=0.6, largest=3, whole=True)
+    costly = Pace.start(costs, tolerance=0.5)
+    decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), pace=costly)
     plain = autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert np.any(decoded.stats.plain_steps > 0)

@@ -113,7 +113,8 @@ class CascadeDraft(DraftBase):
     def propose(
         self, state: CascadeState, context: Context, gamma: int
     ) -> tuple[Proposal, CascadeState]:
-        """``gamma`` tokens from the middle model's distribution."""
+        """``gamma`` tokens from the middle model's distribution, or as many as are worth it."""
+        num = context.num_drafts(gamma)
         room = (context.lengths.shape[0], gamma + self._spare, self.vocab_size)
         cache = catch_up(
             self.model,
@@ -131,7 +132,7 @@ class CascadeDraft(DraftBase):
         )
 
         def wants_more(inner):
-            return context.live & (inner.lengths < context.lengths + gamma)
+            return context.live & (inner.lengths < context.lengths + num)
 
         inner = lax.while_loop(
             lambda inner: jnp.any(wants_more(inner)),
@@ -144,7 +145,7 @@ class CascadeDraft(DraftBase):
         cache = self.model.rollback(inner.state.cache, lengths)
         probs = None if inner.probs is None else inner.probs[:, :gamma]
         # Each by the verifier, which draws for every place anew.
-        return Proposal(tokens, probs, drawn=gamma), inner.state.replace(cache=cache)
+        return Proposal(tokens, probs, drawn=num), inner.state.replace(cache=cache)
 
     def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:
         """Rolls both back to what the target kept."""

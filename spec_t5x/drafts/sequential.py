@@ -20,7 +20,7 @@ def draft_tokens(
     settings: Sampling,
     gamma: int,
 ) -> tuple[Proposal, Cache]:
-    """``gamma`` tokens, each sampled given the ones before it (Algorithm 1).
+    """``gamma`` tokens, or as many as are worth it, each given those before (Algorithm 1).
 
     Args:
       model: what drafts.
@@ -40,10 +40,11 @@ def draft_tokens(
         logits, cache = model.score(cache, token[:, None])
         return cache, *draw(logits[:, 0], offset, draws, proposal)
 
+    num = context.num_drafts(gamma)
     first = draw(logits, 0, context.draws, _room(logits, gamma, settings))
-    cache, _, _, proposal = lax.fori_loop(1, gamma, draft_one, (cache, *first))
-    # A number while tracing: all of them were drawn, in every row.
-    return proposal.replace(drawn=gamma), cache
+    cache, _, _, proposal = lax.fori_loop(1, num, draft_one, (cache, *first))
+    # All of them were drawn, in every row: without a limit, a number while tracing.
+    return proposal.replace(drawn=num), cache
 
 
 def draft_while_worth_it(
@@ -61,7 +62,7 @@ def draft_while_worth_it(
     The model runs for as long as any live row drafts. The arguments are those of
     ``draft_tokens``, and what ``stopping.py`` decides with.
     """
-    batch = logits.shape[0]
+    batch, num = logits.shape[0], context.num_drafts(gamma)
 
     def draft_one(carry):
         offset, cache, logits, drafting, reach, draws, proposal, seen = carry
@@ -74,7 +75,7 @@ def draft_while_worth_it(
         drafting &= stopping_lib.worth_another(history, stopping, reach)
         seen = stopping_lib.observe(seen, confidence, offset)
         logits, cache = lax.cond(
-            jnp.any(drafting & context.live) & (offset + 1 < gamma),
+            jnp.any(drafting & context.live) & (offset + 1 < num),
             lambda cache: _after(model, cache, token),
             lambda cache: (logits, cache),
             cache,
@@ -83,7 +84,7 @@ def draft_while_worth_it(
 
     def goes_on(carry):
         offset, drafting = carry[0], carry[3]
-        return jnp.any(drafting & context.live) & (offset < gamma)
+        return jnp.any(drafting & context.live) & (offset < num)
 
     start = (
         jnp.int32(0),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import decoding, guarded_decoding
+from spec_t5x import decoding, paced_decoding
 from spec_t5x import outputs as outputs_lib
 from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.decode_state import make_context
@@ -23,11 +23,11 @@ from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.draws import RowStream
-from spec_t5x.guard import guard
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.models.binding import bind
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
 from spec_t5x.types import Array, Int
@@ -157,10 +157,10 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
 
 
 @pytest.mark.parametrize("name", ["mixed adaptive", "early exit", "shared encoder"])
-def test_the_greedy_text_is_that_of_plain_decoding_under_a_guard(name):
+def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
-    costly = guard(c=0.1, verification=3.2, start=2.6, tolerance=0.8, limit=4.0)
-    decoded = decode(T5_DRAFTS[name](), guard=costly)
+    costly = Pace.start(Costs.by_formula(c=0.5, largest=3), tolerance=0.8)
+    decoded = decode(T5_DRAFTS[name](), pace=costly)
     np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
     stats = decoded.stats
     assert np.any(stats.plain_steps > 0)
@@ -232,32 +232,32 @@ def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
 
 
 def go_plainly(draft, state, settings, num_steps):
-    """Plain steps under a guard, of which the draft is told at the end."""
+    """Plain steps, of which the draft is told at the end."""
     if not num_steps:
         return state
-    options = {"gamma": 3, "coupled": False}
-    guarded = guarded_decoding.start(state, guard(c=0.1, verification=1.5))
-    guarded = guarded.replace(prefilled=jnp.asarray(True))
+    costs = Costs.by_formula(c=0.1, largest=3)
+    paced = paced_decoding.start(state, Pace.start(costs))
+    paced = paced.replace(prefilled=jnp.asarray(True))
     # No draft takes part: one program for all.
     plain_step = functools.partial(_plain_step, target(), UniformDraft(VOCAB), settings=settings)
-    kept, guarded = state.draft_state, guarded.replace(state=state.replace(draft_state=()))
+    kept, paced = state.draft_state, paced.replace(state=state.replace(draft_state=()))
     for _ in range(num_steps):
-        guarded, _ = plain_step(guarded)
-    assert int(guarded.behind) == num_steps
-    guarded = guarded.replace(state=guarded.state.replace(draft_state=kept))
+        paced, _ = plain_step(paced)
+    assert int(paced.behind) == num_steps
+    paced = paced.replace(state=paced.state.replace(draft_state=kept))
     prepare = jax.jit(
-        lambda draft, guarded: guarded_decoding.prepare(
-            draft, guarded, settings, lambda: kept, **options
+        lambda draft, paced: paced_decoding.prepare(
+            draft, paced, settings, lambda: kept, coupled=False
         )
     )
-    guarded = prepare(draft, guarded)
-    assert int(guarded.behind) == 0
-    return guarded.state
+    paced = prepare(draft, paced)
+    assert int(paced.behind) == 0
+    return paced.state
 
 
 @jax.jit
-def _plain_step(target, draft, guarded, settings):
-    return guarded_decoding.plain_step(target, draft, guarded, settings, gamma=3, coupled=False)
+def _plain_step(target, draft, paced, settings):
+    return paced_decoding.plain_step(target, draft, paced, settings, coupled=False)
 
 
 LAW_DRAFTS = {

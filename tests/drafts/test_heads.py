@@ -15,9 +15,9 @@ from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode, speculative_
 from spec_t5x.distributions import argmax, sampling
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.errors import InputError
-from spec_t5x.guard import guard
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law, tiny_t5
 from spec_t5x.verifiers import TreeVerifier
 
@@ -96,11 +96,11 @@ def test_greedy_text_is_that_of_plain_decoding(gamma):
         assert not np.any(np.asarray(row.accepted_by_position)[..., 4:])
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_proposals_come_from_the_states_of_the_text_so_far(guarded):
-    """Whatever was rejected or accepted before, or written by plain steps under a guard."""
+@pytest.mark.parametrize("paced", [False, True])
+def test_proposals_come_from_the_states_of_the_text_so_far(paced):
+    """Whatever was rejected or accepted before, or written by plain steps at a pace."""
     gamma, model, draft = 3, target(), random_heads(num_heads=3)
-    costly = guard(c=0.1, verification=1.6, start=2.0, tolerance=0.3, limit=2.5)
+    costly = Pace.start(Costs.by_formula(c=0.4, largest=3), tolerance=0.5)
     iterations = list(
         speculative_steps(
             model,
@@ -111,12 +111,12 @@ def test_proposals_come_from_the_states_of_the_text_so_far(guarded):
             GREEDY,
             gamma=gamma,
             max_decode_len=LENGTH,
-            guard=costly if guarded else None,
+            pace=costly if paced else None,
         )
     )
     plain_steps = [not np.any(iteration.num_proposed) for iteration in iterations[1:]]
-    assert any(plain_steps) == guarded
-    if guarded:
+    assert any(plain_steps) == paced
+    if paced:
         # Asked again after plain steps.
         assert not all(plain_steps[plain_steps.index(True) :])
     texts = [

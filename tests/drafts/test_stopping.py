@@ -82,7 +82,7 @@ def test_a_position_costs_something_on_a_cpu_alone(monkeypatch):
 
 
 def test_what_others_wrote_says_nothing_of_the_drafts():
-    """Rows that were not asked: in a mixed draft, and while a guard goes on plainly."""
+    """Rows that were not asked: in a mixed draft, and while the pace takes plain steps."""
     before = after(history(0.9, 0.9), 2)
     copied = lib.update(before, USUAL, Outcome(lengths=jnp.array([9]), num_accepted=jnp.array([0])))
     for state in (copied, lib.skip(before, jnp.array([9]))):

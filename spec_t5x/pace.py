@@ -1,0 +1,334 @@
+"""How many tokens to draft next: as many as pay here and now, none where none pay.
+
+An iteration pays if it brings more tokens than plain steps would in its time. In plain
+steps, an iteration with at most g drafts brings and costs, on average over the rows that
+are still being written,
+
+    tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
+
+where b_i is the rate at which the i-th draft is accepted once those before it were. The costs
+are measured once (``tuning.costs``). The rates are counted while decoding, over the last few
+dozen iterations, so that they follow the text; they start out optimistic. The *limit* of the
+next iteration is the g whose tokens(g) / cost(g) is the largest, and 0, a plain step, where
+that is not above 1.
+
+Rates can be wrong, or out of date: a draft that was of no use may be good for the text that
+follows. A *balance* of plain steps decides whether to look again, and bounds what all
+speculation can lose. An iteration is made only if the balance covers the worst that it can
+lose, and the balance holds
+
+* a small sum to start with, of a few iterations;
+* what speculation gained, up to a cap;
+* a small share of every token written, the tolerance.
+
+Hence a bound for any draft and any text: n tokens cost at most ``n + max(start,
+tolerance n)`` plain steps, as far as the costs are right. The rows of a batch are judged
+together.
+
+The decision looks at tokens already written and at costs, never at the drafts to come, so
+texts follow the target's law as before, and greedy texts and those of coupled draws are the
+same token for token. Other sampled texts are other draws of the same law: which draws are
+made depends on the decisions, hence on the costs and on what was decoded before.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+
+from spec_t5x.errors import InputError
+from spec_t5x.types import Array, Bool, Float32, Int
+
+# The most that is ever drafted for an iteration: what a chain pays for at high acceptance.
+MAX_LIMIT = 8
+# Iterations whose loss the tolerance need not have earned.
+_START = 4.0
+# What speculation may lose in the long run, as a share of the tokens written.
+TOLERANCE = 0.01
+# The most that the balance holds, in plain steps.
+CAP = 8.0
+# Iterations that looking again begins with.
+_LOOK = 3.0
+# A limit is worth it if it is faster by as much: costs are measured, not known.
+_MARGIN = 0.02
+# Of the rates before anything is counted: their mean, and how many observations it is worth.
+_OPTIMISM = 0.7
+_WEIGHT = 2.0
+# Share of what was counted that an iteration forgets.
+_FORGETTING = 1 / 48
+# Tokens of a text, before one has ended.
+_TYPICAL_LENGTH = 24.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What speculation costs with one draft and batch size on one machine, in plain steps."""
+
+    # Of an iteration whose longest proposal has 0, 1, … drafts. Infinite where the draft
+    # cannot propose so many: a tree has all of its depth, or nothing.
+    iteration: tuple[float, ...]
+    # What the draft does once for a batch before its first proposal: its encoder.
+    prefill: float = 0.0
+
+    def __post_init__(self):
+        if len(self.iteration) < 2:
+            raise InputError(f"costs are {self.iteration}: give those of 0 and of 1 draft at least")
+        for value in (*self.iteration, self.prefill):
+            if math.isnan(value) or value < 0:
+                raise InputError(f"a cost is {value}: give plain steps, from 0")
+        if not math.isfinite(self.iteration[-1]) or not math.isfinite(self.prefill):
+            raise InputError(f"costs are {self}: those of the longest proposal must be finite")
+
+    @classmethod
+    def parse(cls, values: Any) -> "Costs":
+        """What ``dataclasses.asdict`` gave, after JSON.
+
+        Raises:
+          InputError: it is not that.
+        """
+        try:
+            return cls(iteration=tuple(map(float, values["iteration"])), prefill=values["prefill"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise InputError(f"{values!r} are no costs: measure them again") from error
+
+    @classmethod
+    def by_formula(
+        cls, *, c: float, position: float = 0.0, largest: int = MAX_LIMIT, whole: bool = False
+    ) -> "Costs":
+        """Those of section 3.4, for where nothing can be measured.
+
+        Args:
+          c: time of a draft step, in target steps (Definition 3.7).
+          position: of one more position in the target's call; the paper takes it to be 0.
+          largest: the most drafts of an iteration.
+          whole: whether it has as many or none, as with a tree.
+        """
+        between = range(1, largest)
+        each = [
+            math.inf if whole and n in between else n * (c + position) for n in range(largest + 1)
+        ]
+        return cls(iteration=tuple(1 + cost for cost in each))
+
+    @property
+    def largest(self) -> int:
+        """The most drafts of an iteration."""
+        return len(self.iteration) - 1
+
+    @property
+    def needed(self) -> float:
+        """The rate of acceptance at which speculation begins to pay; above 1 where it never does.
+
+        The same for every place, the prefill left out of account.
+        """
+        finite = [(g, cost) for g, cost in enumerate(self.iteration) if g and math.isfinite(cost)]
+        for percent in range(101):
+            rate = percent / 100
+            if any(sum(rate**i for i in range(g + 1)) > (1 + _MARGIN) * cost for g, cost in finite):
+                return rate
+        return math.inf
+
+
+@flax.struct.dataclass(kw_only=True)
+class Pace:
+    """Costs, rates and balance; made with ``Pace.start``. A pytree of traced numbers."""
+
+    # By the drafts of the longest proposal, from 0.
+    costs: Float32[Array, "limits"]
+    prefill: Float32[Array, ""]
+    # What speculation may lose in the long run, as a share of the tokens written.
+    tolerance: Float32[Array, ""]
+    # How often the draft at a place was accepted, of how often all before it were.
+    accepted: Float32[Array, "gamma"]
+    reached: Float32[Array, "gamma"]
+    # How often the longest proposal got to a place, of how often it was allowed to.
+    offered: Float32[Array, "gamma"]
+    asked: Float32[Array, "gamma"]
+    # Tokens of the longest text of a batch, and of this batch so far.
+    length: Float32[Array, ""]
+    written: Float32[Array, ""]
+    # What speculation may still lose, in plain steps; and the part of the sum to start with
+    # that the tolerance has not earned yet.
+    balance: Float32[Array, ""]
+    advance: Float32[Array, ""]
+    # The best limit from 1; tokens(g) / cost(g) there; whether it is being tried once more.
+    best: Int[Array, ""]
+    factor: Float32[Array, ""]
+    looking: Bool[Array, ""]
+    # The limit whatever pays, for measuring what it costs; no text then ends before its
+    # longest length. -1 for none.
+    forced: Int[Array, ""]
+    # Of all that was decoded: plain steps, iterations, and drafts of their longest proposals.
+    plain_steps: Int[Array, ""]
+    iterations: Int[Array, ""]
+    drafted: Int[Array, ""]
+
+    @classmethod
+    def start(
+        cls, costs: Costs, *, tolerance: float = TOLERANCE, forced: int | None = None
+    ) -> "Pace":
+        """Before anything was decoded.
+
+        Args:
+          costs: of the draft.
+          tolerance: what looking for better texts may cost, as a share of the tokens.
+          forced: the limit of every iteration, whatever pays: to measure costs.
+        """
+        zeros, zero = jnp.zeros(costs.largest, jnp.float32), jnp.float32(0)
+        pace = cls(
+            costs=jnp.asarray(costs.iteration, jnp.float32),
+            prefill=jnp.float32(costs.prefill),
+            tolerance=jnp.float32(tolerance),
+            accepted=zeros,
+            reached=zeros,
+            offered=zeros,
+            asked=zeros,
+            length=jnp.float32(_TYPICAL_LENGTH),
+            written=zero,
+            balance=zero,
+            advance=zero,
+            best=jnp.int32(1),
+            factor=zero,
+            looking=jnp.asarray(False),
+            forced=jnp.int32(-1 if forced is None else forced),
+            plain_steps=jnp.int32(0),
+            iterations=jnp.int32(0),
+            drafted=jnp.int32(0),
+        )._decided()
+        start = jnp.minimum(pace.prefill + _START * pace._worst, CAP)
+        return pace.replace(balance=start, advance=start)
+
+    @property
+    def largest(self) -> int:
+        """The most drafts of an iteration."""
+        return self.costs.shape[0] - 1
+
+    @property
+    def rates(self) -> Float32[Array, "gamma"]:
+        """b, by place: as counted, and optimistic as far as little was."""
+        return (self.accepted + _WEIGHT * _OPTIMISM) / (self.reached + _WEIGHT)
+
+    @property
+    def is_forced(self) -> Bool[Array, ""]:
+        """Whether what pays does not matter."""
+        return self.forced >= 0
+
+    def eos_id(self, eos_id: int) -> Int[Array, ""]:
+        """The token that ends a row, if any does."""
+        return jnp.where(self.is_forced, -1, eos_id)
+
+    @property
+    def typical_limit(self) -> int:
+        """Drafts of an iteration on average, rounded; at least 1. On the host."""
+        return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
+
+    def limit(self, before: Float32[Array, ""] | float = 0.0) -> Int[Array, ""]:
+        """Drafts of the next iteration at most; 0 is a plain step.
+
+        Args:
+          before: what has to be paid before, for the draft to be ready.
+        """
+        gain = (1 - 1 / jnp.maximum(self.factor, 1e-3)) * jnp.maximum(self.length - self.written, 1)
+        pays = (self.factor > 1 + _MARGIN) & (gain > before)
+        chosen = (pays | self.looking) & (before + self._worst <= self.balance)
+        return jnp.where(self.is_forced, self.forced, jnp.where(chosen, self.best, 0))
+
+    def new_batch(self) -> "Pace":
+        """Before the first step of a batch."""
+        return self.replace(written=jnp.zeros_like(self.written))
+
+    def end_batch(self) -> "Pace":
+        """After its last."""
+        length = self.length + (self.written - self.length) / 4
+        # A batch of nothing says nothing.
+        return self.replace(length=jnp.where(self.written > 0, length, self.length))
+
+    def pay(self, cost: Float32[Array, ""]) -> "Pace":
+        """After something that brought no token."""
+        return self.replace(balance=self.balance - cost)
+
+    def plain(self, tokens: Float32[Array, ""], before: Float32[Array, ""] | float = 0.0) -> "Pace":
+        """After a plain step.
+
+        Args:
+          tokens: that each live row got, on average.
+          before: as of ``limit``.
+        """
+        pace = self._charged(tokens, jnp.float32(1.0))
+        # Enough for several iterations, if that can ever be.
+        enough = jnp.minimum(before + _LOOK * self._worst, CAP)
+        return pace.replace(
+            plain_steps=self.plain_steps + 1,
+            looking=(pace.balance >= enough) & self._can_pay,
+        )
+
+    def speculative(
+        self,
+        tokens: Float32[Array, ""],
+        longest: Int[Array, ""],
+        limit: Int[Array, ""],
+        accepted: Int[Array, "gamma"],
+        refused: Int[Array, "gamma"],
+        varies: bool,
+    ) -> "Pace":
+        """After an iteration.
+
+        Args:
+          tokens: that each live row got, on average.
+          longest: drafts of the longest proposal.
+          limit: drafts that there could have been.
+          accepted: rows whose draft at the place was accepted.
+          refused: rows that got a token of the target's own at the place.
+          varies: whether the draft may propose less than it is asked for.
+        """
+        places, kept = jnp.arange(self.largest), 1 - _FORGETTING
+        pace = self._charged(tokens, self.costs[longest])
+        pace = pace.replace(
+            accepted=kept * self.accepted + accepted,
+            reached=kept * self.reached + accepted + jnp.where(places < limit, refused, 0),
+            offered=kept * self.offered + (places < longest),
+            asked=kept * self.asked + (places < limit),
+            iterations=self.iterations + 1,
+            drafted=self.drafted + longest,
+        )
+        return pace._decided(varies)
+
+    def _charged(self, tokens: Float32[Array, ""], cost: Float32[Array, ""]) -> "Pace":
+        earned = self.tolerance * tokens
+        paid_back = jnp.minimum(earned, self.advance)
+        balance = self.balance + tokens - cost + earned - paid_back
+        return self.replace(
+            balance=jnp.minimum(balance, CAP),
+            advance=self.advance - paid_back,
+            written=self.written + tokens,
+        )
+
+    def _decided(self, varies: bool = False) -> "Pace":
+        """With the limit that the rates and costs speak for."""
+        tokens = 1 + jnp.sum(_products(self.rates), axis=1)
+        cost = self.costs[1:]
+        if varies:
+            often = (self.offered + _WEIGHT) / (self.asked + _WEIGHT)
+            cost = self.costs[0] + jnp.cumsum(often * jnp.diff(self.costs))
+        factors = tokens / cost
+        best = jnp.argmax(factors)
+        return self.replace(best=best.astype(jnp.int32) + 1, factor=factors[best])
+
+    @property
+    def _worst(self) -> Float32[Array, ""]:
+        """What the next iteration loses, should all drafts be refused."""
+        return self.costs[self.best] - 1
+
+    @property
+    def _can_pay(self) -> Bool[Array, ""]:
+        """Whether any draft could pay."""
+        return jnp.any(jnp.arange(1, self.largest + 2) > (1 + _MARGIN) * self.costs)
+
+
+def _products(rates: Float32[Array, "gamma"]) -> Float32[Array, "gamma gamma"]:
+    """``[g, j]`` is the chance that the drafts 0 … j are accepted, where j is up to g; else 0."""
+    places = jnp.arange(rates.shape[0])
+    up_to = places[None, :] <= places[:, None]
+    reach = jnp.prod(jnp.where(up_to, rates[None, :], 1.0), axis=1)
+    return jnp.where(up_to, reach[None, :], 0.0)
