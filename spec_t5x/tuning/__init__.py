@@ -1,1 +1,1 @@
-"""Tuning by itself: what speculation costs and brings on this device, and the best setting."""
+"""What speculation costs on this device, measured once and remembered."""

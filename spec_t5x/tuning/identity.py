@@ -1,10 +1,10 @@
-"""What a measurement holds for: this machine, these models, these settings."""
+"""What measured costs hold for: this machine, these models, these settings."""
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,24 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.types import PyTree
 
-# Of the options, what neither time nor acceptance depends on.
-_IRRELEVANT = ("gamma", "guard", "seed", "truncate", "beams", "beam_alpha")
 # Numbers of each axis of a parameter that a fingerprint takes in.
 _SAMPLES = 8
 
 
-def identity(generator: Generator, options: GenerateOptions) -> dict[str, Any]:
-    """What a tuning of these models and settings depends on, as JSON can hold it."""
-    settings = dataclasses.asdict(options)
+def identity(target: PyTree, draft: PyTree, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the costs of a pair depend on, as JSON can hold it.
+
+    Args:
+      target, draft: the models.
+      settings: how they decode.
+    """
     return {
         "machine": machine(),
-        "target": fingerprint(generator.target),
-        "draft": fingerprint(generator.draft),
-        "max_source_len": generator.max_source_len,
-        "settings": {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in settings.items()
-            if name not in _IRRELEVANT
-        },
+        "target": fingerprint(target),
+        "draft": fingerprint(draft),
+        "settings": dict(settings),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a finding holds for."""
+"""What costs hold for."""
 
 import dataclasses
 import json
@@ -13,7 +13,8 @@ from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
-from spec_t5x.tuning.identity import fingerprint, identity, machine
+from spec_t5x.tuning import costs
+from spec_t5x.tuning.identity import fingerprint, machine
 
 
 def test_a_fingerprint_is_of_content_and_settings():
@@ -36,19 +37,27 @@ def test_a_fingerprint_is_of_content_and_settings():
     assert len({fingerprint(other) for other in [model, *others]}) == 1 + len(others)
 
 
-def test_an_identity_is_of_all_that_time_and_acceptance_depend_on():
+def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
+    """Nothing is measured twice, and nothing is taken for something else."""
+    keys = []
+    monkeypatch.setattr(
+        costs, "remembered", lambda key, measure, store: keys.append(json.dumps(key)) or measure()
+    )
     generator = Generator(
         target=tiny_t5(0),
         vocabulary=ByteVocabulary(),
         max_source_len=16,
         draft=TransformerDraft(tiny_t5(1)),
     )
-    options = GenerateOptions()
 
     def key(which=generator, **changes):
-        return json.dumps(identity(which, dataclasses.replace(options, **changes)), sort_keys=True)
+        options = dataclasses.replace(GenerateOptions(), **changes)
+        which = dataclasses.replace(which)
+        which.costs(which.batches(["ab"], options)[0], options)
+        return keys[-1]
 
-    assert key(gamma="auto", seed=3, guard=True) == key()
+    assert key(seed=3, truncate=True, temperature=0.0) == key()
+    assert key(temperature=1.0) == key(temperature=0.5)
     different = [
         key(temperature=1.0),
         key(temperature=1.0, top_k=4),
@@ -57,7 +66,7 @@ def test_an_identity_is_of_all_that_time_and_acceptance_depend_on():
         key(num_decodes=2),
         key(verifier="token"),
         key(verifier="tree", widths=(2, 2)),
-        key(generator.plain()),
+        key(generator.with_draft(CopyDraft(generator.target.vocab_size))),
         key(dataclasses.replace(generator, max_source_len=32)),
         key(dataclasses.replace(generator, target=tiny_t5(2))),
     ]

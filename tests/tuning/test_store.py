@@ -1,4 +1,4 @@
-"""Findings in files: what comes back, and what damage does."""
+"""Costs in files: what comes back, and what damage does."""
 
 import concurrent.futures
 import dataclasses
@@ -6,21 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spec_t5x.tuning.store import Finding, Store
+from spec_t5x.pace import Costs
+from spec_t5x.tuning.store import Store
 
-FINDING = Finding(
-    gamma=3,
-    best_gamma=3,
-    speed_up=1.5,
-    low=1.25,
-    high=1.75,
-    measured=None,
-    c=0.1,
-    verification=1.5,
-    prefill=2.0,
-    num_inputs=8,
-    num_tokens=200,
-)
+COSTS = Costs(iteration=(1.0, 1.5, 2.0), prefill=0.5)
 KEY = {"target": "abc", "settings": {"temperature": 0.0, "widths": (3, 2)}}
 
 
@@ -36,10 +25,10 @@ def file_of(store: Store) -> Path:
 
 def test_what_was_saved_comes_back_for_its_key_alone(store):
     assert store.load(KEY) is None
-    assert store.save(KEY, FINDING) is None
-    assert store.load(KEY) == FINDING
+    assert store.save(KEY, COSTS) is None
+    assert store.load(KEY) == COSTS
     assert store.load({**KEY, "target": "abd"}) is None
-    better = dataclasses.replace(FINDING, gamma=5, measured=1.4)
+    better = dataclasses.replace(COSTS, prefill=0.7)
     store.save(KEY, better)
     assert store.load(KEY) == better
     # Nothing but it is left behind.
@@ -52,33 +41,33 @@ def test_what_was_saved_comes_back_for_its_key_alone(store):
         lambda text: "",
         lambda text: text[: len(text) // 2],
         lambda text: "[1, 2]",
-        lambda text: text.replace('"gamma": 3', '"gamma": "3"'),
-        lambda text: text.replace('"gamma": 3', '"gamma": true'),
-        lambda text: text.replace('"c": 0.1,', ""),
+        lambda text: text.replace("1.5", '"x"'),
+        lambda text: text.replace("1.5", "-1.5"),
+        lambda text: text.replace('"iteration"', '"iterations"'),
         lambda text: text.replace('"abc"', '"xyz"'),
-        lambda text: text.replace('"format": 1', '"format": 0'),
+        lambda text: text.replace('"format": 2', '"format": 1'),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(store, damage):
-    store.save(KEY, FINDING)
+    store.save(KEY, COSTS)
     path = file_of(store)
     text = path.read_text()
     assert damage(text) != text
     path.write_text(damage(text))
     assert store.load(KEY) is None
-    store.save(KEY, FINDING)
-    assert store.load(KEY) == FINDING
+    store.save(KEY, COSTS)
+    assert store.load(KEY) == COSTS
 
 
 def test_bytes_that_are_no_text_are_as_good_as_none(store):
-    store.save(KEY, FINDING)
+    store.save(KEY, COSTS)
     file_of(store).write_bytes(b"\xff\xfe\x00")
     assert store.load(KEY) is None
 
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path):
     (tmp_path / "file").touch()
-    trouble = Store(tmp_path / "file" / "tuning").save(KEY, FINDING)
+    trouble = Store(tmp_path / "file" / "tuning").save(KEY, COSTS)
     assert "not remembered" in trouble and "cannot be written" in trouble
 
 
@@ -89,7 +78,7 @@ def test_the_users_store_is_beside_the_compiled_programs(tmp_path, monkeypatch):
 
 def test_of_two_writers_one_is_whole_at_any_moment(store):
     """As of two processes: each writes a file of its own, which then takes the name."""
-    findings = [dataclasses.replace(FINDING, gamma=gamma) for gamma in (1, 2)]
+    findings = [dataclasses.replace(COSTS, prefill=prefill) for prefill in (1.0, 2.0)]
     for finding in findings:
         store.save(KEY, finding)
 

@@ -1,0 +1,84 @@
+"""What an iteration costs, of timings that are given: by a clock that the decoding moves."""
+
+import math
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.pace import MAX_LIMIT, Costs
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.tuning import costs as costs_lib
+from spec_t5x.tuning.store import Store
+from spec_t5x.verifiers import verifier
+
+# The tests' own stands in its place elsewhere (``conftest.known_costs``).
+measure, remembered = costs_lib.measure, costs_lib.remembered
+
+
+class Machine:
+    """A set-up takes 7, a plain step 2, the draft's prefill 3, an iteration as it is told."""
+
+    def __init__(self, iteration, tokens_per_iteration=2):
+        self.iteration, self.per_iteration = iteration, tokens_per_iteration
+        self.now = 0.0
+
+    def decode(self, pace, tokens):
+        limit = int(pace.forced)
+        steps = tokens if limit == 0 else -(-tokens // min(self.per_iteration, limit + 1))
+        self.now += 7.0 + (2.0 * steps if limit == 0 else 3.0 + self.iteration(limit) * steps)
+        counted = pace.replace(
+            plain_steps=jnp.int32(steps if limit == 0 else 0),
+            iterations=jnp.int32(steps if limit else 0),
+        )
+        return types.SimpleNamespace(pace=counted)
+
+    def clock(self):
+        return self.now
+
+
+def test_costs_by_hand():
+    machine = Machine(lambda limit: 3.0 + 0.5 * limit)
+    costs = measure(machine.decode, 8, clock=machine.clock)
+    np.testing.assert_allclose(costs.iteration, [1.5, *(1.5 + 0.25 * n for n in range(1, 9))])
+    assert costs.prefill == pytest.approx(1.5)
+
+
+def test_a_tree_is_measured_whole():
+    machine = Machine(lambda limit: 5.0)
+    costs = measure(machine.decode, 3, whole=True, clock=machine.clock)
+    np.testing.assert_allclose(costs.iteration, [1.0, math.inf, math.inf, 2.5])
+
+
+def test_an_iteration_costs_no_less_than_a_plain_step_whatever_the_clock_says():
+    machine = Machine(lambda limit: 1.0)
+    costs = measure(machine.decode, 4, clock=machine.clock)
+    assert costs.iteration == (1.0,) * 5
+
+
+def test_what_was_measured_is_measured_once(tmp_path, caplog):
+    calls = []
+
+    def measured():
+        calls.append(0)
+        return Costs(iteration=(1.0, 1.5))
+
+    caplog.set_level("INFO")
+    for _ in range(2):
+        found = remembered({"a": 1}, measured, Store(tmp_path / "tuning"))
+        assert found == Costs(iteration=(1.0, 1.5))
+    assert len(calls) == 1
+    assert "measured in 0.0 s what speculation costs here, and will remember it" in caplog.text
+    (tmp_path / "file").touch()
+    remembered({"a": 1}, measured, Store(tmp_path / "file"))
+    assert "which is not remembered" in caplog.text
+
+
+def test_the_most_that_may_be_drafted():
+    model = TransformerDraft(tiny_t5(0))
+    assert costs_lib.largest_limit(model, verifier("block")) == MAX_LIMIT
+    assert costs_lib.largest_limit(CopyDraft(30), verifier("coupled")) == MAX_LIMIT
+    assert 1 <= costs_lib.largest_limit(model, verifier("tree", widths=(3, 2))) <= 4
