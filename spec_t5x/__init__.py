@@ -1,3 +1,33 @@
-"""Lossless speculative decoding of encoder-decoder T5 models in JAX."""
+"""Lossless speculative decoding of encoder-decoder T5 models in JAX.
+
+from spec_t5x import GenerateOptions, Generator
+
+generator = Generator.load("ende-target", "ende-draft")
+for outputs in generator.generate(["Where is the station?"]):
+    print(outputs[0].output)
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+# Imported when they are asked for: JAX takes a second.
+_LAZY = {
+    "DraftOptions": "spec_t5x.checkpoints.drafts",
+    "GenerateOptions": "spec_t5x.generation",
+    "Generation": "spec_t5x.generation",
+    "Generator": "spec_t5x.generation",
+    "InputError": "spec_t5x.errors",
+}
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

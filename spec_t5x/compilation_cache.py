@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,6 +15,8 @@ import jax
 # Bytes of compiled programs; of more, those that were not used for longest go. A program for a
 # CPU takes a few megabytes.
 MAX_SIZE = 2 * 2**30
+# Seconds of a compilation that nobody needs to be told of.
+_A_MOMENT = 1.0
 
 
 def user_cache() -> Path:
@@ -52,6 +56,34 @@ def enable() -> None:
     # Small programs count as well: starting fast is the point.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def announce(say: Callable[[str], None]) -> None:
+    """Says once that a program is being compiled, where that takes more than a moment."""
+    state = {"waiting": None}
+
+    def is_long() -> None:
+        state["said"] = True
+        say(f"compiling for these models and shapes, which is done once{_where()}")
+
+    def event(name: str, **_) -> None:
+        if name.endswith("compile_requests_use_cache") and "said" not in state:
+            state["waiting"] = threading.Timer(_A_MOMENT, is_long)
+            state["waiting"].daemon = True
+            state["waiting"].start()
+
+    def ended(name: str, seconds: float, **_) -> None:
+        del seconds
+        if name.endswith("backend_compile_duration") and state["waiting"]:
+            state["waiting"].cancel()
+
+    jax.monitoring.register_event_listener(event)
+    jax.monitoring.register_event_duration_secs_listener(ended)
+
+
+def _where() -> str:
+    directory = jax.config.jax_compilation_cache_dir
+    return f" (kept in {directory})" if directory else ""
 
 
 def _bounded(directory: Path) -> Path | None:

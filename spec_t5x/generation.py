@@ -10,6 +10,8 @@ prompt, which may be empty, and what comes out is how the text goes on, without 
 
 import dataclasses
 import functools
+import itertools
+import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,12 +33,15 @@ from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
 from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.guard import Guard
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
 from spec_t5x.outputs import UNSOUND, Decoded
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.speculative_beam_search import speculative_beam_search
+from spec_t5x.tuning import costs as costs_lib
+from spec_t5x.tuning.identity import identity
+from spec_t5x.tuning.store import Store
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
 
@@ -46,19 +51,34 @@ _SMALLEST_BUCKET = 16
 # numpy's count as well.
 _NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: numbers.Integral | str}
 
-# Of gamma: chosen by measuring (``tuning.auto``).
+# Of gamma: as many drafts as pay (``pace.py``).
 AUTO = "auto"
+# Of the draft's name: plain decoding.
+NO_DRAFT = "none"
+# Options that decide what a step costs.
+_COSTLY = (
+    "batch_size",
+    "max_decode_len",
+    "num_decodes",
+    "rescale_log_probs",
+    "top_k",
+    "top_p",
+    "verifier",
+    "widths",
+)
+# Share of plain steps from which the draft counts as left out.
+_LEFT_OUT = 0.8
+# Batches that inputs are sorted by length for: more means less padding, and a longer wait.
+_SORTED = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """Settings of a run. The names are those of the command line and of gin."""
 
-    # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" stands for
-    # the number that ``tuning.auto.tuned`` finds on the device.
-    gamma: int | str = 4
-    # Take plain steps wherever drafts do not pay (``guard.py``). "auto" guards what it chose.
-    guard: bool = False
+    # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" is as many
+    # as pay where and when it decodes, none where none do (``pace.py``).
+    gamma: int | str = AUTO
     # 0 is argmax. At most one of top_k and top_p, 0 for none.
     temperature: float = 0.0
     top_k: int = 0
@@ -111,6 +131,12 @@ class GenerateOptions:
             raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
         if self.max_source_len is not None and self.max_source_len < 2:
             raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
+        for name in ("top_k", "top_p"):
+            if getattr(self, name) > 0 and not self.temperature:
+                raise InputError(
+                    f"{name} is {getattr(self, name)} and temperature 0, which takes the likeliest "
+                    f"token: give a temperature, or leave {name} out"
+                )
         self.sampling()
         self.make_verifier()
         self._check_beams()
@@ -121,10 +147,15 @@ class GenerateOptions:
         if not isinstance(self.gamma, numbers.Integral):
             raise InputError(
                 f"gamma is {self.gamma!r}: give a whole number from 0 (0 is plain decoding), or "
-                f"{AUTO} to have it measured"
+                f"{AUTO} for as many as pay"
             )
         if self.gamma < 0:
             raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
+        if self.gamma > self.max_decode_len:
+            raise InputError(
+                f"gamma is {self.gamma} and max_decode_len {self.max_decode_len}: give at most as "
+                "many drafts as tokens"
+            )
 
     def _check_beams(self) -> None:
         if self.beams < 0:
@@ -133,13 +164,6 @@ class GenerateOptions:
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
         if not self.beams:
             return
-        if self.gamma == AUTO:
-            raise InputError(
-                f"beams is {self.beams} and gamma {AUTO}: a beam search is not tuned, give gamma "
-                "a number"
-            )
-        if self.guard:
-            raise InputError(f"beams is {self.beams}: a beam search has no guard, leave it out")
         if self.temperature > 0:
             raise InputError(
                 f"beams is {self.beams} and temperature {self.temperature}: a beam search does "
@@ -188,8 +212,22 @@ class Generation:
     alpha: float | None = None
 
 
-# An input's outputs by increasing score, or why there are none.
-Answer = list[Generation] | InputError
+class Answer(list[Generation]):
+    """An input's outputs, the best first; or why there are none.
+
+    Of an input that cannot be decoded it is empty, ``error`` says why, and asking for an
+    output raises that.
+    """
+
+    def __init__(self, outputs: Iterable[Generation] = (), error: InputError | None = None):
+        super().__init__(outputs)
+        self.error = error
+
+    def __getitem__(self, index):
+        if self.error is not None:
+            raise self.error
+        return super().__getitem__(index)
+
 
 # A batch that the device was set to work on.
 Started = TypeVar("Started")
@@ -209,7 +247,7 @@ class Batch:
     max_decode_steps: np.ndarray  # [batch] int32
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Generator:
     """A target, an optional draft and their vocabulary."""
 
@@ -217,9 +255,18 @@ class Generator:
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
-    # What to decode with where the options ask for a guard: it holds the costs of the draft
-    # at their gamma and batch size (``tuning.auto.guarded`` measures them).
-    guard: Guard | None = None
+    # What speculation costs with some options, and the pace that texts were last decoded at.
+    _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
+    _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
+
+    def __repr__(self) -> str:
+        sizes = {"target": _num_parameters(self.target)}
+        if self.draft is not None:
+            sizes[type(self.draft).__name__] = _num_parameters(self.draft)
+        models = ", ".join(
+            f"{name} of {size / 1e6:.1f}M parameters" for name, size in sizes.items()
+        )
+        return f"Generator({models}, {self.vocabulary.vocab_size} ids)"
 
     @classmethod
     def load(
@@ -234,7 +281,7 @@ class Generator:
 
         Args:
           target: the model whose output is wanted.
-          draft: what ``checkpoints.drafts`` makes a draft of; None decodes plainly.
+          draft: what ``checkpoints.drafts`` makes a draft of; None or "none" decodes plainly.
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
           shardings: where the target's parameters are to lie (``checkpoints.loading``).
@@ -250,12 +297,12 @@ class Generator:
             target=model,
             vocabulary=loaded.vocabulary,
             max_source_len=loaded.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-            draft=None if draft is None else make_draft(draft, loaded, model, options),
+            draft=None if draft in (None, NO_DRAFT) else make_draft(draft, loaded, model, options),
         )
 
     def with_draft(self, draft: Draft | None) -> "Generator":
-        """The same with another draft, of which no costs are known."""
-        return dataclasses.replace(self, draft=draft, guard=None)
+        """The same with another draft."""
+        return dataclasses.replace(self, draft=draft)
 
     def plain(self) -> "Generator":
         """The same without its draft."""
@@ -265,10 +312,12 @@ class Generator:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
 
         Raises:
-          InputError: text that is no Unicode, an empty source, or text longer than
-            ``max_source_len`` tokens or than the target has positions for, unless
-            ``options.truncate``.
+          InputError: what is no text, text that is no Unicode, an empty source, or text
+            longer than ``max_source_len`` tokens or than the target has positions for,
+            unless ``options.truncate``.
         """
+        if not isinstance(text, str):
+            raise InputError(f"a text is {text!r}: give a string")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -328,12 +377,9 @@ class Generator:
         is in.
         """
         ids = [self.tokenize(text, options) for text in texts]
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.key(options.seed), first + jnp.arange(len(texts))
-        )
-        size = options.batch_size
+        places, size = range(first, first + len(texts)), options.batch_size
         return [
-            self.make_batch(texts[i : i + size], ids[i : i + size], keys[i : i + size], options)
+            self.make_batch(texts[i : i + size], ids[i : i + size], places[i : i + size], options)
             for i in range(0, len(texts), size)
         ]
 
@@ -341,24 +387,27 @@ class Generator:
         self,
         texts: Sequence[str],
         ids: Sequence[list[int]],
-        keys: jax.Array,
+        places: Sequence[int],
         options: GenerateOptions,
     ) -> Batch:
-        """A batch of at most ``options.batch_size`` inputs, with a random key for each."""
+        """A batch of at most ``options.batch_size`` inputs.
+
+        ``places`` are those of the inputs among all, which their random keys depend on.
+        """
         if self.is_decoder_only:
             tokens, prompts = self._prompts(ids, options)
         else:
             tokens, prompts = self._sources(ids, options)
         steps = np.zeros(options.batch_size, np.int32)
         steps[: len(ids)] = options.max_decode_len
-        missing = options.batch_size - len(ids)
-        if missing:
-            keys = jnp.concatenate([keys, jnp.repeat(keys[:1], missing)])
+        # As many keys for every batch: their number is part of the program.
+        padded = np.zeros(options.batch_size, np.uint32)
+        padded[: len(places)] = places
         return Batch(
             texts=list(texts),
             tokens=tokens,
             prompts=prompts,
-            keys=keys,
+            keys=_keys(np.uint32(options.seed), padded),
             max_decode_steps=steps,
         )
 
@@ -379,23 +428,23 @@ class Generator:
         prompts = np.hstack([start, _padded(ids, options.batch_size, width)])
         return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
 
-    def decode(self, batch: Batch, options: GenerateOptions, guard: Guard | None = None) -> Decoded:
+    def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done.
 
         Args:
           batch: the inputs.
           options: how to decode.
-          guard: where ``options.guard`` is set, what to go on with from an earlier batch
-            (``Decoded.guard``); None starts anew.
+          pace: with gamma "auto", what to go on with from an earlier batch
+            (``Decoded.pace``); None starts anew.
 
         Raises:
-          InputError: ``options.gamma`` is still to be measured, or ``options.guard`` is set
-            and the costs are not known.
+          InputError: the batch cannot be decoded.
         """
-        _check_tuned(options)
+        if options.gamma == AUTO and pace is None:
+            pace = self.pace(batch, options)
         common = _loop_options(batch, options)
         chosen = options.make_verifier()
-        if self.draft is None:
+        if self.draft is None or (options.gamma == AUTO and pace is None):
             return autoregressive_decode(
                 self.target,
                 batch.tokens,
@@ -412,21 +461,57 @@ class Generator:
             batch.prompts,
             batch.keys,
             options.sampling(),
-            gamma=options.gamma,
+            gamma=options.gamma if pace is None else pace.largest,
             verifier=chosen,
-            guard=self._guard(options, guard),
+            pace=pace,
             **common,
         )
 
-    def _guard(self, options: GenerateOptions, guard: Guard | None = None) -> Guard | None:
-        if not options.guard or options.gamma == 0:
-            return None
-        if self.guard is None:
-            raise InputError(
-                "the guard is on and the costs of the draft are not known: measure them with "
-                "tuning.auto.guarded, or leave the guard out"
+    def costs(self, batch: Batch, options: GenerateOptions) -> Costs:
+        """What speculation costs for batches like this one: measured once, and remembered.
+
+        Raises:
+          InputError: there is no draft, or the batch cannot be decoded.
+        """
+        if self.draft is None:
+            raise InputError("there is no draft whose costs could be measured: give one")
+        if options not in self._costs:
+            self._costs[options] = self._measured_costs(batch, options)
+        return self._costs[options]
+
+    def _measured_costs(self, batch: Batch, options: GenerateOptions) -> Costs:
+        chosen = options.make_verifier()
+
+        def decode(pace: Pace, tokens: int) -> Decoded:
+            steps = np.minimum(np.asarray(batch.max_decode_steps), tokens).astype(np.int32)
+            return self.decode(dataclasses.replace(batch, max_decode_steps=steps), options, pace)
+
+        def measure() -> Costs:
+            whole = isinstance(chosen, TreeVerifier)
+            return costs_lib.measure(
+                decode, costs_lib.largest_limit(self.draft, chosen), whole=whole
             )
-        return self.guard if guard is None else guard
+
+        values = dataclasses.asdict(options)
+        settings = {name: values[name] for name in _COSTLY}
+        settings |= {"greedy": options.sampling().greedy, "max_source_len": self.max_source_len}
+        key = identity(self.target, self.draft, settings)
+        return costs_lib.remembered(key, measure, Store.of_user())
+
+    def assume(self, options: GenerateOptions, costs: Costs) -> None:
+        """Takes costs for known that somebody else has measured."""
+        self._costs[options] = costs
+
+    def pace(self, batch: Batch, options: GenerateOptions) -> Pace | None:
+        """What to decode with where gamma is "auto"; None where no draft can ever pay."""
+        if self.draft is None:
+            return None
+        costs = self.costs(batch, options)
+        return None if math.isinf(costs.needed) else Pace.start(costs)
+
+    def run(self, options: GenerateOptions) -> "Run":
+        """Decodes batch after batch: with gamma "auto" each at the pace of those before it."""
+        return Run(self, options)
 
     def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
         """Beam search for one batch on the device; returns at once, before it is done.
@@ -441,7 +526,7 @@ class Generator:
             "max_decode_len": _room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
-        if self.draft is None or options.gamma == 0:
+        if self.draft is None or options.gamma in (0, AUTO):
             return beam_search(self.target, *arguments, **common)
         if not isinstance(self.draft, TransformerDraft):
             raise InputError(
@@ -453,38 +538,73 @@ class Generator:
         )
 
     def generate(
-        self, texts: Sequence[str], options: GenerateOptions | None = None
-    ) -> Iterator[list[Generation]]:
-        """Yields, for each input in order, its outputs by increasing score.
+        self,
+        texts: str | Iterable[str],
+        options: GenerateOptions | None = None,
+        *,
+        first: int = 0,
+        **changes,
+    ) -> Iterator[Answer]:
+        """Yields, for each input in order, its outputs, the best first.
+
+        An input that cannot be decoded is its answer's ``error``; the others are decoded.
+
+        Args:
+          texts: the inputs, of which a few batches are looked at ahead; a string is one.
+          options: how to decode.
+          first: the place of the first input, which its random numbers depend on.
+          changes: options that are to be other than in ``options``.
 
         Raises:
-          InputError: an input that cannot be decoded (``tokenize``), before any is; or one
-            that was decoded to no text, in its turn (``answers`` goes on with the others).
+          InputError: options that do not fit together.
         """
-        return all_answered(self.answers(texts, options))
-
-    def answers(
-        self, texts: Sequence[str], options: GenerateOptions | None = None
-    ) -> Iterator[Answer]:
-        """``generate``, with the reason in place of the outputs where there are none."""
-        options = options or GenerateOptions()
-        for finish in one_ahead(self._started(texts, options)):
+        options = _options(options, changes)
+        run = self.run(options)
+        waiting = iter([texts] if isinstance(texts, str) else texts)
+        window = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
+        ahead = one_ahead(self._windows(waiting, window, first, run))
+        for finish in ahead:
             yield from finish()
+        run.remember()
 
-    def _started(
-        self, texts: Sequence[str], options: GenerateOptions
+    def _windows(
+        self, texts: Iterator[str], size: int, first: int, run: "Run"
     ) -> Iterator[Callable[[], Iterator[Answer]]]:
-        """Sets the device to work on each batch; its results are waited for by calling."""
-        guard = None
-        for batch in self.batches(texts, options):
-            if options.beams:
-                found = self.search(batch, options)
-                yield functools.partial(self.collect_beams, batch, found, options)
-                continue
-            decoded = self.decode(batch, options, guard)
-            # Where texts are draws, one shall not depend on what came before it.
-            guard = decoded.guard if options.sampling().greedy else None
-            yield functools.partial(self.collect, batch, decoded)
+        """Sets the device to work on a window of inputs; its answers come by calling."""
+        while window := list(itertools.islice(texts, size)):
+            answered, ids = _InOrder(), {}
+            for place, text in enumerate(window):
+                try:
+                    ids[place] = self.tokenize(text, run.options)
+                except InputError as error:
+                    answered.add([(place, Answer(error=error))])
+            yield from self._window(window, ids, answered, first, run)
+            first += len(window)
+
+    def _window(
+        self,
+        texts: list[str],
+        ids: dict[int, list[int]],
+        answered: "_InOrder",
+        first: int,
+        run: "Run",
+    ) -> Iterator[Callable[[], Iterator[Answer]]]:
+        def collect(group, finish):
+            answered.add(zip(group, finish(), strict=True))
+            yield from answered.ready()
+
+        if not ids:
+            yield answered.ready
+        # Batches of about one length: a batch takes as long as its longest row.
+        order, size = sorted(ids, key=lambda place: len(ids[place])), run.options.batch_size
+        for group in (order[i : i + size] for i in range(0, len(order), size)):
+            batch = self.make_batch(
+                [texts[place] for place in group],
+                [ids[place] for place in group],
+                [first + place for place in group],
+                run.options,
+            )
+            yield functools.partial(collect, group, run.start(batch))
 
     def steps(
         self, text: str, options: GenerateOptions | None = None, place: int = 0
@@ -514,7 +634,7 @@ class Generator:
         Raises:
           InputError: as of ``decode``.
         """
-        _check_tuned(options)
+        pace = Pace.start(self.costs(batch, options)) if options.gamma == AUTO else None
         return speculative_steps(
             self.target,
             self.draft,
@@ -522,9 +642,9 @@ class Generator:
             batch.prompts,
             batch.keys,
             options.sampling(),
-            gamma=options.gamma,
+            gamma=options.gamma if pace is None else pace.largest,
             verifier=options.make_verifier(),
-            guard=self._guard(options),
+            pace=pace,
             **_loop_options(batch, options),
         )
 
@@ -536,23 +656,25 @@ class Generator:
             error = _unsound("target", text, decoded.scores[row])
             if error is None and decoded.stats is not None:
                 error = _unsound("draft", text, decoded.stats.beta_sum[row])
-            yield error or [
-                self._generation(text, decoded, row, decode, skipped[row])
-                for decode in range(decoded.tokens.shape[1])
-            ]
+            # The loops have T5X's order, by increasing score.
+            decodes = () if error else reversed(range(decoded.tokens.shape[1]))
+            yield Answer(
+                [self._generation(text, decoded, row, decode, skipped[row]) for decode in decodes],
+                error,
+            )
 
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[Answer]:
         """As ``collect``, of a search."""
         result = jax.device_get(result)
-        speculative = self.draft is not None and options.gamma > 0
+        speculative = self.draft is not None and options.gamma not in (0, AUTO)
         skipped = _prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             calls = int(result.stats.target_calls[row])
             efficiency = float(result.stats.block_efficiency[row]) if speculative else None
-            outputs = []
-            for beam in range(options.beams - options.num_decodes, options.beams):
+            error, outputs = _unsound("target", text, result.scores[row]), []
+            for beam in reversed(range(options.beams - options.num_decodes, options.beams)):
                 ids = result.tokens[row, beam, skipped[row] : result.lengths[row, beam]].tolist()
                 outputs.append(
                     Generation(
@@ -564,7 +686,7 @@ class Generator:
                         block_efficiency=efficiency,
                     )
                 )
-            yield _unsound("target", text, result.scores[row]) or outputs
+            yield Answer(() if error else outputs, error)
 
     def _generation(
         self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
@@ -593,11 +715,91 @@ class Generator:
         )
 
 
-def all_answered(answers: Iterable[Answer]) -> Iterator[list[Generation]]:
+@dataclasses.dataclass
+class Run:
+    """Batches of some options, decoded one after the other."""
+
+    generator: Generator
+    options: GenerateOptions
+    # With gamma "auto": of the batch decoded last, on the device; None before the first one,
+    # and where no draft can pay.
+    pace: Pace | None = None
+
+    def __post_init__(self):
+        if self.pace is None and self.repeats:
+            self.pace = self.generator._paces.get(self.options)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether texts are the same at any pace."""
+        return self.options.sampling().greedy or self.options.make_verifier().coupled
+
+    def start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
+        """Sets the device to work; the answers are waited for by calling."""
+        generator, options = self.generator, self.options
+        if options.beams:
+            found = generator.search(batch, options)
+            return functools.partial(generator.collect_beams, batch, found, options)
+        return functools.partial(generator.collect, batch, self.decode(batch))
+
+    def decode(self, batch: Batch) -> Decoded:
+        """``Generator.decode`` at this run's pace."""
+        decoded = self.generator.decode(batch, self.options, self.pace)
+        self.pace = decoded.pace
+        return decoded
+
+    def remember(self) -> None:
+        """Begins the generator's next run of these options at the pace of this one."""
+        if self.pace is not None and self.repeats:
+            self.generator._paces[self.options] = self.pace
+
+    @property
+    def verdict(self) -> str | None:
+        """Why the draft was left out, where it mostly was."""
+        costs = self.generator._costs.get(self.options)
+        if costs is None:
+            return None
+        one = next(cost for cost in costs.iteration[1:] if math.isfinite(cost))
+        if math.isinf(costs.needed):
+            return (
+                f"the draft was left out: at batch size {self.options.batch_size} its iterations "
+                f"take {one:.2f} plain steps and more, which no acceptance pays for"
+            )
+        if self.pace is None:
+            return None
+        pace = jax.device_get(self.pace)
+        share = pace.plain_steps / max(pace.plain_steps + pace.iterations, 1)
+        if share < _LEFT_OUT:
+            return None
+        return (
+            f"the draft was left out of {share:.0%} of the steps: of its first tokens "
+            f"{float(pace.rates[0]):.0%} were accepted, and it pays here from about "
+            f"{costs.needed:.0%}"
+        )
+
+
+class _InOrder:
+    """Answers that come in any order, by the place of their input, and go in order."""
+
+    def __init__(self):
+        self._answers: dict[int, Answer] = {}
+        self._next = 0
+
+    def add(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        self._answers.update(answers)
+
+    def ready(self) -> Iterator[Answer]:
+        """Those before which none is missing."""
+        while self._next in self._answers:
+            yield self._answers.pop(self._next)
+            self._next += 1
+
+
+def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
     """The outputs of each input; raises the first ``InputError`` among them."""
     for answer in answers:
-        if isinstance(answer, InputError):
-            raise answer
+        if answer.error is not None:
+            raise answer.error
         yield answer
 
 
@@ -629,6 +831,29 @@ def bucket(length: int, limit: int) -> int:
     return max(length, min(size, limit))
 
 
+def _options(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
+    options = GenerateOptions() if options is None else options
+    if not isinstance(options, GenerateOptions):
+        raise InputError(
+            f"options are {options!r}: give GenerateOptions(…), or single ones by name"
+        )
+    known = [field.name for field in dataclasses.fields(options)]
+    for name in changes:
+        if name not in known:
+            raise InputError(f"there is no option {name!r}: choose from {', '.join(known)}")
+    return dataclasses.replace(options, **changes)
+
+
+@jax.jit
+def _keys(seed, places):
+    """A random key for each input, by its place among all."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
+
+
+def _num_parameters(tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def _padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
     """The ids of each row, then padding, ``[rows, width]``."""
     padded = np.full((rows, width), PAD_ID, np.int32)
@@ -640,14 +865,6 @@ def _padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
 def _prompt_lengths(batch: Batch) -> list[int]:
     """Tokens of each row's prompt after the start token."""
     return np.count_nonzero(np.asarray(batch.prompts)[:, 1:] != PAD_ID, axis=1).tolist()
-
-
-def _check_tuned(options: GenerateOptions) -> None:
-    if options.gamma == AUTO:
-        raise InputError(
-            f"gamma is {AUTO} and was not measured: decode with what tuning.auto.tuned returns, or "
-            "give a number"
-        )
 
 
 def _room(batch: Batch, options: GenerateOptions) -> int:

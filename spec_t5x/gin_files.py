@@ -4,6 +4,8 @@ Includes are resolved here and not by gin, which knows nothing of the including 
 and stumbles over folders that could be Python packages.
 """
 
+import ast
+import difflib
 import io
 import re
 import tokenize
@@ -17,7 +19,9 @@ from spec_t5x.errors import InputError
 # Beside a checkout's package; absent from an installation, where nothing is found in it.
 _REPOSITORY = Path(__file__).parents[1]
 
-_BINDING = re.compile(r"--gin\.([^=]+=.+)", re.DOTALL)
+_BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
+# A file's name or the like, which gin would want in quotes.
+_BARE = re.compile(r"[\w./~:+-]+")
 _MACRO = re.compile(r"%([\w.]+)")
 _INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
 _IMPORT = re.compile(r"(import|from)\s")
@@ -36,14 +40,15 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
 
     Args:
       files: paths, later ones override earlier ones.
-      flags: ``--gin.NAME=VALUE``, a macro or a parameter.
+      flags: ``--gin.NAME=VALUE``, a macro or a parameter. A path needs no quotes.
 
     Raises:
-      InputError: a file is absent, something cannot be parsed, or a macro that a
-        file or flag uses is bound nowhere.
+      InputError: a file is absent, something cannot be parsed, a macro that a file or flag
+        uses is bound nowhere, or a flag binds a macro that none uses.
     """
     parts = list(read_all(files))
     bindings = [_binding(flag) for flag in flags]
+    _check_used(bindings, [text for _, text in parts])
     try:
         for name, text in parts:
             gin.parse_config(_Part(text, name))
@@ -140,7 +145,34 @@ def _binding(flag: str) -> str:
     match = _BINDING.fullmatch(flag)
     if not match:
         raise InputError(f"unknown argument {flag!r}: write --gin.NAME=VALUE")
-    return match.group(1)
+    name, value = match.groups()
+    return f"{name}={value!r}" if _is_bare(value) else f"{name}={value}"
+
+
+def _is_bare(value: str) -> bool:
+    """Whether a value is a text without its quotes."""
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return _BARE.fullmatch(value) is not None
+    return False
+
+
+def _check_used(bindings: Sequence[str], texts: Sequence[str]) -> None:
+    """Raises ``InputError`` for a macro of a flag that no file and no other flag uses."""
+    used = {
+        macro
+        for text in (*texts, *bindings)
+        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
+    }
+    for binding in bindings:
+        name = binding.partition("=")[0]
+        # A dot makes it a parameter, a slash a scope's.
+        if name in used or "." in name or "/" in name:
+            continue
+        similar = difflib.get_close_matches(name, used, n=1)
+        hint = f"did you mean --gin.{similar[0]}" if similar else "leave it out, or give its file"
+        raise InputError(f"nothing uses --gin.{name}: {hint}")
 
 
 def _check_bound(macro: str, file: str) -> None:

@@ -17,12 +17,15 @@ from flax.traverse_util import unflatten_dict
 from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
+from spec_t5x import compilation_cache as compilation_cache_lib
 from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.native import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.binding import bind
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.pace import Costs
+from spec_t5x.tuning import costs
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree
 from tests import named_drafts
 from tests import quick_compilation as quick
@@ -82,6 +85,19 @@ def strict_rank_promotion():
     """No array is broadcast to another rank by accident, in our code."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def known_costs(monkeypatch):
+    """What gamma "auto" does depends on no clock, and nothing is remembered."""
+
+    def measure(decode, largest, *, whole=False):
+        return Costs.by_formula(c=0.1, position=0.05, largest=largest, whole=whole)
+
+    monkeypatch.setattr(costs, "measure", measure)
+    monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
+    # Nor is anything said that depends on one.
+    monkeypatch.setattr(compilation_cache_lib, "announce", lambda say: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -32,6 +32,7 @@ from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.outputs import Decoded
+from spec_t5x.pace import Costs
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import verifier
@@ -197,8 +198,79 @@ def test_text_that_is_no_unicode_is_refused(generator):
     assert r"'Stra\udcdfe' is not UTF-8" in message_of(generator.tokenize, "Stra\udcdfe", options())
 
 
-def test_a_bad_text_among_good_ones_is_refused_before_anything_is_decoded(generator):
-    assert "the text is empty" in message_of(next, generator.generate(["Die Katze", ""], GREEDY))
+@pytest.mark.usefixtures("unchecked")
+def test_a_bad_text_among_good_ones_is_an_error_of_its_own(generator, greedy_alone):
+    texts = [TEXTS[0], "", None, TEXTS[1], "x" * 500, TEXTS[2]]
+    for size in (1, 2, 4):
+        answers = list(generator.generate(texts, options(batch_size=size)))
+        sound = [place for place, answer in enumerate(answers) if answer.error is None]
+        assert sound == [0, 3, 5]
+        assert_same([answers[0], answers[3], answers[5]], [greedy_alone[t] for t in TEXTS[:3]])
+        assert "the text is empty" in message_of(answers[1].__getitem__, 0)
+        assert "a text is None: give a string" in message_of(answers[2].__getitem__, 0)
+        assert answers[1] == []
+
+
+def test_a_string_is_one_text(generator, greedy_alone):
+    assert_same(generator.generate(TEXTS[0], GREEDY), [greedy_alone[TEXTS[0]]])
+
+
+def test_texts_may_come_one_by_one_and_answers_do_not_wait_for_all(generator, greedy_alone):
+    asked = []
+
+    def texts():
+        for text in TEXTS:
+            asked.append(text)
+            yield text
+
+    answers = generator.generate(texts(), GREEDY)
+    assert_same([next(answers)], [greedy_alone[TEXTS[0]]])
+    assert len(asked) == 2
+    assert_same(answers, [greedy_alone[text] for text in TEXTS[1:]])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_options_may_be_given_one_by_one(generator):
+    plain = generator.generate(TEXTS[:2], GREEDY, max_decode_len=3)
+    assert [len(outputs[0].output_ids) for outputs in plain] == [3, 3]
+    assert "there is no option 'gama'" in message_of(next, generator.generate("a", gama=3))
+    assert "give GenerateOptions" in message_of(next, generator.generate("a", {"gamma": 3}))
+
+
+def test_a_generator_is_shown_in_a_line_and_can_be_compared(generator):
+    shown = repr(generator)
+    assert len(shown) < 120 and "TransformerDraft" in shown and "120 ids" in shown
+    assert generator == generator and hash(generator) == hash(generator)
+    assert generator != generator.plain()
+
+
+def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, greedy_alone):
+    auto = options(gamma="auto", batch_size=2)
+    assert GenerateOptions().gamma == "auto"
+    for _ in range(2):
+        assert texts_of(generator.generate(TEXTS, auto)) == [
+            greedy_alone[text][0].output for text in TEXTS
+        ]
+    first = generator._paces[auto]
+    list(generator.generate(TEXTS, auto))
+    assert int(generator._paces[auto].iterations) > int(first.iterations) > 0
+    # Where texts are draws, a call depends on nothing that came before it.
+    sampled = options(gamma="auto", batch_size=2, temperature=1.0)
+    twice = [texts_of(generator.generate(TEXTS, sampled)) for _ in range(2)]
+    assert twice[0] == twice[1]
+    coupled = options(gamma="auto", batch_size=2, temperature=1.0, verifier="coupled")
+    plain = texts_of(generator.plain().generate(TEXTS, coupled))
+    assert texts_of(generator.generate(TEXTS, coupled)) == plain
+
+
+def test_where_no_acceptance_pays_the_draft_is_left_out_and_it_is_said(generator):
+    auto = options(gamma="auto", batch_size=2)
+    which = dataclasses.replace(generator)
+    which.assume(auto, Costs.by_formula(c=1.0, position=0.1))
+    (outputs,) = which.generate(TEXTS[:1], auto)
+    assert outputs[0].proposed is None
+    assert "which no acceptance pays for" in which.run(auto).verdict
+    assert "comes to 0" in message_of(compare, which, TEXTS[:1], auto)
 
 
 def test_a_bucket_holds_its_source_and_the_limit_holds_the_bucket():
@@ -333,7 +405,7 @@ def test_scores_are_the_targets_log_probabilities(generator, greedy_alone):
     assert generation.score == pytest.approx(expected, abs=1e-3)
 
 
-def test_decodes_of_an_input_are_draws_sorted_by_increasing_score(generator):
+def test_decodes_of_an_input_are_draws_the_best_first(generator):
     groups = list(
         generator.generate(TEXTS[:3], dataclasses.replace(SAMPLED, batch_size=2, num_decodes=4))
     )
@@ -341,7 +413,7 @@ def test_decodes_of_an_input_are_draws_sorted_by_increasing_score(generator):
     for text, group in zip(TEXTS, groups, strict=False):
         assert {g.input for g in group} == {text}
         scores = [g.score for g in group]
-        assert scores == sorted(scores)
+        assert scores == sorted(scores, reverse=True)
         for g in group:
             assert g.block_efficiency == pytest.approx(len(g.output_ids) / g.target_calls)
     assert max(len({tuple(g.output_ids) for g in group}) for group in groups) > 2
@@ -454,16 +526,14 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
         which if drafted else which.plain() for which in (generator, with_poisoned_target)
     )
     texts = [SOUND, UNSOUND, SOUND]
-    first, second, third = ill.answers(texts, settings)
+    first, second, third = ill.generate(texts, settings)
     expected = list(sound.generate(texts, settings))
     assert_same([first, third], [expected[0], expected[2]])
-    assert str(second) == (
+    assert second == [] and str(second.error) == (
         f"the target's logits are not finite for {UNSOUND!r}: check the weights, or compute in "
         "float32"
     )
-    outputs = ill.generate(texts, settings)
-    assert_same([next(outputs)], expected[:1])
-    assert "not finite" in message_of(next, outputs)
+    assert "not finite" in message_of(second.__getitem__, 0)
 
 
 def test_no_token_is_streamed_of_logits_that_are_not_finite(with_poisoned_target):
@@ -474,9 +544,9 @@ def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(gene
     model = poisoned(generator, generator.draft.model)
     ill = generator.with_draft(generator.draft.replace(model=model))
     texts = [SOUND, UNSOUND]
-    first, second = ill.answers(texts, options(batch_size=2, temperature=1.0))
-    assert isinstance(first, list)
-    assert str(second).startswith("the draft's logits are not finite for 'a green bird'")
+    first, second = ill.generate(texts, options(batch_size=2, temperature=1.0))
+    assert first.error is None
+    assert str(second.error).startswith("the draft's logits are not finite for 'a green bird'")
     # An argmax of the target's is what it is, whatever was drafted.
     plain = generator.plain().generate(texts, GREEDY)
     assert texts_of(ill.generate(texts, GREEDY)) == texts_of(plain)
@@ -722,9 +792,9 @@ def test_a_beam_search_gives_its_best_hypotheses(generator):
     plain = list(generator.plain().generate(TEXTS[:3], settings))
     for group, expected in zip(found, plain, strict=True):
         assert [g.output_ids for g in group] == [g.output_ids for g in expected]
-        assert group[0].score <= group[1].score == pytest.approx(expected[1].score, abs=1e-4)
-        assert group[1].target_calls <= expected[1].target_calls
-        assert group[1].block_efficiency >= 1 and expected[1].block_efficiency is None
+        assert group[1].score <= group[0].score == pytest.approx(expected[0].score, abs=1e-4)
+        assert group[0].target_calls <= expected[0].target_calls
+        assert group[0].block_efficiency >= 1 and expected[0].block_efficiency is None
 
 
 def test_a_beam_search_needs_a_model_to_draft(generator):

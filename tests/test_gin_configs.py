@@ -21,13 +21,12 @@ from spec_t5x.experiments.acceptance_run import AcceptanceRun
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.evaluation import EvaluationOptions
 from spec_t5x.experiments.growth import GrowthOptions
-from spec_t5x.experiments.guarding import GuardingOptions
 from spec_t5x.experiments.neighbours.options import NeighboursOptions
 from spec_t5x.experiments.objectives import ObjectivesOptions
 from spec_t5x.experiments.overhead import OverheadOptions
+from spec_t5x.experiments.pacing import PacingOptions
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
-from spec_t5x.experiments.tune_run import TuneRun
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.gin_files import parse_gin, read_all
 from spec_t5x.inference.options import InferOptions
@@ -93,7 +92,7 @@ CLASSES = (
     GenerateOptions,
     BenchmarkOptions,
     GrowthOptions,
-    GuardingOptions,
+    PacingOptions,
     NeighboursOptions,
     ObjectivesOptions,
     OverheadOptions,
@@ -103,7 +102,6 @@ CLASSES = (
     Setting,
     AcceptanceRun,
     AcceptanceOptions,
-    TuneRun,
 )
 # What trains, and the arguments that a file binds to one of them.
 OF_EVERY_TRAINING = {
@@ -166,7 +164,7 @@ def no_bindings(monkeypatch):
     for subject in (
         BenchmarkOptions,
         GrowthOptions,
-        GuardingOptions,
+        PacingOptions,
         NeighboursOptions,
         ObjectivesOptions,
         OverheadOptions,
@@ -176,7 +174,6 @@ def no_bindings(monkeypatch):
     gin.external_configurable(Setting, module="spec_t5x")
     gin.external_configurable(AcceptanceRun, module="spec_t5x")
     gin.external_configurable(AcceptanceOptions, module="spec_t5x")
-    gin.external_configurable(TuneRun, module="spec_t5x")
     gin.clear_config()
     yield
     gin.clear_config()
@@ -260,7 +257,7 @@ def check_training(name):
         assert data.max_length <= built["model"].max_length
         return
     assert max(data.buckets) >= max(data.longest)
-    if isinstance(data, DataOptions):
+    if isinstance(data, DataOptions) and data.num_columns:
         assert max(data.source_column, data.target_column) < data.num_columns
 
 

@@ -15,25 +15,25 @@ REPOSITORY = Path(__file__).parents[1]
 # Modules and packages of ``spec_t5x``, from the ground up. One may import what stands
 # above it here, and within a package its own modules; nothing beside or below it.
 LAYERS = (
-    ("__init__", "compilation_cache", "errors", "types", "xla_flags"),
+    ("__init__", "atomic", "compilation_cache", "errors", "types", "xla_flags"),
     ("cpu_kernels",),
-    ("distributions", "gin_files", "guard", "platform_dtype", "theory", "trees"),
+    ("distributions", "gin_files", "pace", "platform_dtype", "theory", "trees"),
     ("acceptance", "draws", "verification"),
     ("interfaces", "outputs", "scoring", "speculative_execution"),
     ("beam_slots", "beams", "tree_nodes", "verifiers"),
     # The loops: they see Protocols only.
     ("autoregressive", "beam_search"),
     ("decode_state", "speculative_beam_search"),
-    ("guarded_decoding", "tree_decoding"),
+    ("paced_decoding", "tree_decoding"),
     ("decoding",),
     ("models",),
     ("drafts",),
     ("data",),
     ("checkpoints",),
+    ("tuning",),
     # Text in, text out; and the toy models for tests of one's own.
     ("generation", "testing"),
     ("inference", "training"),
-    ("tuning",),
     ("t5x_plugin",),
     ("experiments",),
     ("cli",),
@@ -45,7 +45,7 @@ LOOPS = (
     "beam_search",
     "decode_state",
     "decoding",
-    "guarded_decoding",
+    "paced_decoding",
     "speculative_beam_search",
     "tree_decoding",
 )
@@ -83,7 +83,7 @@ def wrong_imports(package: Path) -> list[str]:
             root, *inner = name.split(".")
             allowed = True
             if root == "spec_t5x":
-                imported = inner[0]
+                imported = inner[0] if inner else "__init__"
                 below = layer_of[imported] < layer_of[importer]
                 allowed = below or imported == importer
             elif root in HEAVY:

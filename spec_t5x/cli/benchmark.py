@@ -31,7 +31,7 @@ SUBJECTS = {
     "neighbours": "spec_t5x.experiments.neighbours.run",
     "overhead": "spec_t5x.experiments.overhead",
     "growth": "spec_t5x.experiments.growth",
-    "guard": "spec_t5x.experiments.guarding",
+    "pacing": "spec_t5x.experiments.pacing",
     "objectives": "spec_t5x.experiments.objectives",
 }
 # The modules' own ``HELP``, which to read would import them all.
@@ -40,7 +40,7 @@ ABOUT = {
     "neighbours": "the same weights in other implementations, and the floor that memory sets",
     "overhead": "time of an iteration beyond its draft steps and its verification",
     "growth": "cost by batch, output length, gamma and size",
-    "guard": "what a hopeless draft costs",
+    "pacing": "what gamma auto is worth, with good drafts and hopeless ones",
     "objectives": "alpha of a draft after equal steps down each objective of distillation",
 }
 # Settings that say where files are, of the options and of their data.
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from spec_t5x.cli.settings import Models
-    from spec_t5x.generation import GenerateOptions
+    from spec_t5x.cli.settings import FIXED_GAMMA, Models
+    from spec_t5x.generation import AUTO, GenerateOptions
     from spec_t5x.gin_files import parse_gin
 
     subject = importlib.import_module(SUBJECTS[args.subject])
@@ -86,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
     parse_gin(args.gin_file, args.gin_bindings)
     options = make(**_flags_for(subject, args))
     models, decoding = make_models(), make_decoding()
+    if decoding.gamma == AUTO:
+        # What is measured is of a gamma; ``pacing`` says which it takes.
+        decoding = dataclasses.replace(decoding, gamma=FIXED_GAMMA)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring")

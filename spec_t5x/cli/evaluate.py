@@ -2,15 +2,11 @@
 
 import argparse
 import dataclasses
-import itertools
 import json
 
 from spec_t5x.cli import settings
 
 HELP = "BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
-
-# Inputs that gamma is tuned on at most.
-_SAMPLE = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = parser.add_argument_group("texts")
     texts.add_argument("--data", metavar="FILE", help=".tsv or .jsonl, gzipped or not")
     numbers = {
-        "source_column": "of a .tsv, from 0 (0)",
-        "target_column": "of a .tsv, from 0 (1)",
-        "num_columns": "of each line of a .tsv (2)",
+        "source_column": "of a .tsv, from 0 (of two columns the first, of more the second)",
+        "target_column": "of a .tsv, from 0 (the one after it)",
+        "num_columns": "of each line of a .tsv (as of the first line)",
         "limit": "take the first N pairs only",
         "source_words": "of a file: take the first N words of each source only",
     }
@@ -51,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     import gin
 
     # First: it tells gin of its options.
-    from spec_t5x.experiments.evaluation import EvaluationOptions, evaluate, fits, read_sets
+    from spec_t5x.experiments.evaluation import EvaluationOptions, evaluate, read_sets
 
     models, options = settings.read(args)
     draft = models.draft_name()
@@ -73,9 +69,6 @@ def run(args: argparse.Namespace) -> int:
         models.target, draft, models.draft_options(), vocabulary=models.vocabulary
     )
     sets = read_sets(evaluated, generator.vocabulary)
-    sources = (source for texts in sets for source, _ in texts.pairs)
-    sample = itertools.islice((s for s in sources if fits(generator, s, options)), _SAMPLE)
-    generator, options = settings.tuned(generator, list(sample), options)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         for texts in sets:

@@ -1,22 +1,39 @@
-"""``spec-t5x generate``: the main job. Text in, the target's text out, sooner."""
+"""``spec-t5x generate``: the main job. Text in, the target's text out, faster."""
 
 import argparse
+import collections
 import contextlib
 import dataclasses
+import itertools
 import json
+import queue
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 
 HELP = "generate text with a target, sped up by a draft"
 
+# Lines of standard input that are read before they are asked for, and seconds in which lines
+# that were written together arrive.
+_READ_AHEAD = 4096
+_TOGETHER = 0.02
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
     parser.add_argument("text", nargs="*", metavar="TEXT", help="an input; more are more inputs")
-    parser.add_argument("--input", metavar="FILE", help="one input a line; - is standard input")
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        help="one input a line, or JSON lines, gzipped or not; - is standard input",
+    )
+    parser.add_argument("--field", metavar="NAME", help="of JSON lines (inputs, input or text)")
     shown = parser.add_argument_group("output").add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="one JSON object for each input")
     shown.add_argument(
@@ -32,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """One input: its text, and why it cannot be decoded if it cannot."""
+    """One input: its text, and why it cannot be read if it cannot."""
 
     number: int
     text: str
@@ -41,42 +58,71 @@ class Line:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; exit status 2 if any input was bad."""
-    from spec_t5x.compilation_cache import enable
+    from spec_t5x.compilation_cache import announce, enable
 
     models, options = settings.read(args)
     draft = models.draft_name()
     _check_flags(args, options, draft)
-    texts = list(_read_texts(args))
+    source = _source(args)
     enable()
+    announce(settings.say)
 
     from spec_t5x.generation import Generator
 
     generator = Generator.load(
         models.target, draft, models.draft_options(), vocabulary=models.vocabulary
     )
-    from_file = not args.text
-    lines = [_check(generator, n, text, options) for n, text in enumerate(texts, 1)]
-    for line in lines:
-        if line.error:
-            if not from_file:
-                raise InputError(line.error)
-            _say(line)
-    asked = options.gamma
-    generator, options = settings.tuned(generator, _good(lines), options)
-    _check_chosen(args, asked, options)
-
-    if args.compare:
-        _compare(args, generator, lines, options)
-    elif args.trace:
-        _trace(generator, lines, options)
+    command = _Command(args, generator, options)
+    if args.compare or args.trace:
+        lines = [command.checked(line) for lines in source for line in lines]
+        _compare(args, generator, lines, options) if args.compare else _trace(
+            generator, lines, options
+        )
     elif _streams(args, generator, options):
-        _stream(generator, lines, options)
+        _stream(command, source)
     else:
-        _generate(args, generator, lines, options)
-    return 2 if any(line.error for line in lines) else 0
+        _generate(command, source)
+    return 2 if command.failed else 0
+
+
+@dataclasses.dataclass
+class _Command:
+    """What all ways of showing texts share."""
+
+    args: argparse.Namespace
+    generator: Any
+    options: Any
+    # Whether an input had no output.
+    failed: bool = False
+
+    def checked(self, line: Line) -> Line:
+        """The line, with what keeps it from being decoded; which is said, if anything does.
+
+        Raises:
+          InputError: something does, and the input came as an argument.
+        """
+        if line.error is None:
+            try:
+                self.generator.tokenize(line.text, self.options)
+            except InputError as error:
+                line = dataclasses.replace(line, error=str(error))
+        if line.error is not None:
+            if self.args.text:
+                raise InputError(line.error)
+            self.refuse(line)
+        return line
+
+    def refuse(self, line: Line) -> None:
+        """Says why an input has no output."""
+        self.failed = True
+        settings.say(f"line {line.number}: {line.error}")
 
 
 def _check_flags(args, options, draft: str | None) -> None:
+    if args.field and not args.input:
+        raise InputError(
+            f"--field is {args.field} and there is no --input: give a file, or leave it"
+        )
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
     if draft is None and (args.trace or args.compare):
@@ -91,74 +137,114 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(f"num_decodes is {options.num_decodes}: --trace shows 1")
 
 
-def _check_chosen(args, asked: int | str, options) -> None:
-    if options.gamma == 0 != asked and (args.trace or args.compare):
-        flag = "--trace" if args.trace else "--compare"
-        raise InputError(
-            f"gamma {asked} came to plain decoding and {flag} needs drafts: give gamma a number"
-        )
+def _source(args: argparse.Namespace) -> Iterator[list[Line]]:
+    """The inputs, in parts that are there together.
 
-
-def _read_texts(args: argparse.Namespace) -> Iterator[str]:
+    Raises:
+      InputError: there is none, or a file cannot be read.
+    """
     if args.text:
-        yield from args.text
-        return
+        return iter([[Line(number=n, text=text) for n, text in enumerate(args.text, 1)]])
     if args.input is None and sys.stdin.isatty():
         raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
-    name = "-" if args.input is None else args.input
+    from spec_t5x.inference.inputs import FileSource, file_source
+
+    if args.input in (None, "-"):
+        read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
+        return _parts(read, _as_they_come(sys.stdin.buffer))
+    read = file_source(args.input, field=args.field)
+    # One part, read as it is decoded.
+    return _parts(read, iter([read.raw()]))
+
+
+def _parts(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Line]]:
+    """Lines of bytes, with what is wrong with them."""
+    numbers = itertools.count()
+
+    def line(raw: bytes) -> Line:
+        item = read.item(next(numbers), raw)
+        # Whether a text may be empty is for the model to say.
+        error = item.error if raw.strip() else None
+        return Line(number=item.place[1], text=item.text, error=error)
+
+    for part in parts:
+        yield map(line, part)
+
+
+def _as_they_come(stream) -> Iterator[list[bytes]]:
+    """The lines of a stream: those that are there, then those that came meanwhile."""
+    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=_READ_AHEAD)
+
+    def read() -> None:
+        for line in stream:
+            waiting.put(line)
+        waiting.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    line = waiting.get()
+    while line is not None:
+        # What is written at once need not arrive at once.
+        time.sleep(_TOGETHER)
+        part = [line]
+        while (line := _next_of(waiting)) not in (None, b""):
+            part.append(line)
+        yield part
+        if line == b"":
+            line = waiting.get()
+
+
+def _next_of(waiting: queue.Queue) -> bytes | None:
+    """The next line, None at the end of all, empty bytes if it has not come yet."""
     try:
-        with _open(name) as file:
-            yield from (line.rstrip("\r\n") for line in file)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(f"cannot read --input {name} ({reason}): give a text file") from error
+        return waiting.get_nowait()
+    except queue.Empty:
+        return b""
 
 
-def _open(name: str):
-    if name == "-":
-        return contextlib.nullcontext(sys.stdin)
-    # Without the byte order mark that some editors put first.
-    return open(name, encoding="utf-8-sig")
+def _generate(command: "_Command", source: Iterator[Iterable[Line]]) -> None:
+    """One line (or JSON object) for each output; an empty one for a bad input."""
+    place, bar = 0, _bar(command.args)
+    with bar:
+        for part in source:
+            if command.args.text:
+                # One that cannot be decoded is a mistake: before any is.
+                part = [command.checked(line) for line in part]
+            # The generator looks ahead: what it was given waits here for its answer.
+            asked: collections.deque[Line] = collections.deque()
+            answers = command.generator.generate(_good(part, asked), command.options, first=place)
+            for answer in answers:
+                _refuse_first(command, asked)
+                _print_answer(command, asked.popleft(), answer)
+                bar.count(answer)
+                place += 1
+            _refuse_first(command, asked)
+    verdict = command.generator.run(command.options).verdict
+    if verdict and place > 1:
+        settings.say(verdict)
 
 
-def _check(generator, number: int, text: str, options) -> Line:
-    try:
-        generator.tokenize(text, options)
-    except InputError as error:
-        return Line(number=number, text=text, error=str(error))
-    return Line(number=number, text=text)
+def _good(lines: Iterable[Line], asked: "collections.deque[Line]") -> Iterator[str]:
+    """The texts that can be decoded; all lines go to ``asked``."""
+    for line in lines:
+        asked.append(line)
+        if line.error is None:
+            yield line.text
 
 
-def _good(lines: list[Line]) -> list[str]:
-    return [line.text for line in lines if not line.error]
+def _refuse_first(command: "_Command", asked: "collections.deque[Line]") -> None:
+    """Those before the next that has an answer."""
+    while asked and asked[0].error is not None:
+        line = asked.popleft()
+        command.refuse(line)
+        print(_json_error(line) if command.args.json else "", flush=True)
 
 
-def _say(line: Line) -> None:
-    print(f"spec-t5x: line {line.number}: {line.error}", file=sys.stderr)
-
-
-def _failed(line: Line, error: InputError) -> Line:
-    """The line, whose text could be read and not decoded."""
-    line = dataclasses.replace(line, error=str(error))
-    _say(line)
-    return line
-
-
-def _generate(args, generator, lines: list[Line], options) -> None:
-    """One line (or JSON object) for each output; an empty one for a bad input.
-
-    Among ``lines``, those that come to no text get the reason.
-    """
-    answers = generator.answers(_good(lines), options)
-    for place, line in enumerate(lines):
-        answer = [] if line.error else next(answers)
-        if isinstance(answer, InputError):
-            lines[place] = line = _failed(line, answer)
-        if line.error:
-            print(_json_error(line) if args.json else "", flush=True)
-            continue
-        for generation in answer:
-            print(_json(generation) if args.json else _one_line(generation.output), flush=True)
+def _print_answer(command: "_Command", line: Line, answer) -> None:
+    if answer.error is not None:
+        refused = dataclasses.replace(line, error=str(answer.error))
+        _refuse_first(command, collections.deque([refused]))
+    for generation in answer:
+        print(_json(generation) if command.args.json else _one_line(generation.output), flush=True)
 
 
 def _streams(args, generator, options) -> bool:
@@ -171,18 +257,19 @@ def _streams(args, generator, options) -> bool:
     )
 
 
-def _stream(generator, lines: list[Line], options) -> None:
+def _stream(command: "_Command", source: Iterator[Iterable[Line]]) -> None:
     """As ``_generate``, each text as it is accepted."""
     place = 0
-    for number, line in enumerate(lines):
+    for line in itertools.chain.from_iterable(source):
+        line = command.checked(line)
         if line.error:
             print(flush=True)
             continue
         try:
-            _stream_one(generator, line.text, options, place)
+            _stream_one(command.generator, line.text, command.options, place)
         except InputError as error:
             print(flush=True)
-            lines[number] = _failed(line, error)
+            command.refuse(dataclasses.replace(line, error=str(error)))
         place += 1
 
 
@@ -201,14 +288,14 @@ def _stream_one(generator, source: str, options, place: int) -> None:
 def _trace(generator, lines: list[Line], options) -> None:
     from spec_t5x.cli.trace import print_trace
 
-    for place, text in enumerate(_good(lines)):
+    for place, text in enumerate(line.text for line in lines if not line.error):
         print_trace(generator, text, options, place=place)
 
 
 def _compare(args, generator, lines: list[Line], options) -> None:
     from spec_t5x.experiments.comparison import compare
 
-    texts = _good(lines)
+    texts = [line.text for line in lines if not line.error]
     if not texts:
         raise InputError("no input is left to compare on: give at least one good line")
     comparison = compare(generator, texts, options)
@@ -225,6 +312,41 @@ def _compare(args, generator, lines: list[Line], options) -> None:
         from spec_t5x.cli.trace import print_comparison
 
         print_comparison(comparison)
+
+
+class _NoBar(contextlib.nullcontext):
+    def count(self, answer) -> None:
+        """Nobody looks."""
+
+
+class _Bar:
+    """How far a file is, where texts go elsewhere than to the terminal."""
+
+    def __init__(self, path: str):
+        from spec_t5x.inference.inputs import file_source
+        from spec_t5x.inference.progress import Progress
+
+        self._total = sum(1 for _ in file_source(path).raw())
+        self._progress = Progress()
+
+    def __enter__(self) -> "_Bar":
+        self._progress.__enter__()
+        self._progress.decoding(self._total, 0)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._progress.__exit__(*exception)
+
+    def count(self, answer) -> None:
+        """One more input is answered."""
+        from spec_t5x.inference.answering import tally_of
+
+        self._progress.count(tally_of([answer]))
+
+
+def _bar(args) -> "_Bar | _NoBar":
+    shown = args.input not in (None, "-") and sys.stderr.isatty() and not sys.stdout.isatty()
+    return _Bar(args.input) if shown else _NoBar()
 
 
 def _json(generation) -> str:

@@ -8,14 +8,11 @@ import sys
 from typing import Any
 
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError
 
 HELP = "answer a file or a seqio task of inputs; run again to go on after an interruption"
 
 # Where neither a flag nor a gin file says: a batch shares one reading of the weights.
 _BATCH_SIZE = 16
-# Inputs that gamma is tuned on at most.
-_SAMPLE = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,16 +97,11 @@ def run(args: argparse.Namespace) -> int:
     options = gin.get_configurable(InferOptions)(**given)
     options.check()
     asked = options.decoding(_with_batch_size(args, decoding))
-    decoding = _begun_with(options, asked)
-    _check_guard(decoding, hosts)
-    # A run that was found to be best off without its draft goes on without it.
-    plain = asked.gamma != decoding.gamma == 0
-    return _run(options, decoding, models, models.draft_name(), hosts, plain=plain)
+    return _run(options, asked, models, models.draft_name(), hosts)
 
 
-def _run(options, decoding, models, draft: str | None, hosts, *, plain: bool) -> int:
+def _run(options, decoding, models, draft: str | None, hosts) -> int:
     from spec_t5x.compilation_cache import enable
-    from spec_t5x.generation import AUTO
     from spec_t5x.inference.run import InterruptedRun, infer
 
     enable()
@@ -119,7 +111,7 @@ def _run(options, decoding, models, draft: str | None, hosts, *, plain: bool) ->
 
         return Generator.load(
             models.target,
-            None if plain else draft,
+            draft,
             models.draft_options(),
             vocabulary=models.vocabulary,
             shardings=placement.target if placement.mesh else None,
@@ -127,11 +119,6 @@ def _run(options, decoding, models, draft: str | None, hosts, *, plain: bool) ->
 
     with hosts.together():
         source, of_models = _source(options, models), _settings(models, draft, options)
-    if decoding.gamma == AUTO or decoding.guard:
-        with hosts.together():
-            generator, decoding = _tuned(options, decoding, source, load)
-        # Loaded, and where it belongs.
-        load = lambda placement: generator  # noqa: E731
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except InterruptedRun as stopped:
@@ -152,74 +139,6 @@ def _with_batch_size(args: argparse.Namespace, decoding):
     except ValueError:
         return dataclasses.replace(decoding, batch_size=_BATCH_SIZE)
     return decoding
-
-
-def _begun_with(options, decoding):
-    """A run goes on with the gamma that it began with, whatever would be measured now."""
-    from pathlib import Path
-
-    from spec_t5x.generation import AUTO
-    from spec_t5x.inference.manifest import read_manifest
-
-    if decoding.gamma != AUTO or options.overwrite:
-        return decoding
-    manifest = read_manifest(Path(options.output_dir).expanduser())
-    if manifest is None:
-        return decoding
-    begun = {name: manifest.settings.get(name) for name in ("gamma", "guard")}
-    return dataclasses.replace(decoding, **{n: v for n, v in begun.items() if v is not None})
-
-
-def _check_guard(decoding, hosts) -> None:
-    from spec_t5x.generation import AUTO
-
-    if decoding.gamma == AUTO and hosts.count > 1:
-        raise InputError(
-            f"gamma is {AUTO} and {hosts.count} processes take part, which must agree: give a "
-            "number (spec-t5x tune finds one)"
-        )
-    if decoding.guard and not _is_settled(decoding):
-        raise InputError(
-            f"the guard is on and temperature {decoding.temperature:g}: which draws are made would "
-            "depend on how fast this machine is; leave it out, or use the coupled verifier"
-        )
-
-
-def _is_settled(decoding) -> bool:
-    """Whether a guard changes no text."""
-    return decoding.sampling().greedy or decoding.make_verifier().coupled
-
-
-def _tuned(options, decoding, source, load):
-    """The pair on its devices, and the gamma that is best there."""
-    from spec_t5x.generation import AUTO
-    from spec_t5x.inference.placement import Placement
-
-    placement = Placement.create(options.model_parallel, decoding.batch_size)
-    generator = placement.generator(load(placement))
-    texts = list(_sample(generator, source, decoding))
-    changes = {"with_guard": _is_settled(decoding)} if decoding.gamma == AUTO else {}
-    with placement.within():
-        return settings.tuned(generator, texts, decoding, place=placement.batch, **changes)
-
-
-def _sample(generator, source, decoding):
-    """Texts of the first inputs that can be decoded."""
-    taken = 0
-    for index, raw in enumerate(source.raw()):
-        item = source.item(index, raw)
-        if item.error:
-            continue
-        # A task's ids are as good as its text, but for what the vocabulary does to spaces.
-        text = item.text if item.ids is None else generator.vocabulary.decode(item.ids)
-        try:
-            generator.tokenize(text, decoding)
-        except InputError:
-            continue
-        yield text
-        taken += 1
-        if taken == _SAMPLE:
-            return
 
 
 def _source(options, models):

@@ -1,10 +1,14 @@
 """Entry point of ``spec-t5x``: picks the command, turns mistakes into one line."""
 
 import argparse
+import difflib
+import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import spec_t5x
 from spec_t5x import xla_flags
 from spec_t5x.errors import InputError
 
@@ -14,11 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
-    args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
+    parser = _parser()
+    args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
+    flags = _flags(parser, args.command)
     xla_flags.apply()
+    _show_log()
     try:
-        _check_known(rest, args.command)
+        _check_known(rest, args.command, flags)
         if args.gin_search_paths:
             from spec_t5x.gin_files import add_search_paths
 
@@ -28,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         # gin appends lines about its own calls to an error that passes through it.
-        print(f"spec-t5x: error: {str(error).splitlines()[0]}", file=sys.stderr)
+        message = speaking_of_flags(str(error).splitlines()[0], flags)
+        print(f"spec-t5x: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -41,13 +49,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Reports a mistake in one line, without the usage before it."""
 
+    def __init__(self, **options):
+        super().__init__(**options, allow_abbrev=False)
+        self.register("action", None, _Once)
+
     def error(self, message: str):
+        if match := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            choices = re.findall(r"[\w-]+", match[2])
+            hint = _did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
+            message = f"there is no {match[1]!r}{hint}"
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
 
 
-def _check_known(rest: list[str], command: str) -> None:
+class _Once(argparse.Action):
+    """What a flag does that is to be given once: its value is kept."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        given = namespace.__dict__.setdefault("_given", set())
+        if option_string and self.dest in given:
+            parser.error(f"{option_string} was given twice: give it once")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class _Log(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def _show_log() -> None:
+    """What the package reports goes to standard error, a line each."""
+    log = logging.getLogger("spec_t5x")
+    if not any(isinstance(handler, _Log) for handler in log.handlers):
+        log.addHandler(_Log())
+        log.setLevel(logging.INFO)
+
+
+def _flags(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """The command's flags, without their dashes."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    actions = commands.choices[command]._actions
+    return [option[2:] for a in actions for option in a.option_strings if option[:2] == "--"]
+
+
+def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
     if rest:
-        raise InputError(f"unknown argument {rest[0]!r}: see spec-t5x {command} --help")
+        similar = _did_you_mean(rest[0], [f"--{flag}" for flag in flags])
+        raise InputError(f"unknown argument {rest[0]!r}{similar}: see spec-t5x {command} --help")
+
+
+def _did_you_mean(word: str, choices: Iterable[str]) -> str:
+    (similar,) = difflib.get_close_matches(word.partition("=")[0], choices, n=1) or [None]
+    return f", did you mean {similar!r}?" if similar else ""
+
+
+def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
+    """A message of the package's, with options named as the command line names them.
+
+    >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
+    '--top_k is -1: raise --top_k, or pass --truncate'
+    """
+    for flag in flags:
+        name = rf"(?<![\w./'\"-]){flag}(?![\w./'\"])"
+        message = re.sub(rf"\bset {flag}=True", f"give --{flag}", message)
+        message = re.sub(rf"^{name} is None", f"no --{flag} was given", message)
+        if "_" in flag:
+            message = re.sub(name, f"--{flag}", message)
+        else:
+            # Also a word, unless it stands where options stand.
+            message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
+            message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
+    return message
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,13 +138,13 @@ def _parser() -> argparse.ArgumentParser:
         train_heads,
         train_lm,
         train_ngram,
-        tune,
     )
 
     parser = _Parser(
         prog="spec-t5x",
         description="Lossless speculative decoding of encoder-decoder T5 models.",
     )
+    parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
         generate,
@@ -80,7 +152,6 @@ def _parser() -> argparse.ArgumentParser:
         evaluate,
         acceptance,
         benchmark,
-        tune,
         train,
         distill,
         train_heads,

@@ -7,12 +7,13 @@ order of precedence.
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 
 from spec_t5x.errors import InputError
 
 DEFAULT_TARGET = "ende-target"
 NO_DRAFT = "none"
+# Where gamma has to be a number and none was given.
+FIXED_GAMMA = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,8 +133,10 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``experiments.inputs.InputOptions``: a file, or a task of seqio."""
     data = parser.add_argument_group("inputs")
     data.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    data.add_argument("--source_column", type=int, metavar="N", help="of a .tsv, from 0 (1)")
-    data.add_argument("--num_columns", type=int, metavar="N", help="of each line of a .tsv (3)")
+    data.add_argument("--source_column", type=int, metavar="N", help="of a .tsv, from 0 (as usual)")
+    data.add_argument(
+        "--num_columns", type=int, metavar="N", help="of each line of a .tsv (as of the first line)"
+    )
     data.add_argument("--source_field", metavar="NAME", help="of a .jsonl (article)")
     data.add_argument("--prefix", metavar="TEXT", help="put before every source of a file")
     data.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
@@ -144,8 +147,8 @@ def _add_options(group) -> None:
     numbers = {
         "gamma": (
             _gamma,
-            "tokens that the draft proposes in each iteration; auto measures which number is best "
-            "and remembers it (4)",
+            "tokens that the draft proposes in each iteration; auto is as many as pay, none where "
+            "none pay (auto)",
         ),
         "temperature": (float, "0 is argmax (0)"),
         "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
@@ -153,8 +156,8 @@ def _add_options(group) -> None:
         "num_decodes": (int, "outputs for each input (1)"),
         "seed": (
             int,
-            "of the random draws (0); with --gamma auto and a temperature the text depends on "
-            "the gamma that was measured too",
+            "of the random draws (0); with a temperature, texts depend on --gamma too, and auto "
+            "on what was measured here, but for --verifier coupled",
         ),
         "max_decode_len": (int, "tokens generated at most (128)"),
         "batch_size": (int, "inputs decoded together (1)"),
@@ -164,12 +167,6 @@ def _add_options(group) -> None:
     }
     for name, (kind, text) in numbers.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
-    group.add_argument(
-        "--guard",
-        action="store_true",
-        default=None,
-        help="plain steps wherever the drafts do not pay; --gamma auto has it anyway",
-    )
     group.add_argument(
         "--verifier", metavar="NAME", help="token, block, coupled, rejection, multi or tree (block)"
     )
@@ -205,49 +202,17 @@ def read(args: argparse.Namespace):
         return {n: getattr(args, n) for n in names if getattr(args, n, None) is not None}
 
     models, options = make_models(**given(Models)), make_options(**given(GenerateOptions))
-    _check_tuning(models, options)
+    from spec_t5x.generation import AUTO
+
+    if models.adaptive is not None and options.gamma == AUTO:
+        # It decides by itself how much is drafted.
+        options = dataclasses.replace(options, gamma=FIXED_GAMMA)
     return models, options
 
 
-def _check_tuning(models: Models, options) -> None:
-    from spec_t5x.generation import AUTO
-
-    if models.adaptive is not None and (options.gamma == AUTO or options.guard):
-        which = f"gamma is {AUTO}" if options.gamma == AUTO else "the guard is on"
-        raise InputError(
-            f"{which} and adaptive {models.adaptive:g}: both decide how much is drafted, leave "
-            "one out"
-        )
-
-
-def tuned(generator, texts: Sequence[str], options, **changes):
-    """The generator and its options with gamma a number, and with a guard's costs if wanted.
-
-    Nothing is measured unless gamma is "auto" or a guard was asked for. What was chosen is
-    told to the user.
-
-    Args:
-      generator: as loaded.
-      texts: inputs that can be decoded, to measure on.
-      options: as read.
-      **changes: further arguments of ``tuning.auto.tuned`` or ``guarded``.
-    """
-    from spec_t5x.generation import AUTO
-
-    if options.gamma != AUTO and not options.guard:
-        return generator, options
-    from spec_t5x.tuning import auto
-    from spec_t5x.tuning.store import Store
-
-    def say(text: str) -> None:
-        print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
-
-    common = {"store": Store.of_user(), "announce": say, **changes}
-    if options.gamma != AUTO:
-        return auto.guarded(generator, texts, options, **common), options
-    result = auto.tuned(generator, texts, options, **common)
-    say(result.line)
-    return result.generator, result.options
+def say(text: str) -> None:
+    """Tells the user something beside the output."""
+    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
 
 
 def _gamma(text: str) -> int | str:
@@ -259,7 +224,7 @@ def _gamma(text: str) -> int | str:
         return int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no gamma: give a whole number from 0, or {AUTO} to have it measured"
+            f"{text!r} is no gamma: give a whole number from 0, or {AUTO} for as many as pay"
         ) from error
 
 

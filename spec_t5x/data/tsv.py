@@ -59,20 +59,35 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
         ) from error
 
 
+# Where source and target are, by the number of columns: a text alone, a pair, and a tag, a
+# name or the like before the pair.
+_USUAL = {1: (0, 0), 2: (0, 1)}
+_TAGGED = (1, 2)
+
+
 def read_pairs(
-    path: str | Path, source_column: int, target_column: int, num_columns: int
+    path: str | Path,
+    source_column: int | None = None,
+    target_column: int | None = None,
+    num_columns: int | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yields (source, target) of every line, stripped of surrounding spaces.
 
     Args:
         path: a tab-separated file, gzipped or not, without header or quoting.
-        source_column, target_column: from 0.
-        num_columns: the number that every line must have.
+        source_column, target_column: from 0. None is the usual one: of two columns the
+            first and the second, of more the second and the third, of one the only one.
+        num_columns: the number that every line must have; None is that of the first.
 
     Raises:
         InputError: the file is absent, empty or not UTF-8, a column is outside of
             0..num_columns - 1, or a line has another number of columns.
     """
+    if num_columns is None:
+        num_columns = next(text_lines(path)).count("\t") + 1
+    usual = _USUAL.get(num_columns, _TAGGED)
+    source_column = usual[0] if source_column is None else source_column
+    target_column = usual[1] if target_column is None else target_column
     for column in (source_column, target_column):
         if not 0 <= column < num_columns:
             raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")

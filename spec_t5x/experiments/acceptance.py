@@ -96,8 +96,9 @@ class AcceptanceOptions:
             for top_k, top_p in filters or [(0, 0.0)]:
                 options = GenerateOptions(
                     temperature=float(temperature),
-                    top_k=top_k,
-                    top_p=float(top_p),
+                    # An argmax is what it is, whatever is left out.
+                    top_k=top_k if temperature else 0,
+                    top_p=float(top_p) if temperature else 0.0,
                     seed=self.seed,
                     batch_size=self.batch_size,
                     max_decode_len=self.max_decode_len,

@@ -11,7 +11,15 @@ import numpy as np
 
 from spec_t5x import theory
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
+from spec_t5x.generation import (
+    AUTO,
+    Batch,
+    GenerateOptions,
+    Generation,
+    Generator,
+    Run,
+    all_answered,
+)
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID
 
@@ -34,6 +42,7 @@ class Comparison:
     """One comparison. Rates are medians over repeats of the whole set of inputs."""
 
     num_inputs: int
+    # Drafts of an iteration; with gamma "auto" as many as were made on average, rounded.
     gamma: int
     temperature: float
     verifier: str
@@ -136,21 +145,26 @@ def compare(
     """Decodes the inputs both ways, batch by batch in turn, ``repeats`` times.
 
     Raises:
-      InputError: the generator has no draft, gamma is 0, or an input cannot be
-        decoded.
+      InputError: the generator has no draft, gamma is 0 or comes to it, or an input cannot
+        be decoded.
     """
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: a beam search is not compared here")
-    plain = generator.plain()
     batches = generator.batches(texts, options)
-    plain_compile = sum(_warm_up(plain, batches, options))
-    speculative_compile = sum(_warm_up(generator, batches, options))
+    if options.gamma == AUTO and generator.pace(batches[0], options) is None:
+        raise InputError(
+            f"gamma is {AUTO} and comes to 0, since no acceptance pays here: give it a number"
+        )
+    undrafted = generator.plain()
+    plain, speculative = undrafted.run(options), generator.run(options)
+    plain_compile = sum(_warm_up(plain, batches))
+    speculative_compile = sum(_warm_up(speculative, batches))
     # By program (plain, speculative; the same with nothing to generate), then repeat.
     seconds = [[], [], [], []]
     for _ in range(repeats):
-        runs = [_timed_runs(plain, generator, batch, options) for batch in batches]
+        runs = [_timed_runs(plain, speculative, batch) for batch in batches]
         for index, column in enumerate(seconds):
             column.append(sum(run[index][0] for run in runs))
 
@@ -158,16 +172,17 @@ def compare(
         [
             outputs
             for batch, run in zip(batches, runs, strict=True)
-            for outputs in all_answered(which.collect(batch, run[index][1]))
+            for outputs in all_answered(generator.collect(batch, run[index][1]))
         ]
-        for index, which in enumerate((plain, generator))
+        for index in range(2)
     )
     greedy = options.sampling().greedy
-    divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
+    divergences = _divergences(undrafted, plain_outputs, outputs, options) if greedy else []
     flat = [generation for group in outputs for generation in group]
+    gamma = options.gamma if speculative.pace is None else speculative.pace.typical_limit
     return Comparison(
         num_inputs=len(texts),
-        gamma=options.gamma,
+        gamma=gamma,
         temperature=options.temperature,
         verifier=options.verifier,
         plain_tokens=sum(len(g.output_ids) for group in plain_outputs for g in group),
@@ -184,7 +199,7 @@ def compare(
             generator.target,
             generator.draft,
             jnp.asarray(batches[0].tokens),
-            gamma=options.gamma,
+            gamma=gamma,
             max_decode_len=options.max_decode_len,
             settings=options.sampling(),
             verifier=options.make_verifier(),
@@ -195,31 +210,27 @@ def compare(
     )
 
 
-def _warm_up(generator: Generator, batches: list[Batch], options) -> list[float]:
+def _warm_up(run: Run, batches: list[Batch]) -> list[float]:
     """Compiles every shape; seconds of first run minus second, for each."""
     seconds, seen = [], set()
     for batch in batches:
         if batch.tokens.shape not in seen:
             seen.add(batch.tokens.shape)
-            first, _ = _timed(generator, batch, options)
-            second, _ = _timed(generator, batch, options)
+            first, _ = _timed(run, batch)
+            second, _ = _timed(run, batch)
             seconds.append(max(first - second, 0.0))
     return seconds
 
 
-def _timed_runs(plain: Generator, generator: Generator, batch: Batch, options) -> list:
+def _timed_runs(plain: Run, speculative: Run, batch: Batch) -> list:
     """Seconds and results: plain, speculative, and the set-up alone of either."""
     nothing = dataclasses.replace(batch, max_decode_steps=np.zeros_like(batch.max_decode_steps))
-    return [
-        _timed(which, inputs, options)
-        for inputs in (batch, nothing)
-        for which in (plain, generator)
-    ]
+    return [_timed(which, inputs) for inputs in (batch, nothing) for which in (plain, speculative)]
 
 
-def _timed(generator: Generator, batch: Batch, options):
+def _timed(run: Run, batch: Batch):
     start = time.perf_counter()
-    decoded = jax.block_until_ready(generator.decode(batch, options))
+    decoded = jax.block_until_ready(run.decode(batch))
     return time.perf_counter() - start, decoded
 
 

@@ -31,9 +31,10 @@ class EvaluationOptions(TaskOptions):
 
     # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
     data: str | None = None
-    source_column: int = 0
-    target_column: int = 1
-    num_columns: int = 2
+    # Of a .tsv; None is as usual (``data.tsv.read_pairs``).
+    source_column: int | None = None
+    target_column: int | None = None
+    num_columns: int | None = None
     # The same of JSON lines.
     source_field: str = "article"
     target_field: str = "highlights"
@@ -184,9 +185,9 @@ def evaluate(
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
     order = sorted(range(len(usable)), key=lambda place: len(usable[place][0]))
-    outputs, stats = [], []
+    outputs, stats, run = [], [], generator.run(options)
     for batch in generator.batches([usable[place][0] for place in order], options):
-        decoded = jax.device_get(generator.decode(batch, options))
+        decoded = jax.device_get(run.decode(batch))
         outputs += [group[0] for group in all_answered(generator.collect(batch, decoded))]
         stats.append(decoded.stats)
         progress(len(outputs), len(usable))

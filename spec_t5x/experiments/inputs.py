@@ -17,8 +17,9 @@ class InputOptions:
 
     # .tsv or .jsonl, gzipped or not.
     data: str | None = None
-    source_column: int = 1
-    num_columns: int = 3
+    # Of a .tsv; None is as usual (``data.tsv.read_pairs``).
+    source_column: int | None = None
+    num_columns: int | None = None
     # The same of JSON lines.
     source_field: str = "article"
     # Put before every source of a file; a task has its own.

@@ -7,24 +7,23 @@ process and after however many interruptions it is decoded.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import (
     Answer,
     Batch,
     GenerateOptions,
-    Generation,
     Generator,
+    Run,
     one_ahead,
 )
+from spec_t5x.inference import records
 from spec_t5x.inference.inputs import Item
 from spec_t5x.inference.placement import Placement
-from spec_t5x.inference.records import answer, refusal
+from spec_t5x.pace import Costs
 from spec_t5x.types import EOS_ID
 
 
@@ -51,6 +50,20 @@ class Tally:
         return self.advance / self.target_calls if self.target_calls else 1.0
 
 
+def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
+    """What some answers come to; ``searched`` where they are a beam search's."""
+    tally = Tally()
+    for answer in answers:
+        tally.inputs += 1
+        tally.errors += answer.error is not None
+        tally.tokens += sum(len(generation.output_ids) for generation in answer)
+        # A search's calls are for all of its hypotheses.
+        for generation in list(answer)[: 1 if searched else None]:
+            tally.target_calls += generation.target_calls
+            tally.advance += generation.target_calls * (generation.block_efficiency or 1.0)
+    return tally
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answerer:
     """A pair, its settings and its devices: inputs to lines of output."""
@@ -73,29 +86,27 @@ class Answerer:
             try:
                 prepared.append((item, self.ids(item)))
             except InputError as error:
-                lines[item.index] = refusal(item, str(error))
+                lines[item.index] = records.refusal(item, str(error))
         progress(Tally(inputs=len(lines), errors=len(lines)))
         for batch_items, outputs in self._decode(self._batches(prepared)):
-            failed = 0
             for item, found in zip(batch_items, outputs, strict=True):
-                if isinstance(found, InputError):
-                    failed += 1
-                    lines[item.index] = refusal(item, str(found))
+                if found.error is not None:
+                    lines[item.index] = records.refusal(item, str(found.error))
                 else:
-                    lines[item.index] = answer(item, found)
-            progress(self._tally([found for found in outputs if isinstance(found, list)]))
-            progress(Tally(inputs=failed, errors=failed))
+                    lines[item.index] = records.answer(item, found)
+            progress(tally_of(outputs, searched=self.options.beams > 0))
         return [lines[item.index] for item in items]
 
-    def _tally(self, outputs: Sequence[Sequence[Generation]]) -> Tally:
-        tally = Tally(inputs=len(outputs))
-        for generations in outputs:
-            tally.tokens += sum(len(g.output_ids) for g in generations)
-            # A search's calls are for all of its hypotheses.
-            for generation in generations[:1] if self.options.beams else generations:
-                tally.target_calls += generation.target_calls
-                tally.advance += generation.target_calls * (generation.block_efficiency or 1.0)
-        return tally
+    def costs(self, items: Sequence[Item]) -> Costs | None:
+        """What speculation costs for such inputs; None if none of them can be decoded."""
+        prepared = []
+        for item in items:
+            with contextlib.suppress(InputError):
+                prepared.append((item, self.ids(item)))
+        for _, batch in self._batches(prepared):
+            with self.placement.within(), _memory(self.options):
+                return self.generator.costs(batch, self.options)
+        return None
 
     def ids(self, item: Item) -> list[int]:
         """An input's ids, end of sequence included.
@@ -130,38 +141,29 @@ class Answerer:
             yield list(items), self.placement.batch(self._batch(items, ids))
 
     def _batch(self, items: Sequence[Item], ids: Sequence[list[int]]) -> Batch:
-        # As many keys for every batch: their number is part of the program.
-        places = np.zeros(self.options.batch_size, np.uint32)
-        places[: len(items)] = [item.index for item in items]
-        keys = _keys(np.uint32(self.options.seed), places)[: len(items)]
-        return self.generator.make_batch([item.text for item in items], ids, keys, self.options)
+        texts, places = [item.text for item in items], [item.index for item in items]
+        return self.generator.make_batch(texts, ids, places, self.options)
 
     def _decode(
         self, batches: Iterator[tuple[list[Item], Batch]]
     ) -> Iterator[tuple[list[Item], list[Answer]]]:
-        """Outputs of each batch. The device works on the next while one is written down."""
-        for items, waiting in one_ahead((items, self._start(batch)) for items, batch in batches):
+        """Outputs of each batch. The device works on the next while one is written down.
+
+        With gamma "auto" the pace of every shard starts anew: its bytes are the same
+        whenever it is decoded.
+        """
+        run = self.generator.run(self.options)
+        for items, waiting in one_ahead((items, self._start(run, b)) for items, b in batches):
             yield items, self._finish(waiting)
 
-    def _start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
+    def _start(self, run: Run, batch: Batch) -> Callable[[], Iterator[Answer]]:
         """Sets the device to work; the result is waited for by calling."""
-        generator, options = self.generator, self.options
-        with self.placement.within(), _memory(options):
-            if options.beams:
-                found = generator.search(batch, options)
-                return lambda: generator.collect_beams(batch, found, options)
-            decoded = generator.decode(batch, options)
-            return lambda: generator.collect(batch, decoded)
+        with self.placement.within(), _memory(self.options):
+            return run.start(batch)
 
     def _finish(self, waiting: Callable[[], Iterator[Answer]]) -> list[Answer]:
         with _memory(self.options):
             return list(waiting())
-
-
-@jax.jit
-def _keys(seed, places):
-    """A random key for each input, by its place among all."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ system's calls.
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,11 @@ from typing import Any
 
 import jax
 
+from spec_t5x.atomic import remove_unfinished
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.inference import locks
 from spec_t5x.inference.answering import Answerer
-from spec_t5x.inference.atomic import remove_unfinished
 from spec_t5x.inference.hosts import Hosts
 from spec_t5x.inference.inputs import Source, Survey, digest, read_shards, survey
 from spec_t5x.inference.manifest import NAME as MANIFEST_NAME
@@ -31,6 +32,7 @@ from spec_t5x.inference.options import InferOptions
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.progress import Progress
 from spec_t5x.inference.shards import (
+    COSTS,
     Shards,
     error_of,
     holds_answers,
@@ -38,6 +40,7 @@ from spec_t5x.inference.shards import (
     write,
 )
 from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.pace import Costs
 
 # Seconds between two looks at what the other processes have written.
 _POLL = 0.5
@@ -210,6 +213,8 @@ class _Run:
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
             if self.options.strict and self.hosts.index == 0:
                 self._check_all(answerer)
+        if self.decoding.gamma == AUTO and generator.draft is not None:
+            self._settle_costs(answerer, unfinished[0])
         self.hosts.part()
         mine = unfinished[self.hosts.index :: self.hosts.count]
         left = sum(len(shards.indices(shard)) for shard in unfinished)
@@ -223,6 +228,25 @@ class _Run:
                 )
             items = map(self.source.item, shards.indices(shard), raws)
             shards.write(shard, answerer.lines(list(items), self.progress.count))
+
+    def _settle_costs(self, answerer: Answerer, shard: int) -> None:
+        """What speculation costs, for all processes and all of the run the same.
+
+        Together with the inputs it decides how many tokens are drafted, and so the bytes.
+        """
+        path = self.directory / COSTS
+        with self.hosts.together():
+            if self.hosts.index == 0 and not path.exists():
+                ((_, raws),) = read_shards(self.source, self.options.shard_size, [shard])
+                size = self.options.shard_size
+                items = map(self.source.item, range(shard * size, (shard + 1) * size), raws)
+                costs = answerer.costs(list(items))
+                if costs is not None:
+                    content = json.dumps(dataclasses.asdict(costs)).encode() + b"\n"
+                    write(path, [content], COSTS)
+        with self.hosts.together():
+            if path.exists():
+                answerer.generator.assume(self.decoding, _read_costs(path))
 
     def _check_all(self, answerer: Answerer) -> None:
         """Every input can be decoded, for ``strict``."""
@@ -295,6 +319,13 @@ class _Run:
                     f"is {lost[0]}: see its message, and give the same command again"
                 )
             time.sleep(_POLL)
+
+
+def _read_costs(path: Path) -> Costs:
+    try:
+        return Costs.parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, InputError) as error:
+        raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
 
 
 @dataclasses.dataclass

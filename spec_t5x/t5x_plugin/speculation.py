@@ -28,6 +28,8 @@ def speculate(
     verifier: str = "block",
     lenience: float = 1.0,
     widths: tuple = (),
+    c: float | None = None,
+    position: float = 0.0,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
     """The same model, decoding with a draft.
 
@@ -40,6 +42,9 @@ def speculate(
       draft: what proposes (``t5x_plugin.drafts``).
       gamma: tokens proposed in each iteration; 0 is plain decoding.
       verifier, lenience, widths: which proposals to keep (``verifiers.verifier``).
+      c: time of a draft step in target steps. With it an iteration proposes as many tokens
+        as pay, ``gamma`` at most, and none where none pay (``pace.py``).
+      position: of one more position in the target's call, in the same unit.
 
     Raises:
       InputError: a model that decodes in a way of its own, or settings that do not fit.
@@ -53,7 +58,8 @@ def speculate(
             made = made_of.__new__(made_of)
             # Every attribute of the stock model, whatever built it.
             vars(made).update(vars(model))
-            made.set_up(draft, gamma, make_verifier(verifier, lenience=lenience, widths=widths))
+            chosen = make_verifier(verifier, lenience=lenience, widths=widths)
+            made.set_up(draft, gamma, chosen, c, position)
             return made
     raise InputError(
         f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "

@@ -19,6 +19,7 @@ from spec_t5x.draws import Stream, t5x_stream
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.outputs import Decoded
+from spec_t5x.pace import Costs, Pace
 from spec_t5x.t5x_plugin.decode_settings import SampleSettings
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.types import Array, Int, PyTree
@@ -40,6 +41,8 @@ class SpeculativeModel:
         draft: DraftSource,
         gamma: int = 7,
         verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+        c: float | None = None,
+        position: float = 0.0,
         **kwargs: Any,
     ):
         """As the stock model.
@@ -50,14 +53,24 @@ class SpeculativeModel:
           gamma: tokens proposed in each iteration; 0 is plain decoding.
           verifier: which proposals to keep (``verifiers.verifier``). With ``coupled`` a
             sampled text is that of the stock model, seed for seed.
+          c: time of a draft step in target steps. With it an iteration proposes as many
+            tokens as pay, ``gamma`` at most; every batch begins anew (``pace.py``).
+          position: of one more position in the target's call, in the same unit.
 
         Raises:
-          InputError: ``gamma`` below 0, or a network that cannot be run.
+          InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
         """
         super().__init__(*args, **kwargs)
-        self.set_up(draft, gamma, verifier)
+        self.set_up(draft, gamma, verifier, c, position)
 
-    def set_up(self, draft: DraftSource, gamma: int, verifier: Verifier | TreeVerifier) -> None:
+    def set_up(
+        self,
+        draft: DraftSource,
+        gamma: int,
+        verifier: Verifier | TreeVerifier,
+        c: float | None = None,
+        position: float = 0.0,
+    ) -> None:
         """What this model has beyond the stock one's attributes."""
         if gamma < 0:
             raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
@@ -65,6 +78,13 @@ class SpeculativeModel:
         self._draft = draft
         self._gamma = gamma
         self._verifier = verifier
+        if position and c is None:
+            raise InputError(f"position is {position} without c: give it too")
+        self._costs = None
+        if c is not None and gamma:
+            self._costs = Costs.by_formula(
+                c=c, position=position, largest=gamma, whole=isinstance(verifier, TreeVerifier)
+            )
 
     def _make_network(self) -> nn.Module:
         """The package's network of the sizes of ``self.module``."""
@@ -131,6 +151,7 @@ class SpeculativeModel:
             verifier=self._verifier,
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
+            pace=None if self._costs is None else Pace.start(self._costs),
         )
 
 

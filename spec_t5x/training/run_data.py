@@ -79,9 +79,10 @@ class DataOptions:
     directory: str  # the files' names are relative to it
     train_file: str
     dev_file: str | None = None
-    source_column: int = 0
-    target_column: int = 1
-    num_columns: int = 2
+    # None is as usual (``data.tsv.read_pairs``).
+    source_column: int | None = None
+    target_column: int | None = None
+    num_columns: int | None = None
     # Put before every source, as T5's tasks do ("summarize: ").
     source_prefix: str = ""
     # Of the texts that are written for the dev file's sources, where these are scored: a name
@@ -102,7 +103,7 @@ class DataOptions:
         metric_by_name(self.metric)
 
     @property
-    def columns(self) -> dict[str, int]:
+    def columns(self) -> dict[str, int | None]:
         """Keyword arguments for ``read_pairs``."""
         return {
             "source_column": self.source_column,

@@ -126,13 +126,12 @@ def written(
         options: sources of about one length are decoded together, which changes no text.
     """
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    keys = jax.random.split(jax.random.key(options.seed), options.batch_size)
     texts: dict[int, list[int]] = {}
     for start in range(0, len(order), options.batch_size):
         places = order[start : start + options.batch_size]
         # An empty source is one that says nothing.
         ids = [sources[place] or [EOS_ID] for place in places]
-        batch = generator.make_batch([""] * len(ids), ids, keys[: len(ids)], options)
+        batch = generator.make_batch([""] * len(ids), ids, places, options)
         outputs = all_answered(generator.collect(batch, generator.decode(batch, options)))
         for place, (output,) in zip(places, outputs, strict=True):
             texts[place] = output.output_ids

@@ -58,7 +58,7 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "data is None: give a file of pairs"),
+        ([], "no --data was given: give a file of pairs"),
         (["--data", "absent.tsv"], "absent.tsv"),
         (["text", "--data", "pairs.tsv"], "both TEXT and pairs.tsv were given"),
         (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
@@ -66,7 +66,7 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
         (["text", "--lenience", "0"], "lenience is 0.0"),
         (["text", "--top_p", "2"], "top_p is 2.0"),
         (["text", "--num_tokens", "0"], "num_tokens is 0"),
-        (["--data", "x", "--mixture_or_task", "y"], "data is 'x' and mixture_or_task 'y'"),
+        (["--data", "x", "--mixture_or_task", "y"], "--data is 'x' and --mixture_or_task 'y'"),
     ],
 )
 def test_mistakes_are_one_line(tiny_pair, capsys, arguments, message):

@@ -52,7 +52,7 @@ def test_drafts_are_the_default():
 def test_a_subject_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["benchmark", "neighbors"])
-    assert "choose from" in capsys.readouterr().err
+    assert "did you mean 'neighbours'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(SUBJECTS))

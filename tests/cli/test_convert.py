@@ -73,7 +73,7 @@ def test_types_and_overwriting(spec_t5x, tiny_pair, tmp_path):
 
 def test_mistakes_are_one_line(spec_t5x, tiny_pair, tmp_path):
     for arguments, expected in (
-        ((tiny_pair / "draft", tmp_path / "a", "--to", "onnx"), "invalid choice: 'onnx'"),
+        ((tiny_pair / "draft", tmp_path / "a", "--to", "onnx"), "there is no 'onnx': choose from"),
         ((tiny_pair / "absent", tmp_path / "a", "--to", "native"), "no directory"),
         ((tiny_pair / "draft", tmp_path / "a", "--to", "t5x"), "checkpoint_STEP"),
         ((tiny_pair / "draft", "/dev/null/a", "--to", "native"), "/dev/null"),

@@ -1,6 +1,7 @@
 """``spec-t5x generate`` and ``evaluate``: what they print, and what they refuse."""
 
 import dataclasses
+import gzip
 import io
 import itertools
 import json
@@ -20,15 +21,16 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+import spec_t5x
 from spec_t5x.checkpoints import native, weights
-from spec_t5x.cli.generate import Line, _stream
+from spec_t5x.cli.generate import _stream_one
 from spec_t5x.cli.main import main
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.decoding import Iteration
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.evaluation import evaluate
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "own_state")
@@ -87,10 +89,16 @@ def run(capsys):
 @pytest.fixture
 def generate(run, tiny_pair):
     """``generate(*arguments)`` with the tiny pair and its options."""
-    pair = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
+    usual = {
+        "--target": tiny_pair / "target",
+        "--draft": tiny_pair / "draft",
+        "--gamma": 3,
+        "--max_decode_len": 16,
+    }
 
     def run_generate(*arguments) -> Result:
-        return run("generate", *pair, "--gamma", 3, "--max_decode_len", 16, *arguments)
+        flags = [part for flag in usual.items() if flag[0] not in arguments for part in flag]
+        return run("generate", *flags, *arguments)
 
     return run_generate
 
@@ -182,7 +190,7 @@ def test_several_decodes_of_an_input_are_as_many_lines(generate):
     assert [o["output"] for o in objects] == lines
     for first in (0, 3):
         scores = [o["score"] for o in objects[first : first + 3]]
-        assert scores == sorted(scores)
+        assert scores == sorted(scores, reverse=True)
 
 
 def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, sampled):
@@ -218,19 +226,19 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     generate, greedy, monkeypatch, terminal
 ):
     """What is not finite is told by ``Generator``; here it finds nothing else to tell."""
-    answers, steps = Generator.answers, Generator.steps
+    collect, steps = Generator.collect, Generator.steps
     ill = InputError("not finite")
 
-    def some_answers(self, texts, options):
-        for text, answer in zip(texts, answers(self, texts, options), strict=True):
-            yield ill if text == TEXTS[1] else answer
+    def some(self, batch, decoded):
+        for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
+            yield Answer(error=ill) if text == TEXTS[1] else answer
 
     def some_steps(self, text, options, place):
         if text == TEXTS[1]:
             raise ill
         return (yield from steps(self, text, options, place))
 
-    monkeypatch.setattr(Generator, "answers", some_answers)
+    monkeypatch.setattr(Generator, "collect", some)
     monkeypatch.setattr(Generator, "steps", some_steps)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     result = generate(*TEXTS)
@@ -260,7 +268,7 @@ def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, 
             yield SimpleNamespace(appended=np.array([block]), num_appended=np.array([len(block)]))
 
     generator = SimpleNamespace(steps=steps, vocabulary=vocabulary)
-    _stream(generator, [Line(number=1, text="x")], OPTIONS)
+    _stream_one(generator, "x", OPTIONS, 0)
     assert capsys.readouterr().out == text + "\n"
 
 
@@ -479,7 +487,7 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("Es regnet. " * 20,), "the encoder takes 48"),
         (("x", "--max_source_len", 1), "max_source_len is 1"),
         (("x", "--gamma", -1), "gamma is -1"),
-        (("x", "--top_k", 3, "--top_p", 0.5), "top_k is 3 and top_p is 0.5"),
+        (("x", "--top_k", 3, "--top_p", 0.5), "--top_k is 3 and temperature 0"),
         (("x", "--temperature", "nan"), "temperature is nan"),
         (("x", "--seed", 2**64), str(2**64)),
         (("x", "--batch_size", 0), "batch_size is 0"),
@@ -510,7 +518,7 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
         (("--input", "/"), "/"),
-        (("--input", ""), "cannot read --input"),
+        (("--input", ""), "no file"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
     ],
 )
@@ -518,12 +526,75 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
     assert_refused(generate(*arguments), expected)
 
 
-def test_input_that_is_not_utf_8_is_refused(generate, tmp_path, monkeypatch):
-    path = tmp_path / "latin"
-    path.write_bytes("Straße\n".encode("latin-1"))
-    assert_refused(generate("--input", path), str(path), "not UTF-8")
+def test_a_line_that_is_not_utf_8_is_an_error_of_its_own(generate, greedy, tmp_path, monkeypatch):
+    path, (first, second, _) = tmp_path / "latin", TEXTS
+    path.write_bytes(f"{first}\nStra\xdfe\n{second}\n".encode("latin-1"))
+    expected = [greedy[0].output, "", greedy[1].output]
+    said = ["spec-t5x: line 2: byte 0xdf at column 5 is no UTF-8: mend the line"]
+    assert generate("--input", path) == Result(2, expected, said)
     with_stdin(monkeypatch, path.read_bytes())
-    assert_refused(generate(), "not UTF-8")
+    assert generate() == Result(2, expected, said)
+
+
+def test_a_file_may_be_gzipped_and_of_json_lines(generate, greedy, tmp_path):
+    objects = [{"id": n, "text": text} for n, text in enumerate(TEXTS)]
+    lines = "".join(json.dumps(each) + "\n" for each in objects).encode()
+    (tmp_path / "texts.jsonl").write_bytes(lines)
+    (tmp_path / "texts.txt.gz").write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+    named = lines.replace(b'"text"', b'"said"')
+    (tmp_path / "named.json").write_bytes(named)
+    expected = Result(0, outputs_of(greedy), [])
+    assert generate("--input", tmp_path / "texts.jsonl") == expected
+    assert generate("--input", tmp_path / "texts.txt.gz", "--batch_size", 2) == expected
+    assert generate("--input", tmp_path / "named.json", "--field", "said") == expected
+
+
+def test_lines_are_answered_before_standard_input_ends(program, greedy, tiny_pair):
+    command, env = program
+    with subprocess.Popen(
+        [*command, "--draft", str(tiny_pair / "draft")],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for text, generation in zip(TEXTS, greedy, strict=True):
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline().rstrip("\n") == generation.output
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+def test_what_nothing_uses_is_refused(generate, gin_file, run):
+    assert_refused(generate("x", "--top_p", 0.9), "--top_p is 0.9 and temperature 0")
+    assert_refused(generate("x", "--top_k", 3), "--top_k is 3 and temperature 0")
+    assert_refused(generate("x", "--gamma", 3, "--gamma", 3), "--gamma was given twice")
+    assert_refused(generate("x", "--gamma", 100), "--gamma is 100 and --max_decode_len 16")
+    assert_refused(generate("x", "--gin.GAMMA=6"), "nothing uses --gin.GAMMA")
+    assert_refused(
+        run("generate", "x", "--gin_file", gin_file, "--gin.GAMA=6"),
+        "nothing uses --gin.GAMA: did you mean --gin.GAMMA",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
+        (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
+        (("generate", "x", "--max_new_tokens", "9"), "unknown argument '--max_new_tokens'"),
+        (("benchmark", "neighbors"), "there is no 'neighbors', did you mean 'neighbours'?"),
+    ],
+)
+def test_the_likeliest_meant_is_named(run, arguments, expected):
+    assert_refused(run(*arguments), expected)
+
+
+def test_messages_speak_of_flags(generate, run):
+    assert_refused(generate("x" * 400), "raise --max_source_len, or pass --truncate")
+    assert run("--version").lines == [f"spec-t5x {spec_t5x.__version__}"]
 
 
 def test_a_terminal_with_nothing_to_say_is_told_what_to_give(generate, monkeypatch):
@@ -681,7 +752,9 @@ def test_evaluate_prints_its_figures_as_json(run, tiny_pair, generator, tmp_path
     limited = json.loads("\n".join(run(*command, *columns, "--limit", 2).lines))
     assert limited["num_pairs"] == 2
 
-    assert_refused(run(*command), "line 1: 3 columns, not 2", str(path))
+    # Of three columns the second and the third, unless others are named.
+    assert json.loads("\n".join(run(*command).lines)) == expected
+    assert_refused(run(*command, "--num_columns", 2), "line 1: 3 columns, not 2", str(path))
     assert_refused(run(*command, *columns, "--num_decodes", 2), "num_decodes is 2")
     assert_refused(run(*command, *columns, "--limit", -1), "limit is -1")
     assert_refused(run(*command[:-1], tmp_path / "absent"), str(tmp_path / "absent"))
@@ -700,7 +773,6 @@ def test_train_names_the_settings_that_nothing_binds(run, tmp_path, unchecked):
 def program(tiny_pair):
     """Arguments and environment of ``spec-t5x generate`` in a process of its own."""
     command = [sys.executable, "-m", "spec_t5x.cli.main", "generate"]
-    pair = ["--target", tiny_pair / "target", "--draft", tiny_pair / "draft"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
@@ -708,17 +780,20 @@ def program(tiny_pair):
         # As in this process, so that it finds the programs that were compiled here.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    return [*command, *map(str, pair), "--gamma", "3", "--max_decode_len", "16"], environment
+    command += ["--target", tiny_pair / "target", "--gamma", "3", "--max_decode_len", "16"]
+    return [*map(str, command)], environment
 
 
-def test_the_program_keeps_text_and_errors_apart(program, greedy):
+def test_the_program_keeps_text_and_errors_apart(program, greedy, tiny_pair):
     command, env = program
+    command = [*command, "--draft", str(tiny_pair / "draft")]
     result = subprocess.run(
         command, input="\n".join(["", *TEXTS]), env=env, capture_output=True, text=True
     )
     assert result.returncode == 2
     assert result.stdout.splitlines() == ["", *outputs_of(greedy)]
-    assert result.stderr == "spec-t5x: line 1: the text is empty: give at least one word\n"
+    said = [line for line in result.stderr.splitlines() if "compiling" not in line]
+    assert said == ["spec-t5x: line 1: the text is empty: give at least one word"]
 
 
 def test_the_program_shows_a_traceback_with_debug_only(program, tiny_pair):
@@ -735,11 +810,14 @@ def test_the_program_shows_a_traceback_with_debug_only(program, tiny_pair):
     assert (plain.stdout, debug.stdout) == ("", "")
 
 
-def test_the_program_streams_to_a_terminal(program, greedy):
+def test_the_program_streams_to_a_terminal(program, greedy, tiny_pair):
     command, env = program
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*command, *TEXTS], env=env, stdout=theirs, stderr=subprocess.PIPE
+        [*command, "--draft", str(tiny_pair / "draft"), *TEXTS],
+        env=env,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
     ) as process:
         os.close(theirs)
         shown = b""
@@ -750,7 +828,8 @@ def test_the_program_streams_to_a_terminal(program, greedy):
             pass
         errors = process.stderr.read()
     os.close(ours)
-    assert (process.returncode, errors) == (0, b"")
+    errors = [line for line in errors.splitlines() if b"compiling" not in line]
+    assert (process.returncode, errors) == (0, [])
     assert shown.decode().splitlines() == outputs_of(greedy)
 
 

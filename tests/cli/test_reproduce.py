@@ -93,11 +93,11 @@ def test_the_list_computes_nothing(reproduce, only):
         (("two", "--output", "x"), "two cannot be computed here: no GPU"),
         (
             ("one", "--output", "x", "--data_dir", "absent"),
-            "data_dir is absent, which is no directory: give one",
+            "--data_dir is absent, which is no directory: give one",
         ),
         (
             ("one", "--output", "x", "--data_dir", "."),
-            "data_dir is ., which holds no ende/dev.tsv.gz: give one that does, or leave it out "
+            "--data_dir is ., which holds no ende/dev.tsv.gz: give one that does, or leave it out "
             "for the texts of the package",
         ),
         (

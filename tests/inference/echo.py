@@ -1,16 +1,17 @@
 """A pair that answers at once, and runs of it."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generation, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, Run
 from spec_t5x.inference.inputs import file_source
 from spec_t5x.inference.options import InferOptions
 from spec_t5x.inference.run import infer
 from spec_t5x.types import EOS_ID
 
-OPTIONS = GenerateOptions(batch_size=2)
+OPTIONS = GenerateOptions(batch_size=2, gamma=4)
 
 
 class Echo(Generator):
@@ -20,19 +21,20 @@ class Echo(Generator):
         # No model: nothing of the parent's is called but what is overridden here.
         object.__setattr__(self, "max_source_len", 32)
         object.__setattr__(self, "target", None)
+        object.__setattr__(self, "draft", None)
 
     def tokenize(self, text, options):
         if len(text) >= self.max_source_len:
             raise InputError(f"the text has {len(text)} tokens: shorten it")
         return [*(3 + ord(character) % 100 for character in text), EOS_ID]
 
-    def decode(self, batch, options):
-        return batch
+    def run(self, options):
+        return Echoing(self, options)
 
     def collect(self, batch, decoded):
         width = decoded.tokens.shape[1]
         for text in batch.texts:
-            yield [
+            yield Answer(
                 Generation(
                     input=text,
                     output=f"{text} {width} {decode}",
@@ -41,8 +43,18 @@ class Echo(Generator):
                     target_calls=4,
                     block_efficiency=2.0,
                 )
-                for decode in range(2)
-            ]
+                for decode in reversed(range(2))
+            )
+
+
+class Echoing(Run):
+    """What ``Echo`` answers."""
+
+    def __post_init__(self):
+        """Of nobody's pace."""
+
+    def start(self, batch):
+        return functools.partial(self.generator.collect, batch, batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.inference.answering import Answerer, Tally, _keys
+from spec_t5x.generation import Answer, GenerateOptions, Generator, _keys
+from spec_t5x.inference.answering import Answerer, Tally
 from spec_t5x.inference.inputs import Item
 from spec_t5x.types import EOS_ID
 
@@ -40,10 +40,10 @@ def test_texts_are_those_of_generate(generator, change):
     lines = Answerer(generator=generator, options=options).lines(items(), tally.add)
     found = [json.loads(line) for line in lines]
     expected = list(generator.generate(TEXTS, options))
-    assert [line["output_ids"] for line in found] == [e[-1].output_ids for e in expected]
+    assert [line["output_ids"] for line in found] == [e[0].output_ids for e in expected]
     assert [line["input"] for line in found] == TEXTS
     np.testing.assert_allclose(
-        [line["score"] for line in found], [e[-1].score for e in expected], rtol=1e-4
+        [line["score"] for line in found], [e[0].score for e in expected], rtol=1e-4
     )
     for line, outputs in zip(found, expected, strict=True):
         decodes = line.get("decodes", [line])
@@ -55,7 +55,7 @@ def test_texts_are_those_of_generate(generator, change):
     if not options.beams:
         assert tally.block_efficiency == pytest.approx(tally.tokens / tally.target_calls)
         for line, outputs in zip(found, expected, strict=True):
-            efficiency = len(line["output_ids"]) / outputs[-1].target_calls
+            efficiency = len(line["output_ids"]) / outputs[0].target_calls
             assert line["block_efficiency"] == pytest.approx(efficiency)
     advance = sum(o.target_calls * o.block_efficiency for o in counted)
     assert tally.block_efficiency == pytest.approx(advance / tally.target_calls)
@@ -66,7 +66,7 @@ def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, mon
 
     def some(self, batch, decoded):
         for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
-            yield InputError("not finite") if text == TEXTS[2] else answer
+            yield Answer(error=InputError("not finite")) if text == TEXTS[2] else answer
 
     answerer, tally = Answerer(generator=generator, options=OPTIONS), Tally()
     expected = answerer.lines(items())
@@ -100,7 +100,7 @@ def test_ids_that_come_with_an_input_are_taken(generator):
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatch):
-    def full(self, batch, options):
+    def full(self, batch, options, pace):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
 
     monkeypatch.setattr(Generator, "decode", full)

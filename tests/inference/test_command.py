@@ -91,7 +91,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "input is None and mixture_or_task None: give one of them"),
+        ((), "no --input was given and --mixture_or_task None: give one of them"),
         (("--input", "-"), "input is standard input, which cannot be read again"),
         (("--input", "absent.txt"), "no file absent.txt: give --input"),
         (("--mixture_or_task", "no_such_task"), "no task or mixture 'no_such_task'"),
@@ -99,7 +99,10 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
             ("--mixture_or_task", "x", "--import", "no_such_module"),
             "cannot import the task module no_such_module",
         ),
-        (("--input", "x", "--process_count", "2"), "process_count 2 and process_index None: give"),
+        (
+            ("--input", "x", "--process_count", "2"),
+            "--process_index None: give",
+        ),
         (
             (*("--input", "x", "--coordinator_address", "localhost:1"),)
             + ("--process_count", "2", "--process_index", "2"),
@@ -125,7 +128,10 @@ def register(tmp_path, tiny_pair, name=None) -> str:
 
 def test_a_seqio_task_comes_with_its_own_ids_and_fields(run, tmp_path, tiny_pair, monkeypatch):
     seen = []
-    monkeypatch.setattr(Echo, "decode", lambda self, batch, _: seen.append(batch) or batch)
+    collect = Echo.collect
+    monkeypatch.setattr(
+        Echo, "collect", lambda self, *batch: seen.append(batch[0]) or collect(self, *batch)
+    )
     name = register(tmp_path, tiny_pair)
     status, found, _ = run("--mixture_or_task", name, "--split", "validation")
     assert status == 0
@@ -178,7 +184,7 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
     assert status == 0, said
     assert len(found) == 5
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
-    expected = {"max_decode_len": 9, "max_source_len": 20, "gamma": 4, "batch_size": 32}
+    expected = {"max_decode_len": 9, "max_source_len": 20, "gamma": "auto", "batch_size": 32}
     assert expected.items() <= settings.items()
     assert settings["draft"]["name"] == str(tiny_pair / "draft")
 

@@ -19,10 +19,10 @@ def test_a_line_for_each_input_in_order(runner):
     assert [line["index"] for line in lines] == list(range(11))
     assert [line["input"] for line in lines] == texts
     for line, text in zip(lines, texts, strict=True):
-        # T5X's fields, then those of ``generate --json``; the best output is the last.
+        # T5X's fields, then those of ``generate --json``; the best output is the first.
         assert list(line)[:3] == ["index", "inputs", "prediction"]
         assert line["inputs"] == {"inputs_pretokenized": text}
-        assert line["prediction"] == line["output"] == line["decodes"][1]["output"]
+        assert line["prediction"] == line["output"] == line["decodes"][0]["output"]
         assert line["output"].endswith(" 1") and len(line["decodes"]) == 2
         assert {"output_ids", "score", "target_calls", "accepted", "alpha"} <= set(line)
     assert sorted(runner.files()) == [
