@@ -258,6 +258,7 @@ class RelativeBias(nn.Module):
 
     def setup(self):
         self.rel_embedding = param_with_axes(
+            self,
             "rel_embedding",
             nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
             (self.num_heads, self.num_buckets),

@@ -132,6 +132,7 @@ class GPT(nn.Module):
         cfg = self.config
         init = nn.initializers.normal(stddev=_INIT_STDDEV)
         self.token_embedding = param_with_axes(
+            self,
             "token_embedding",
             init,
             (cfg.vocab_size, cfg.emb_dim),
@@ -139,6 +140,7 @@ class GPT(nn.Module):
             axes=("vocab", "embed"),
         )
         self.position_embedding = param_with_axes(
+            self,
             "position_embedding",
             init,
             (cfg.max_length, cfg.emb_dim),

@@ -41,6 +41,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
         kernel = param_with_axes(
+            self,
             "kernel",
             self.kernel_init,
             (inputs.shape[-1], self.features),
@@ -50,7 +51,7 @@ class Dense(nn.Module):
         bias = None
         if self.use_bias:
             init, axes = nn.initializers.zeros, self.kernel_axes[1:]
-            bias = param_with_axes("bias", init, (self.features,), jnp.float32, axes=axes)
+            bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
         if self.uses_kernels(inputs):
             (outputs,) = cpu_kernels.multiply(inputs, [kernel])
         elif self.dtype == "float32":
@@ -83,6 +84,7 @@ class Embed(nn.Module):
 
     def setup(self):
         self.embedding = param_with_axes(
+            self,
             "embedding",
             nn.initializers.normal(stddev=1.0),
             (self.num_embeddings, self.features),
@@ -140,7 +142,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
         scale = param_with_axes(
-            "scale", nn.initializers.ones, (inputs.shape[-1],), jnp.float32, axes=("embed",)
+            self, "scale", nn.initializers.ones, (inputs.shape[-1],), jnp.float32, axes=("embed",)
         )
         if _uses_kernels(self.dtype, inputs):
             return cpu_kernels.normalize(inputs, scale, self.epsilon)
@@ -159,8 +161,12 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
         shape = (inputs.shape[-1],)
-        scale = param_with_axes("scale", nn.initializers.ones, shape, jnp.float32, axes=("embed",))
-        bias = param_with_axes("bias", nn.initializers.zeros, shape, jnp.float32, axes=("embed",))
+        scale = param_with_axes(
+            self, "scale", nn.initializers.ones, shape, jnp.float32, axes=("embed",)
+        )
+        bias = param_with_axes(
+            self, "bias", nn.initializers.zeros, shape, jnp.float32, axes=("embed",)
+        )
         if _uses_kernels(self.dtype, inputs):
             normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=True)
             return normed + _along_last_axis(bias, inputs.ndim)

@@ -8,22 +8,47 @@ in the older way: there the parameters' shardings decide, and XLA carries them o
 
 from collections.abc import Callable, Sequence
 
+import flax.linen as nn
 import flax.linen.partitioning as flax_partitioning
 import jax
+import jax.numpy as jnp
+from flax.core import meta
+from flax.errors import ScopeParamShapeError
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
 from spec_t5x.types import Array
 
 
-def param_with_axes(name: str, init: Callable[..., Array], *args, axes: Sequence[str]) -> Array:
-    """A parameter of the current module, its axes declared in ``params_axes``.
+def param_with_axes(
+    module: nn.Module,
+    name: str,
+    init: Callable[..., Array],
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *,
+    axes: Sequence[str],
+) -> Array:
+    """A parameter of a module, its axes declared in ``params_axes``.
 
     As Flax's function of this name, which would also have heads that the mesh does not
-    divide sharded unevenly.
+    divide sharded unevenly, and which traces ``init`` for the shape of every parameter that is
+    there: 40 % of what tracing a decoding loop takes.
+
+    Raises:
+      flax.errors.ScopeParamShapeError: the parameter that is there has another shape.
     """
-    with flax_partitioning.axis_rules(()):
-        value = flax_partitioning.param_with_axes(name, init, *args, axes=tuple(axes))
+    if module.has_variable("params", name) and not module.is_mutable_collection("params_axes"):
+        value = meta.unbox(module.get_variable("params", name))
+        if jnp.shape(value) != tuple(shape):
+            path = "/".join(module.path)
+            raise ScopeParamShapeError(name, path, jnp.shape(value), tuple(shape))
+    else:
+        with flax_partitioning.axis_rules(()):
+            value = flax_partitioning.param_with_axes(
+                name, init, shape, dtype, axes=tuple(axes), module=module
+            )
     return constrain(value, axes)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 
 from spec_t5x.models.gpt import GPT
 from spec_t5x.models.layers import LayerNorm, RMSNorm
@@ -63,3 +64,8 @@ def test_norms_take_plain_means_away_from_a_cpu(norm, monkeypatch):
         jax.make_jaxpr(lambda *args: norm.apply(*args))(variables, inputs)
     )
     np.testing.assert_allclose(norm.apply(variables, inputs), on_a_cpu, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_of_another_shape_is_refused():
+    with pytest.raises(ScopeParamShapeError, match=r'"scale".* shape \(5,\)'):
+        RMSNorm(dtype="float32").apply({"params": {"scale": jnp.ones(5)}}, jnp.ones((2, 4)))
