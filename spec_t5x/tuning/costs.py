@@ -1,10 +1,10 @@
 """What an iteration costs here, in plain steps: measured with the program that decodes.
 
-One program does all: the paced loop with the limit forced to 0, 1, 2, 4 … drafts. Its time
-for a few tokens and for a single iteration, by the iterations that lie between, is what an
-iteration takes, its overhead included; between the limits that are timed lies a straight
-line. It takes about a second once the program is compiled, which decoding needs anyway, and
-is remembered for the machine, the models and the settings.
+One program does all: the paced loop with the limit forced to 0, 1, 4 and 8 drafts. Its time
+for a few tokens less that for a single iteration, by the iterations that lie between, is what
+an iteration takes, its overhead included; between the limits that are timed lies a straight
+line. It takes two or three seconds once the program is compiled, which decoding needs anyway,
+and is remembered for the machine, the models and the settings.
 """
 
 import dataclasses
@@ -31,11 +31,17 @@ log = logging.getLogger(__name__)
 Decode = Callable[[Pace, int], Decoded]
 
 # Seconds of timing, compilation apart.
-BUDGET = 2.0
-# Rounds at least and at most; the median counts.
-_ROUNDS = (2, 9)
-# Seconds that one timing should take: a hundred times what the clock and dispatch add.
-_LONG_ENOUGH = 0.03
+BUDGET = 2.5
+# The shortest time counts: whatever else the machine does makes times longer, never shorter.
+_MOST_ROUNDS = 9
+# Seconds that the steps of a timing should take: hundreds of times what the clock and dispatch
+# add, and half of what comes before the first step. Plain ones, by which all are divided, twice
+# that.
+_LONG_ENOUGH = 0.05
+_OF_THE_SET_UP = 0.5
+# Before anything is known: what a draft adds to an iteration, in plain steps, and the tokens
+# that an iteration brings.
+_EXPECTED_COST, _EXPECTED_TOKENS = 0.4, 1.5
 # A tree grows with its depth: none is deeper, nor larger.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
@@ -90,20 +96,18 @@ def measure(
       budget: seconds of timing, compilation apart.
       clock: seconds from any time on.
     """
-    between = () if whole else (1, 2, 4)
-    limits = [0, *(limit for limit in between if limit < largest), largest]
+    limits = [limit for limit in (() if whole else (1, 4)) if limit < largest] + [largest]
     timer = _Timer(decode, largest, clock)
     # Compiles.
     timer.run(0, 1)
-    seconds, calls = timer.run(0, 1 + 2 * (largest + 1))
-    # Tokens that make a timing long enough, and yet leave time for the fewest rounds.
-    wanted = min(_LONG_ENOUGH, budget / (_ROUNDS[0] * 2 * len(limits)))
-    more = math.ceil(min(max(wanted * calls / max(seconds, 1e-9), 2), 64))
-    rounds, begun = [], clock()
-    while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and clock() - begun < budget):
-        # One iteration, and several.
-        lengths = [(limit, (1, 1 + more * (limit + 1))) for limit in limits]
-        rounds.append([[timer.run(limit, n) for n in tokens] for limit, tokens in lengths])
+    begun = clock()
+    # One step, plain and with drafts, and several of every limit.
+    timings = [(0, 1), (limits[0], 1), *timer.lengths([0, *limits])]
+    rounds = []
+    while len(rounds) < _MOST_ROUNDS:
+        rounds.append([timer.run(limit, tokens) for limit, tokens in timings])
+        if (clock() - begun) * (1 + 1 / len(rounds)) > budget:
+            break
     return _costs(limits, np.asarray(rounds, np.float64))
 
 
@@ -122,24 +126,43 @@ class _Timer:
         counted = jax.device_get(decoded.pace)
         return seconds, int(counted.plain_steps + counted.iterations)
 
+    def lengths(self, limits: list[int]) -> list[tuple[int, int]]:
+        """Each limit with the tokens after which its steps have taken long enough."""
+        set_up, _ = self.run(0, 1)
+        seconds, calls = self.run(0, 9)
+        step = max((seconds - set_up) / max(calls - 1, 1), 1e-6)
+        wanted = max(_LONG_ENOUGH, _OF_THE_SET_UP * set_up) / step
+
+        def tokens(limit: int) -> int:
+            steps = min(max(wanted / (1 + _EXPECTED_COST * limit), 3), 32)
+            brought = steps * (_EXPECTED_TOKENS if limit else 2)
+            # More than the first iteration may bring.
+            return 1 + math.ceil(max(brought, limit + 2))
+
+        return [(limit, tokens(limit)) for limit in limits]
+
 
 def _costs(limits: list[int], rounds: np.ndarray) -> Costs:
-    """From seconds and calls ``[round, limit, short or long, seconds and calls]``."""
-    (short, long), calls = np.moveaxis(np.median(rounds[..., 0], axis=0), 1, 0), rounds[0, :, :, 1]
-    steps = (long - short) / np.maximum(calls[:, 1] - calls[:, 0], 1)
-    plain = max(steps[0], 1e-9)
-    # An iteration does all that a plain step does.
+    """From seconds and calls ``[round, timing, seconds and calls]``.
+
+    The timings are one plain step, one iteration, several plain steps, and several iterations
+    of each of the limits.
+    """
+    seconds, calls = np.min(rounds[..., 0], axis=0), rounds[0, :, 1]
+    one_step, one_iteration = seconds[:2]
+    plain = max((seconds[2] - one_step) / max(calls[2] - 1, 1), 1e-9)
+    first = (seconds[3] - one_iteration) / max(calls[3] - 1, 1)
+    steps = (seconds[3:] - (one_iteration - first)) / calls[3:]
+    # An iteration does all that a plain step does, and one with more drafts no less.
     timed = np.maximum(np.maximum.accumulate(steps / plain), 1.0)
     # One iteration and the draft's prefill, beside one plain step.
-    prefill = (short[1:] - short[0]) / plain - (timed[1:] - 1)
+    prefill = max(float((one_iteration - one_step) / plain - (timed[0] - 1)), 0.0)
     largest = limits[-1]
-    if len(limits) == 2 and largest > 1:
+    if len(limits) == 1 and largest > 1:
         # A tree: all of it, or nothing.
         between = [math.inf] * (largest - 1)
-        iteration = (1.0, *between, float(timed[-1]))
-    else:
-        # An empty proposal lies on the line of the first two.
-        empty = max(1.0, 2 * timed[1] - timed[2]) if largest > 1 else 1.0
-        points = np.interp(np.arange(1, largest + 1), limits[1:], timed[1:])
-        iteration = (min(empty, float(timed[1])), *points.tolist())
-    return Costs(iteration=iteration, prefill=max(float(np.median(prefill)), 0.0))
+        return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill)
+    points = np.interp(np.arange(1, largest + 1), limits, timed)
+    # An empty proposal lies on the line of the first two.
+    empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
+    return Costs(iteration=(min(empty, points[0]), *points.tolist()), prefill=prefill)

@@ -30,7 +30,7 @@ class Store:
     @classmethod
     def of_user(cls) -> "Store":
         """The one beside the compiled programs."""
-        return cls(user_cache() / "tuning")
+        return cls(user_cache() / "costs")
 
     def load(self, key: Mapping[str, Any]) -> Costs | None:
         """The costs for ``key``; None if there are none, or they cannot be read."""

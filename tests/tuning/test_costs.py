@@ -68,7 +68,7 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
 
     caplog.set_level("INFO")
     for _ in range(2):
-        found = remembered({"a": 1}, measured, Store(tmp_path / "tuning"))
+        found = remembered({"a": 1}, measured, Store(tmp_path / "costs"))
         assert found == Costs(iteration=(1.0, 1.5))
     assert len(calls) == 1
     assert "measured in 0.0 s what speculation costs here, and will remember it" in caplog.text

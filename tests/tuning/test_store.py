@@ -15,7 +15,7 @@ KEY = {"target": "abc", "settings": {"temperature": 0.0, "widths": (3, 2)}}
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    return Store(tmp_path / "cache" / "tuning")
+    return Store(tmp_path / "cache" / "costs")
 
 
 def file_of(store: Store) -> Path:
@@ -67,13 +67,13 @@ def test_bytes_that_are_no_text_are_as_good_as_none(store):
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path):
     (tmp_path / "file").touch()
-    trouble = Store(tmp_path / "file" / "tuning").save(KEY, COSTS)
+    trouble = Store(tmp_path / "file" / "costs").save(KEY, COSTS)
     assert "not remembered" in trouble and "cannot be written" in trouble
 
 
 def test_the_users_store_is_beside_the_compiled_programs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Store.of_user().directory == tmp_path / "spec_t5x" / "tuning"
+    assert Store.of_user().directory == tmp_path / "spec_t5x" / "costs"
 
 
 def test_of_two_writers_one_is_whole_at_any_moment(store):
