@@ -36,15 +36,19 @@ import math
 from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Bool, Float32, Int
 
 # The most that is ever drafted for an iteration: what a chain pays for at high acceptance.
 MAX_LIMIT = 8
-# Iterations whose loss the tolerance need not have earned.
+# Iterations whose loss the tolerance need not have earned: of one row, and of very many, each of
+# which shows something of the draft.
 _START = 4.0
+_START_OF_MANY = 2.0
 # What speculation may lose in the long run, as a share of the tokens written.
 TOLERANCE = 0.01
 # The most that the balance holds, in plain steps.
@@ -152,9 +156,8 @@ class Pace:
     # that the tolerance has not earned yet.
     balance: Float32[Array, ""]
     advance: Float32[Array, ""]
-    # The best limit from 1; tokens(g) / cost(g) there; whether it is being tried once more.
-    best: Int[Array, ""]
-    factor: Float32[Array, ""]
+    # tokens(g) / cost(g) of the limits from 1; whether the best is being tried once more.
+    factors: Float32[Array, "gamma"]
     looking: Bool[Array, ""]
     # The limit whatever pays, for measuring what it costs; no text then ends before its
     # longest length. -1 for none.
@@ -166,38 +169,28 @@ class Pace:
 
     @classmethod
     def start(
-        cls, costs: Costs, *, tolerance: float = TOLERANCE, forced: int | None = None
+        cls,
+        costs: Costs,
+        *,
+        rows: int = 1,
+        tolerance: float = TOLERANCE,
+        forced: int | None = None,
     ) -> "Pace":
         """Before anything was decoded.
 
         Args:
           costs: of the draft.
+          rows: sequences that are decoded together.
           tolerance: what looking for better texts may cost, as a share of the tokens.
           forced: the limit of every iteration, whatever pays: to measure costs.
         """
-        zeros, zero = jnp.zeros(costs.largest, jnp.float32), jnp.float32(0)
-        pace = cls(
-            costs=jnp.asarray(costs.iteration, jnp.float32),
-            prefill=jnp.float32(costs.prefill),
-            tolerance=jnp.float32(tolerance),
-            accepted=zeros,
-            reached=zeros,
-            offered=zeros,
-            asked=zeros,
-            length=jnp.float32(_TYPICAL_LENGTH),
-            written=zero,
-            balance=zero,
-            advance=zero,
-            best=jnp.int32(1),
-            factor=zero,
-            looking=jnp.asarray(False),
-            forced=jnp.int32(-1 if forced is None else forced),
-            plain_steps=jnp.int32(0),
-            iterations=jnp.int32(0),
-            drafted=jnp.int32(0),
-        )._decided()
-        start = jnp.minimum(pace.prefill + _START * pace._worst, CAP)
-        return pace.replace(balance=start, advance=start)
+        return _start(
+            np.asarray(costs.iteration, np.float32),
+            np.float32(costs.prefill),
+            np.float32(_START_OF_MANY + (_START - _START_OF_MANY) / rows),
+            np.float32(tolerance),
+            np.int32(-1 if forced is None else forced),
+        )
 
     @property
     def largest(self) -> int:
@@ -229,10 +222,16 @@ class Pace:
         Args:
           before: what has to be paid before, for the draft to be ready.
         """
-        gain = (1 - 1 / jnp.maximum(self.factor, 1e-3)) * jnp.maximum(self.length - self.written, 1)
-        pays = (self.factor > 1 + _MARGIN) & (gain > before)
-        chosen = (pays | self.looking) & (before + self._worst <= self.balance)
-        return jnp.where(self.is_forced, self.forced, jnp.where(chosen, self.best, 0))
+        # With little left, fewer drafts than are best.
+        affordable = before + self.costs[1:] - 1 <= self.balance
+        factors = jnp.where(affordable, self.factors, 0.0)
+        best = jnp.argmax(factors)
+        factor = factors[best]
+        gain = (1 - 1 / jnp.maximum(factor, 1e-3)) * jnp.maximum(self.length - self.written, 1)
+        pays = (factor > 1 + _MARGIN) & (gain > before)
+        chosen = pays | (self.looking & jnp.any(affordable))
+        limit = jnp.where(chosen, best.astype(jnp.int32) + 1, 0)
+        return jnp.where(self.is_forced, self.forced, limit)
 
     def new_batch(self) -> "Pace":
         """Before the first step of a batch."""
@@ -311,14 +310,12 @@ class Pace:
         if varies:
             often = (self.offered + _WEIGHT) / (self.asked + _WEIGHT)
             cost = self.costs[0] + jnp.cumsum(often * jnp.diff(self.costs))
-        factors = tokens / cost
-        best = jnp.argmax(factors)
-        return self.replace(best=best.astype(jnp.int32) + 1, factor=factors[best])
+        return self.replace(factors=tokens / cost)
 
     @property
     def _worst(self) -> Float32[Array, ""]:
-        """What the next iteration loses, should all drafts be refused."""
-        return self.costs[self.best] - 1
+        """What an iteration of the best limit loses, should all drafts be refused."""
+        return self.costs[1 + jnp.argmax(self.factors)] - 1
 
     @property
     def _can_pay(self) -> Bool[Array, ""]:
@@ -332,3 +329,36 @@ def _products(rates: Float32[Array, "gamma"]) -> Float32[Array, "gamma gamma"]:
     up_to = places[None, :] <= places[:, None]
     reach = jnp.prod(jnp.where(up_to, rates[None, :], 1.0), axis=1)
     return jnp.where(up_to, reach[None, :], 0.0)
+
+
+# One program: each of its operations would be one otherwise.
+@jax.jit
+def _start(
+    costs: Float32[Array, "limits"],
+    prefill: Float32[Array, ""],
+    looks: Float32[Array, ""],
+    tolerance: Float32[Array, ""],
+    forced: Int[Array, ""],
+) -> Pace:
+    zeros, zero = jnp.zeros(costs.shape[0] - 1, jnp.float32), jnp.float32(0)
+    pace = Pace(
+        costs=costs,
+        prefill=prefill,
+        tolerance=tolerance,
+        accepted=zeros,
+        reached=zeros,
+        offered=zeros,
+        asked=zeros,
+        length=jnp.float32(_TYPICAL_LENGTH),
+        written=zero,
+        balance=zero,
+        advance=zero,
+        factors=zeros,
+        looking=jnp.asarray(False),
+        forced=forced,
+        plain_steps=jnp.int32(0),
+        iterations=jnp.int32(0),
+        drafted=jnp.int32(0),
+    )._decided()
+    start = jnp.minimum(pace.prefill + looks * pace._worst, CAP)
+    return pace.replace(balance=start, advance=start)

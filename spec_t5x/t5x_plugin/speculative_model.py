@@ -151,7 +151,7 @@ class SpeculativeModel:
             verifier=self._verifier,
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
-            pace=None if self._costs is None else Pace.start(self._costs),
+            pace=None if self._costs is None else Pace.start(self._costs, rows=starts.size),
         )
 
 
