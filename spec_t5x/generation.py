@@ -131,13 +131,13 @@ class GenerateOptions:
             raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
         if self.max_source_len is not None and self.max_source_len < 2:
             raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
+        self.sampling()
         for name in ("top_k", "top_p"):
             if getattr(self, name) > 0 and not self.temperature:
                 raise InputError(
                     f"{name} is {getattr(self, name)} and temperature 0, which takes the likeliest "
                     f"token: give a temperature, or leave {name} out"
                 )
-        self.sampling()
         self.make_verifier()
         self._check_beams()
 
@@ -507,7 +507,9 @@ class Generator:
         if self.draft is None:
             return None
         costs = self.costs(batch, options)
-        return None if math.isinf(costs.needed) else Pace.start(costs)
+        if math.isinf(costs.needed):
+            return None
+        return Pace.start(costs, rows=options.batch_size * options.num_decodes)
 
     def run(self, options: GenerateOptions) -> "Run":
         """Decodes batch after batch: with gamma "auto" each at the pace of those before it."""
@@ -724,6 +726,10 @@ class Run:
     # With gamma "auto": of the batch decoded last, on the device; None before the first one,
     # and where no draft can pay.
     pace: Pace | None = None
+    # Of the sources that were decoded at a pace: each has a program of its own.
+    _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
+    # The pace that was last looked at, and whether it takes plain steps.
+    _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
 
     def __post_init__(self):
         if self.pace is None and self.repeats:
@@ -740,7 +746,25 @@ class Run:
         if options.beams:
             found = generator.search(batch, options)
             return functools.partial(generator.collect_beams, batch, found, options)
-        return functools.partial(generator.collect, batch, self.decode(batch))
+        decoded = self._without_the_draft(batch) or self.decode(batch)
+        return functools.partial(generator.collect, batch, decoded)
+
+    def _without_the_draft(self, batch: Batch) -> Decoded | None:
+        """Plain decoding where that is what the pace would do, in a program still to be made.
+
+        To trace and load one with the draft takes seconds more than one without.
+        """
+        shape = batch.tokens.shape
+        if self.pace is not None and shape not in self._shapes and self._is_plain():
+            return self.generator.plain().decode(batch, self.options)
+        self._shapes.add(shape)
+        return None
+
+    def _is_plain(self) -> bool:
+        """Whether the pace would take a plain step; waits for the batch that it is of."""
+        if self._judged[0] is not self.pace:
+            self._judged = self.pace, not _limit(self.pace)
+        return self._judged[1]
 
     def decode(self, batch: Batch) -> Decoded:
         """``Generator.decode`` at this run's pace."""
@@ -842,6 +866,9 @@ def _options(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
         if name not in known:
             raise InputError(f"there is no option {name!r}: choose from {', '.join(known)}")
     return dataclasses.replace(options, **changes)
+
+
+_limit = jax.jit(Pace.limit)
 
 
 @jax.jit

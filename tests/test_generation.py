@@ -18,6 +18,7 @@ from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.decoding import DecodeStats
 from spec_t5x.distributions import sampling
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import comparison as comparison_lib
 from spec_t5x.experiments.comparison import compare
@@ -271,6 +272,20 @@ def test_where_no_acceptance_pays_the_draft_is_left_out_and_it_is_said(generator
     assert outputs[0].proposed is None
     assert "which no acceptance pays for" in which.run(auto).verdict
     assert "comes to 0" in message_of(compare, which, TEXTS[:1], auto)
+
+
+def test_a_program_with_the_draft_is_made_only_where_it_pays(generator, greedy_alone):
+    auto = options(gamma="auto")
+    hopeless = generator.with_draft(UniformDraft(generator.target.vocab_size))
+    hopeless.assume(auto, Costs.by_formula(c=0.9, position=0.05))
+    answers = list(hopeless.generate([*TEXTS, LONGER, TEXTS[0]], auto))
+    # Lengths of their own have programs of their own; the shorter ones' was there.
+    assert [answer[0].proposed is None for answer in answers] == [False] * 5 + [True, False]
+    expected = [greedy_alone[text][0].output for text in (*TEXTS, LONGER, TEXTS[0])]
+    assert texts_of(answers) == expected
+    useful = dataclasses.replace(generator)
+    useful.assume(auto, Costs.by_formula(c=0.0))
+    assert all(answer[0].proposed for answer in useful.generate([*TEXTS, LONGER], auto))
 
 
 def test_a_bucket_holds_its_source_and_the_limit_holds_the_bucket():
