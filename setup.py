@@ -75,6 +75,8 @@ setup(
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
+            # Tables of the README, from what benchmarks/ holds.
+            "tabulate>=0.9,<1",
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",

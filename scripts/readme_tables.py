@@ -10,6 +10,7 @@ A table stands between two comments, of which the first names its kind and its f
 """
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -17,15 +18,42 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.experiments import objectives
+from tabulate import tabulate
+
+from spec_t5x.experiments import objectives, pacing
 from spec_t5x.experiments.neighbours import tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
 
+
+def synthetic(values: Mapping[str, Any]) -> str:
+    """Measured speed-ups at real size, beside what the paper measured."""
+    headers = ("task", "draft", "temp.", "gamma", "alpha", "c", "T(verify)", "block efficiency")
+    rows = [
+        [row["row"]["paper"]["task"], row["row"]["draft"], f"{row['row']['temperature']:g}"]
+        + [row["row"]["gamma"], row["row"]["alpha"], f"{row['c']:.3f}"]
+        + [f"{row['verification_cost']:.2f}", f"{row['block_efficiency']:.2f}"]
+        + [f"**{row['speed_up']:.2f}**", f"{row['loop_speed_up']:.2f}"]
+        + [row["row"]["paper"]["measured"]]
+        for row in values["rows"]
+    ]
+    headers += ("speed-up", "loop alone", "the paper's, TPU-v4")
+    return tabulate(rows, headers, "pipe", disable_numparse=True)
+
+
+def paces(values: Mapping[str, Any]) -> str:
+    """Gamma auto beside plain decoding and fixed gammas."""
+    names = [field.name for field in dataclasses.fields(pacing.Row)]
+    rows = [pacing.Row(**{name: row[name] for name in names}) for row in values["rows"]]
+    return pacing.table(rows)
+
+
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "neighbours": lambda values: tables.short(values["groups"], values["machine"]),
+    "pacing": paces,
+    "synthetic": synthetic,
     "objectives": lambda values: objectives.table_of(values["rows"]),
 }
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
