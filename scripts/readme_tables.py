@@ -45,7 +45,12 @@ def synthetic(values: Mapping[str, Any]) -> str:
 def paces(values: Mapping[str, Any]) -> str:
     """Gamma auto beside plain decoding and fixed gammas."""
     names = [field.name for field in dataclasses.fields(pacing.Row)]
-    rows = [pacing.Row(**{name: row[name] for name in names}) for row in values["rows"]]
+    rows = []
+    for kept in values["rows"]:
+        # JSON has neither tuples nor numbers as keys.
+        fixed = {int(gamma): seconds for gamma, seconds in kept["fixed_seconds"].items()}
+        row = {name: kept[name] for name in names}
+        rows.append(pacing.Row(**row | {"costs": tuple(kept["costs"]), "fixed_seconds": fixed}))
     return pacing.table(rows)
 
 

@@ -67,6 +67,35 @@ def test_the_users_cache_is_bounded(tmp_path):
     assert sum(path.stat().st_size for path in kept) <= 6000
 
 
+COMPILE = """
+import jax
+from spec_t5x import compilation_cache
+compilation_cache._A_MOMENT = {moment}
+compilation_cache.enable()
+compilation_cache.announce(print)
+for number in range(2):
+    jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [(0.0, ["compiling for these models and shapes, which is done once (kept in {cache})"])]
+    + [(60.0, [])],
+    ids=["long", "short"],
+)
+def test_it_is_said_once_that_a_program_is_compiled(tmp_path, moment, said):
+    cache = tmp_path / "own"
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE.format(moment=moment)],
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.splitlines() == [line.format(cache=cache) for line in said]
+
+
 @pytest.fixture
 def caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))

@@ -180,8 +180,10 @@ def no_bindings(monkeypatch):
 
 
 def bind(path: Path) -> None:
-    """Parses a file with a dummy for each macro that its header lists."""
-    flags = [f"--gin.{macro}='dummy_{macro}'" for macro in read_header(path).macros]
+    """Parses a file with its command's flags, and a dummy for each macro that its header lists."""
+    header = read_header(path)
+    flags = [word for word in header.command if word.startswith("--gin.")]
+    flags += [f"--gin.{macro}='dummy_{macro}'" for macro in header.macros]
     parse_gin([str(path)], flags)
 
 

@@ -99,3 +99,41 @@ def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
     path = write(tmp_path / "mine.gin", "A = %gin.REQUIRED\nB = %A  # %COMMENT\nC = '%TEXT'")
     parse_gin([str(path)], ["--gin.A='x'"])
     assert macro("A") == "x"
+
+
+@pytest.mark.parametrize(
+    "value", ["dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv", "gs://bucket/run", "some:task"]
+)
+def test_a_path_needs_no_quotes(tmp_path, value):
+    path = write(tmp_path / "mine.gin", "B = %A")
+    parse_gin([str(path)], [f"--gin.A={value}"])
+    assert macro("A") == value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("'x'", "x"), ("6", 6), ("None", None), ("True", True), ("1e-3", 1e-3), ("(1, 2)", (1, 2))],
+)
+def test_what_gin_understands_is_left_as_it_is(tmp_path, value, expected):
+    path = write(tmp_path / "mine.gin", "B = %A")
+    parse_gin([str(path)], [f"--gin.A={value}"])
+    assert macro("A") == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--gin.GAMA=6", "nothing uses --gin.GAMA: did you mean --gin.GAMMA"),
+        ("--gin.COLOUR=6", "nothing uses --gin.COLOUR: leave it out"),
+    ],
+)
+def test_a_macro_that_nothing_uses_is_refused(tmp_path, flag, message):
+    path = write(tmp_path / "mine.gin", "B = %GAMMA  # not %COLOUR\nGAMMA = 4")
+    with pytest.raises(InputError, match=message):
+        parse_gin([str(path)], [flag])
+
+
+def test_a_flag_may_use_a_macro_of_another_flag(tmp_path):
+    path = write(tmp_path / "mine.gin", "B = %A\nA = 1")
+    parse_gin([str(path)], ["--gin.A=%C", "--gin.C=5"])
+    assert macro("C") == 5

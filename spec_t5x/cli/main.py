@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
     flags = _flags(parser, args.command)
+    # TensorFlow reads data and writes TensorBoard's files, and speaks of GPUs it does not need.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
     _show_log()
     try:

@@ -487,7 +487,10 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("Es regnet. " * 20,), "the encoder takes 48"),
         (("x", "--max_source_len", 1), "max_source_len is 1"),
         (("x", "--gamma", -1), "gamma is -1"),
-        (("x", "--top_k", 3, "--top_p", 0.5), "--top_k is 3 and temperature 0"),
+        (
+            ("x", "--top_k", 3, "--top_p", 0.5),
+            "--top_k is 3 and --top_p is 0.5: set one",
+        ),
         (("x", "--temperature", "nan"), "temperature is nan"),
         (("x", "--seed", 2**64), str(2**64)),
         (("x", "--batch_size", 0), "batch_size is 0"),

@@ -66,7 +66,7 @@ def test_iterations_drafts_and_verifications_are_measured(tiny_pair):
 
 @pytest.mark.parametrize(
     ("decoding", "message"),
-    [({"gamma": 0}, "gamma is 0"), ({"verifier": "tree"}, "verifier is 'tree'")],
+    [({"gamma": 0}, "gamma is 0"), ({"gamma": 2, "verifier": "tree"}, "verifier is 'tree'")],
 )
 def test_what_is_no_chain_of_drafts_is_refused(tiny_pair, decoding, message):
     models = Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))

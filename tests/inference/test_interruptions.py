@@ -155,10 +155,10 @@ def test_a_full_disk_is_one_line_and_costs_nothing(runner, monkeypatch, call, nu
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
     class Signalled(Echo):
-        def decode(self, batch, options):
-            if batch.texts[0].startswith("06"):
+        def make_batch(self, texts, ids, places, options):
+            if texts[0].startswith("06"):
                 os.kill(os.getpid(), number)
-            return super().decode(batch, options)
+            return super().make_batch(texts, ids, places, options)
 
     before = signal.getsignal(number)
     with pytest.raises(InterruptedRun) as stopped:

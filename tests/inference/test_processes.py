@@ -41,7 +41,8 @@ class Command:
             "--temperature": 1,
             "--seed": 3,
         }
-        arguments = [str(part) for pair in arguments.items() for part in pair]
+        given = [pair for pair in arguments.items() if pair[0] not in flags]
+        arguments = [str(part) for pair in given for part in pair]
         names = {
             "ARGUMENTS": ["infer", *arguments, *map(str, flags)],
             "LOG": str(self.folder / log),
@@ -176,6 +177,30 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     assert kept.items() <= shared.shards().items()
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
     assert "process 1 answered" in said[1]
+
+
+def test_with_gamma_auto_costs_are_measured_once_and_decide_for_all_processes(undisturbed):
+    environment = {"XDG_CACHE_HOME": str(undisturbed.folder / "cache")}
+    killed = undisturbed.into("auto_killed")
+    process = killed.start("--gamma", "auto", environment=environment)
+    killed.wait_for_shards(process, 2)
+    process.kill()
+    process.join()
+    costs = (killed.output / "costs.json").read_bytes()
+    assert killed.run("--gamma", "auto", environment=environment) == 0, killed.said()
+    assert killed.files()["costs.json"] == costs
+
+    # The draft and its law are sampled: other costs would be other bytes.
+    shared = undisturbed.into("auto_shared")
+    shared.output.mkdir()
+    (shared.output / "costs.json").write_bytes(costs)
+    flags = (*coordinator(), "--gamma", "auto", "--process_index")
+    processes = [shared.start(*flags, n, log=f"log{n}", environment=environment) for n in range(2)]
+    for process in processes:
+        process.join()
+    said = [shared.said(f"log{n}")[-1] for n in range(2)]
+    assert [process.exitcode for process in processes] == [0, 0], said
+    assert shared.files() == killed.files()
 
 
 def test_a_full_disk_keeps_the_finished_shards(undisturbed):

@@ -163,6 +163,32 @@ def test_coupled_samples_of_every_draft(prompted):
         )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("costs", "least", "most"),
+    [
+        ({"c": 0.05}, 0.3, 1),
+        ({"c": 0.2, "position": 0.2}, 0.01, 0.9),
+        ({"c": 2.0}, 0, 0),
+        ({"c": 0.5, "draft": NamedDraft(name="uniform")}, 0.01, 0.5),
+    ],
+    ids=["cheap", "in between", "never pays", "hopeless"],
+)
+def test_with_costs_as_many_tokens_as_pay_are_proposed(costs, least, most, temperature):
+    _, aux = assert_same(
+        pair("1.1"),
+        make_batch(4),
+        {"verifier": "coupled", **costs},
+        decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
+        rng=KEY,
+        num_decodes=2,
+        return_all_decodes=True,
+    )
+    # Of the most that could have been, at gamma 3.
+    share = np.sum(aux["proposed"]) / (3 * np.sum(aux["target_calls"]))
+    assert least <= share <= most
+
+
 def test_without_a_key_t5xs_default_is_drawn_with():
     assert_same(
         pair("1.1"),
@@ -406,6 +432,10 @@ def test_models_that_cannot_be_sped_up():
         speculate(own, stock.draft)
     with pytest.raises(InputError, match="gamma is -1"):
         stock.speculative(gamma=-1)
+    with pytest.raises(InputError, match="a cost is -1"):
+        stock.speculative(c=-2.0)
+    with pytest.raises(InputError, match="position is 0.1 without c"):
+        stock.speculative(position=0.1)
     custom = make_pair("1.1", decode_fn=lambda **kwargs: None)
     model, params = custom.speculative()
     with pytest.raises(InputError, match="decode_fn is .*lambda"):

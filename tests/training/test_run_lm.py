@@ -33,7 +33,6 @@ def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
     settings = {
         "OUTPUT_DIR": f"'{output}'",
         "TRAIN_STEPS": steps,
-        **{"TRAIN_FILES": "'train.tsv'", "DEV_FILES": "'dev.tsv'", "DATA_DIR": f"'{data}'"},
         **{"OptimizerOptions.warmup_steps": 1, "OptimizerOptions.cooldown_steps": 0},
         **{"TrainOptions.checkpoint_period": 2, "TrainOptions.eval_period": 0},
         # One shape, one program.
@@ -42,8 +41,11 @@ def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
         **{"GPTConfig.vocab_size": 90, "GPTConfig.emb_dim": 16, "GPTConfig.num_heads": 2},
         **{"GPTConfig.num_layers": 1, "GPTConfig.mlp_dim": 16, "GPTConfig.max_length": 48},
         "train_lm.export_dtype": "'float32'",
-        **bindings,
     }
+    if data is not None:
+        settings |= {"TRAIN_FILES": "'train.tsv'", "DEV_FILES": "'dev.tsv'"}
+        settings["DATA_DIR"] = f"'{data}'"
+    settings |= bindings
     gin.clear_config()
     flags = [f"--gin.{name}={value}" for name, value in settings.items()]
     try:
@@ -163,9 +165,8 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
         "GPTConfig.max_length": 48,
         "OptimizerOptions.learning_rate": 0.02,
     }
-    unused = dict.fromkeys(("TRAIN_FILES", "DEV_FILES", "DATA_DIR"), "None")
     try:
-        assert train(tmp_path / "run", None, steps=40, run="train_lm1b", **unused, **bindings) == 0
+        assert train(tmp_path / "run", None, steps=40, run="train_lm1b", **bindings) == 0
     finally:
         seqio.TaskRegistry.remove("eight_lines")
     loaded = load(tmp_path / "run" / "model")

@@ -36,8 +36,6 @@ class Decoder:
     def __init__(self, generator: Generator, options: GenerateOptions):
         self._generator = generator
         self._options = options
-        # What is random in a batch is not used at temperature 0.
-        self._keys = jax.random.split(jax.random.key(options.seed), 1)
 
     def decode(self, ids: list[int], max_tokens: int) -> list[int]:
         """See ``interface.Decoder``: one program, told at run time when to stop."""
@@ -62,7 +60,7 @@ class Decoder:
         return float(logits[0, len(prefix), first] - logits[0, len(prefix), second])
 
     def _batch(self, ids: list[int]) -> Batch:
-        return self._generator.make_batch([""], [ids], self._keys, self._options)
+        return self._generator.make_batch([""], [ids], [0], self._options)
 
 
 def version() -> str:

@@ -72,11 +72,12 @@ class Card:
 
 def _sets(draft: str, target: str, files: str, temperatures=(0, 1), label: str = "dev"):
     """A file at each temperature."""
+    drafting = f"--draft {draft}" + ("" if draft == "none" else " --gamma 4")
     return tuple(
         Measurement(
             name=f"{label}, {draft}, {temperature}".replace(",", "").replace(" ", "_"),
             label=f"{label}, temperature {temperature}",
-            arguments=f"--target {target} --draft {draft} {files} --temperature {temperature}",
+            arguments=f"--target {target} {drafting} {files} --temperature {temperature}",
         )
         for temperature in temperatures
     )

@@ -111,7 +111,7 @@ def test_a_check_finds_what_is_outside(models, tmp_path, capsys):
 
 def test_a_command_is_run_in_its_folder(tmp_path):
     (tmp_path / "few.tsv").write_text("Where is the station?\tWo ist der Bahnhof?\n" * 2)
-    arguments = "--target ende-target --draft copy --data few.tsv --max_decode_len 8"
+    arguments = "--target ende-target --draft copy --gamma 2 --data few.tsv --max_decode_len 8"
     found = packaging.evaluate(Measurement(name="x", label="x", arguments=arguments), tmp_path)
     assert found["num_pairs"] == 2
     assert set(found["intervals"]) == {"bleu", "alpha", "block_efficiency"}
