@@ -4,7 +4,6 @@ import argparse
 import ast
 import dataclasses
 import importlib.metadata
-import sys
 from typing import Any
 
 from spec_t5x.cli import settings
@@ -122,7 +121,7 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except InterruptedRun as stopped:
-        print(f"spec-t5x: stopped by {stopped} {stopped.message}", file=sys.stderr)
+        settings.say(f"stopped by {stopped} {stopped.message}")
         return 128 + stopped.number
     _say(report, hosts)
     return 1 if report.errors else 0
@@ -178,10 +177,7 @@ def _settings(models, draft: str | None, options) -> dict[str, Any]:
 
 def _say(report, hosts) -> None:
     """What was done, and what could not be."""
-
-    def say(text: str) -> None:
-        print(f"spec-t5x: {text}", file=sys.stderr)
-
+    say = settings.say
     for text in report.named:
         say(text)
     if report.errors > len(report.named) > 0:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import spec_t5x
 from spec_t5x import xla_flags
+from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # gin appends lines about its own calls to an error that passes through it.
         message = speaking_of_flags(str(error).splitlines()[0], flags)
-        print(f"spec-t5x: error: {message}", file=sys.stderr)
+        settings.say(f"error: {message}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -76,7 +77,7 @@ class _Once(argparse.Action):
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
+        settings.say(record.getMessage())
 
 
 def _show_log() -> None:
