@@ -16,7 +16,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["spec_t5x", "spec_t5x.*"]),
     # The default pair: Orbax directories, whose files have no common ending.
-    package_data={"spec_t5x": ["pretrained/**/*", "cpu_kernels/*.cc"]},
+    package_data={"spec_t5x": ["pretrained/**/*", "machine/cpu_kernels/*.cc"]},
     install_requires=[
         "jax>=0.10,<0.13",
         "flax>=0.12,<0.13",

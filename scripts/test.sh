@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv, installs the package with its test extra, runs the whole test suite.
 # Where there is no Chromium, Debian's is installed too: a test opens the report in it.
-# Arguments go to pytest: bash scripts/test.sh tests/test_decoding.py -x
+# Arguments go to pytest: bash scripts/test.sh tests/loops -x
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 # Imported when they are asked for: JAX takes a second.
 _LAZY = {
-    "DraftOptions": "spec_t5x.checkpoints.drafts",
+    "DraftOptions": "spec_t5x.checkpoints.make_draft",
     "GenerateOptions": "spec_t5x.generation",
     "Generation": "spec_t5x.generation",
     "Generator": "spec_t5x.generation",

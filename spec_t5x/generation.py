@@ -21,24 +21,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.beam_search import beam_search
-from spec_t5x.beams import BeamResult
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
+from spec_t5x.beams.hypotheses import BeamResult
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.stored_model import Shardings
-from spec_t5x.checkpoints.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.storage.stored_model import Shardings
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.decoding import Iteration, speculative_decode, speculative_steps
-from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import UNSOUND, Decoded
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
-from spec_t5x.outputs import UNSOUND, Decoded
-from spec_t5x.pace import Costs, Pace
-from spec_t5x.speculative_beam_search import speculative_beam_search
+from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store
@@ -51,7 +51,7 @@ _SMALLEST_BUCKET = 16
 # numpy's count as well.
 _NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: numbers.Integral | str}
 
-# Of gamma: as many drafts as pay (``pace.py``).
+# Of gamma: as many drafts as pay (``loops/pace.py``).
 AUTO = "auto"
 # Of the draft's name: plain decoding.
 NO_DRAFT = "none"
@@ -77,7 +77,7 @@ class GenerateOptions:
     """Settings of a run. The names are those of the command line and of gin."""
 
     # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" is as many
-    # as pay where and when it decodes, none where none do (``pace.py``).
+    # as pay where and when it decodes, none where none do (``loops/pace.py``).
     gamma: int | str = AUTO
     # 0 is argmax. At most one of top_k and top_p, 0 for none.
     temperature: float = 0.0
@@ -281,7 +281,7 @@ class Generator:
 
         Args:
           target: the model whose output is wanted.
-          draft: what ``checkpoints.drafts`` makes a draft of; None or "none" decodes plainly.
+          draft: what ``checkpoints.make_draft`` makes a draft of; None or "none" decodes plainly.
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
           shardings: where the target's parameters are to lie (``checkpoints.loading``).

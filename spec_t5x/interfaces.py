@@ -15,10 +15,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling, check_float32
-from spec_t5x.draws import Draws
 from spec_t5x.errors import InputError
-from spec_t5x.trees import Tree
+from spec_t5x.sampling.distributions import Sampling, check_float32
+from spec_t5x.sampling.draws import Draws
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 Cache = Any

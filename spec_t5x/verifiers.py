@@ -21,14 +21,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from spec_t5x import theory
-from spec_t5x.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
-from spec_t5x.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
-from spec_t5x.trees import Tree
-from spec_t5x.types import Array, Float, Float32, Int, Key
-from spec_t5x.verification import (
+from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
+from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
+from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.sampling.verification import (
     Verdict,
     block_verification,
     lenient_argmax_acceptable,
@@ -39,6 +37,8 @@ from spec_t5x.verification import (
     rejection_verification,
     token_verification,
 )
+from spec_t5x.theory import formulas
+from spec_t5x.types import Array, Float, Float32, Int, Key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class TokenVerifier(Verifier):
             acceptable = functools.partial(lenient_argmax_acceptable, lenience=self.lenience)
             return jax.vmap(acceptable)(proposal.tokens, target_logits).astype(jnp.float32)
         own = jax.nn.softmax(target_logits, axis=-1)
-        return theory.beta_of_lenient_argmax(own, proposal.probs, self.lenience)
+        return formulas.beta_of_lenient_argmax(own, proposal.probs, self.lenience)
 
     def verify_row(self, key, emit_key, draft_tokens, draft_probs, target_probs) -> Verdict:
         """Accepts while ``u l q(x) < p(x)``."""
@@ -275,7 +275,7 @@ class CoupledVerifier(Verifier):
 class TreeVerifier:
     """Several drafts for one place, without replacement, in a static tree.
 
-    What it does is in ``tree_decoding.py``.
+    What it does is in ``tree.py``.
     """
 
     # Drafts for the next places; each is continued by one draft a place, up to gamma.

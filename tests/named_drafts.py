@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints import heads, ngram_tables, shared_drafts
-from spec_t5x.checkpoints.drafts import FORMATS, NAMES
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import FORMATS, NAMES
+from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
@@ -33,7 +33,7 @@ _CASES = {
     "mixed": ["mixed:{}/draft", "mixed:{}/shared"],
     "cascade": ["cascade:{}/draft,bigram:{}/ngrams"],
     ngram_tables.FORMAT: ["{}/ngrams"],
-    heads.FORMAT: ["{}/heads"],
+    draft_heads.FORMAT: ["{}/heads"],
     # What ``spec-t5x distill`` writes.
     shared_drafts.FORMAT: ["{}/shared", "{}/narrow"],
 }
@@ -56,7 +56,7 @@ def write(directory: Path) -> None:
     width = target.config.emb_dim
     shapes = {"wi": (2, 2 * width, 8), "wo": (2, 8, width)}
     params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    heads.save_heads(directory / "heads", params, target)
+    draft_heads.save_heads(directory / "heads", params, target)
 
     def noisy(leaf):
         return leaf * (1 + 0.1 * rng.normal(size=leaf.shape)).astype(np.float32)

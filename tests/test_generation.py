@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x import decoding, theory
-from spec_t5x.checkpoints.drafts import DraftOptions
+from spec_t5x.checkpoints.make_draft import DraftOptions
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
-from spec_t5x.decoding import DecodeStats
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
@@ -29,11 +26,15 @@ from spec_t5x.generation import (
     Generator,
     bucket,
 )
+from spec_t5x.loops import speculative
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import Costs
+from spec_t5x.loops.speculative import DecodeStats
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.outputs import Decoded
-from spec_t5x.pace import Costs
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.theory import formulas
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import verifier
@@ -478,7 +479,7 @@ def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
 def test_a_step_is_one_program_and_one_round_trip(generator, monkeypatch):
     fetched, get = [], jax.device_get
     # Nothing but the iteration says whether all rows have ended.
-    monkeypatch.setattr(decoding, "done", None)
+    monkeypatch.setattr(speculative, "done", None)
     monkeypatch.setattr(jax, "device_get", lambda tree: (fetched.append(tree), get(tree))[1])
     steps = generator.steps(TEXTS[0], GREEDY)
     assert len(list(steps)) == len(fetched) - 1  # the last one is of the text
@@ -682,7 +683,7 @@ def test_rounding_takes_no_measured_alpha_above_1():
         stats=stats,
     )
     assert comparison_lib._alpha([((0.0, None), (0.0, decoded))]) == 1.0
-    assert theory.expected_tokens(1.0, 3) == 4
+    assert formulas.expected_tokens(1.0, 3) == 4
 
 
 @pytest.mark.parametrize("name", ["token", "tree"])

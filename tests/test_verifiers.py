@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.distributions import sampling, standardize
-from spec_t5x.draws import Draws, RowStream, purpose_keys
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Proposal
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.draws import Draws, RowStream, purpose_keys
+from spec_t5x.sampling.verification import block_verification, token_verification
 from spec_t5x.testing.laws import check_verifier
-from spec_t5x.verification import block_verification, token_verification
 from spec_t5x.verifiers import (
     VERIFIERS,
     BlockVerifier,

@@ -14,6 +14,6 @@ dry_run_flag "$@"
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 # TensorFlow reads the data and needs no GPU; JAX takes what it needs of the memory.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.9}
-# Loops as CUDA graphs, for T5X's programs too (spec_t5x/xla_flags.py). Flags of yours win.
+# Loops as CUDA graphs, for T5X's programs too (spec_t5x/machine/xla_flags.py). Flags of yours win.
 export XLA_FLAGS="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL ${XLA_FLAGS:-}"
 launch "${REST[@]}"

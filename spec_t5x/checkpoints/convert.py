@@ -7,15 +7,16 @@ memory at a time.
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints import huggingface, native
-from spec_t5x.checkpoints.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.huggingface import reading as huggingface
 from spec_t5x.checkpoints.loading import open_model
-from spec_t5x.checkpoints.locations import GcsPath, locate
-from spec_t5x.checkpoints.stored_model import StoredModel
-from spec_t5x.checkpoints.t5x_index import CHECKPOINT_NAME
-from spec_t5x.checkpoints.t5x_writing import step_of, write_t5x
-from spec_t5x.checkpoints.vocabularies import VocabularyLike
-from spec_t5x.checkpoints.weights import Report
+from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.storage.weights import Report
+from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
+from spec_t5x.checkpoints.t5x.writing import step_of, write_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
 

@@ -4,18 +4,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints import gpt2, huggingface, native
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, recover
-from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.locations import LOG_IN, GcsPath, Location, locate
-from spec_t5x.checkpoints.stored_model import Shardings, StoredModel
-from spec_t5x.checkpoints.t5x_index import find_t5x
-from spec_t5x.checkpoints.t5x_reading import open_t5x
-from spec_t5x.checkpoints.vocabularies import (
+from spec_t5x.checkpoints.huggingface import gpt2
+from spec_t5x.checkpoints.huggingface import reading as huggingface
+from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location, locate
+from spec_t5x.checkpoints.storage.stored_model import Shardings, StoredModel
+from spec_t5x.checkpoints.storage.vocabularies import (
     VocabularyLike,
     choose_vocabulary,
     make_vocabulary,
 )
+from spec_t5x.checkpoints.t5x.index import find_t5x
+from spec_t5x.checkpoints.t5x.reading import open_t5x
 from spec_t5x.data.mapped_vocabulary import has_tokenizer
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError

@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     """Measures, prints Markdown tables, keeps the figures as JSON if asked to."""
     import gin
 
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.cli.settings import NO_DRAFT, Models
     from spec_t5x.errors import InputError
     from spec_t5x.experiments import acceptance, acceptance_run
-    from spec_t5x.gin_files import parse_gin
 
     configurables = [Models, acceptance_run.AcceptanceRun, acceptance.AcceptanceOptions]
     makers = [gin.external_configurable(each, module="spec_t5x") for each in configurables]
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     from spec_t5x.checkpoints.loading import load
-    from spec_t5x.compilation_cache import enable
+    from spec_t5x.machine.compilation_cache import enable
 
     enable()
     draft_options = models.draft_options()

@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.cli.settings import FIXED_GAMMA, Models
     from spec_t5x.generation import AUTO, GenerateOptions
-    from spec_t5x.gin_files import parse_gin
 
     subject = importlib.import_module(SUBJECTS[args.subject])
     make, make_models, make_decoding = (

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
     from spec_t5x.checkpoints.convert import convert
-    from spec_t5x.checkpoints.files import one_line
+    from spec_t5x.checkpoints.storage.files import one_line
 
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn())

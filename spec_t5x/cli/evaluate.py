@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from spec_t5x.compilation_cache import enable
     from spec_t5x.generation import Generator
+    from spec_t5x.machine.compilation_cache import enable
 
     enable()
     generator = Generator.load(

@@ -58,7 +58,7 @@ class Line:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; exit status 2 if any input was bad."""
-    from spec_t5x.compilation_cache import announce, enable
+    from spec_t5x.machine.compilation_cache import announce, enable
 
     models, options = settings.read(args)
     draft = models.draft_name()

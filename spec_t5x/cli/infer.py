@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(options, decoding, models, draft: str | None, hosts) -> int:
-    from spec_t5x.compilation_cache import enable
     from spec_t5x.inference.run import InterruptedRun, infer
+    from spec_t5x.machine.compilation_cache import enable
 
     enable()
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import spec_t5x
-from spec_t5x import xla_flags
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.machine import xla_flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_known(rest, args.command, flags)
         if args.gin_search_paths:
-            from spec_t5x.gin_files import add_search_paths
+            from spec_t5x.cli.gin_files import add_search_paths
 
             add_search_paths(args.gin_search_paths)
         return args.run(args)

@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     """Exit status 0, 1 if something could not be computed, 2 for a mistake of the user's."""
     import gin
 
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.experiments.reproduction import registry
     from spec_t5x.experiments.reproduction.items import Setting
     from spec_t5x.experiments.reproduction.run import Request, listing, reproduce
-    from spec_t5x.gin_files import parse_gin
 
     make = gin.external_configurable(Setting, module="spec_t5x")
     parse_gin(args.gin_file, args.gin_bindings)

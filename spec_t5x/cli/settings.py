@@ -59,9 +59,9 @@ class Models:
 
     def draft_options(self):
         """Settings of the draft."""
-        from spec_t5x.checkpoints.drafts import DraftOptions
-        from spec_t5x.distributions import sampling
+        from spec_t5x.checkpoints.make_draft import DraftOptions
         from spec_t5x.drafts.stopping import Stopping
+        from spec_t5x.sampling.distributions import sampling
 
         temperature = self.draft_temperature
         own = (temperature, self.draft_top_k, self.draft_top_p)
@@ -81,7 +81,7 @@ class Models:
         return name if self.draft_argument is None else f"{name}:{self.draft_argument}"
 
     def _packaged_draft(self) -> str:
-        from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
+        from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 
         if self.target not in PACKAGED_DRAFTS:
             raise InputError(
@@ -189,8 +189,8 @@ def read(args: argparse.Namespace):
     """``Models`` and ``GenerateOptions``: defaults, then gin, then flags."""
     import gin
 
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.generation import GenerateOptions
-    from spec_t5x.gin_files import parse_gin
 
     make_models = gin.external_configurable(Models, module="spec_t5x")
     make_options = gin.external_configurable(GenerateOptions, module="spec_t5x")

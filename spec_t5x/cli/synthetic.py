@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     import gin
     from rich.console import Console
 
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.experiments import synthetic_acceptance
-    from spec_t5x.gin_files import parse_gin
 
     cls = synthetic_acceptance.SyntheticOptions
     make = gin.external_configurable(cls, module="spec_t5x")

@@ -27,8 +27,8 @@ def run_as_gin_says(configurable: Callable, args: argparse.Namespace) -> int:
 
     Exit status 0, or ``OUT_OF_TIME``.
     """
+    from spec_t5x.cli.gin_files import parse_gin
     from spec_t5x.errors import InputError
-    from spec_t5x.gin_files import parse_gin
 
     parse_gin(args.gin_file, args.gin_bindings)
     try:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from spec_t5x.checkpoints.ngram_tables import save_ngram
+    from spec_t5x.checkpoints.own.ngram_tables import save_ngram
     from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = _vocabulary(args.vocabulary)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _vocabulary(name: str):
     from spec_t5x.checkpoints.loading import load_vocabulary
-    from spec_t5x.checkpoints.vocabularies import split_extra_ids
+    from spec_t5x.checkpoints.storage.vocabularies import split_extra_ids
     from spec_t5x.data.vocabulary import SentencePieceVocabulary
     from spec_t5x.data.wordpiece import WordPieceVocabulary
 

@@ -10,11 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x import autoregressive
-from spec_t5x.decode_state import emitted
-from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.drafts.sequential import catch_up, slices
-from spec_t5x.draws import Stream, draft_draws
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
@@ -27,6 +23,10 @@ from spec_t5x.interfaces import (
     Target,
     check_positions,
 )
+from spec_t5x.loops import autoregressive
+from spec_t5x.loops.decode_state import emitted
+from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 

@@ -8,12 +8,12 @@ import dataclasses
 
 import flax.struct
 
-from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import Sampling
 
 
 @flax.struct.dataclass

@@ -6,12 +6,12 @@ Medusa (arXiv 2401.10774) with its chain of likeliest tokens; see ``models/heads
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.trees import Tree
+from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
+from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Float32, Int, Integer
 
 # Masses are whole numbers of 1 / MASS_UNITS, rounded down: they take two bytes, their

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.distributions import Sampling, argmax, standardize
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import History, Stopping
-from spec_t5x.draws import Draws
 from spec_t5x.interfaces import Cache, Context, Proposal, Target
+from spec_t5x.sampling.distributions import Sampling, argmax, standardize
+from spec_t5x.sampling.draws import Draws
 from spec_t5x.types import Array, Bool, Float32, Int
 
 

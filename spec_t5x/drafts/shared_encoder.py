@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
@@ -20,7 +19,8 @@ from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, La
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.trees import Tree
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 
 

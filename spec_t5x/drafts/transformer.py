@@ -3,8 +3,6 @@
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x import autoregressive
-from spec_t5x.distributions import Sampling
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
 from spec_t5x.drafts.stopping import History, Stopping
@@ -20,7 +18,9 @@ from spec_t5x.interfaces import (
     TreeProposal,
     check_positions,
 )
-from spec_t5x.trees import Tree
+from spec_t5x.loops import autoregressive
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 
 

@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 
-from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.interfaces import Cache, Context, NodeTarget, TreeProposal
-from spec_t5x.tree_nodes import tree_nodes
-from spec_t5x.trees import Tree
+from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Float32
 
 

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from spec_t5x import acceptance
-from spec_t5x.acceptance import Bootstrap, Estimate, PositionBin
 from spec_t5x.data.token_kinds import token_kinds
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
-from spec_t5x.theory import conditional_acceptance
+from spec_t5x.theory import estimates
+from spec_t5x.theory.estimates import Bootstrap, Estimate, PositionBin
+from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID
 
 # ``report(done, total, what)``: how many tokens and texts of all.
@@ -354,8 +354,8 @@ class _Measurement:
             num_texts=len(stats.target_calls),
             target_calls=calls,
             block_efficiency=float(stats.appended.sum() / calls),
-            alpha=acceptance.ratio(betas, verified, bootstrap),
-            observed=acceptance.ratio(accepted, verified, bootstrap),
+            alpha=estimates.ratio(betas, verified, bootstrap),
+            observed=estimates.ratio(accepted, verified, bootstrap),
             acceptance_by_position=conditional_acceptance(
                 stats.accepted_by_position.sum(axis=0), stats.verified_by_position.sum(axis=0)
             ).tolist(),
@@ -398,12 +398,12 @@ class _Measurement:
             top_k=decoding.top_k,
             top_p=decoding.top_p,
             lenience=float(lenience),
-            alpha=acceptance.mean(betas, texts, bootstrap),
+            alpha=estimates.mean(betas, texts, bootstrap),
             num_tokens=scored.tokens.size,
             num_texts=len(np.unique(scored.texts)),
             share_proposed=float(there.mean()),
-            by_position=acceptance.by_position(betas, texts, scored.positions[there], bootstrap),
-            by_kind=acceptance.by_kind(betas, texts, self.kinds[scored.tokens[there]], bootstrap),
+            by_position=estimates.by_position(betas, texts, scored.positions[there], bootstrap),
+            by_kind=estimates.by_kind(betas, texts, self.kinds[scored.tokens[there]], bootstrap),
             decoded=decoded,
         )
 

@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions, AcceptanceRow, Report, measure
 from spec_t5x.experiments.benchmark import machine

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x import theory
 from spec_t5x.errors import InputError
 from spec_t5x.generation import (
     AUTO,
@@ -20,6 +19,7 @@ from spec_t5x.generation import (
     Run,
     all_answered,
 )
+from spec_t5x.theory import formulas
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID
 
@@ -107,19 +107,19 @@ class Comparison:
     @property
     def predicted(self) -> float:
         """Theorem 3.8 with the measured alpha and c, verification as one step."""
-        return theory.wall_time_improvement(self.alpha, self.gamma, self.step_times.c)
+        return formulas.wall_time_improvement(self.alpha, self.gamma, self.step_times.c)
 
     @property
     def predicted_with_verification(self) -> float:
         """The same with the measured cost of scoring gamma + 1 tokens."""
-        return theory.wall_time_improvement(
+        return formulas.wall_time_improvement(
             self.alpha, self.gamma, self.step_times.c, self.step_times.verification_cost
         )
 
     @property
     def oracle(self) -> float:
         """What an oracle that knew when to stop drafting would give (section 3.5)."""
-        return theory.oracle_improvement(self.alpha, self.step_times.c)
+        return formulas.oracle_improvement(self.alpha, self.step_times.c)
 
     def to_dict(self) -> dict:
         """All of it but the outputs, as JSON can hold it."""

@@ -21,9 +21,9 @@ import numpy as np
 from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, Vocabulary
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.copying import CopyDraft, CopyState
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
 
 _BATCH = 50

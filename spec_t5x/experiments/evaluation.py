@@ -9,7 +9,6 @@ import gin
 import jax
 import numpy as np
 
-from spec_t5x.acceptance import Bootstrap, ratio
 from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
 from spec_t5x.data.metrics import bleu_metric, metric_by_name, metric_intervals, signature
 from spec_t5x.data.task_options import TaskOptions
@@ -17,7 +16,8 @@ from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
-from spec_t5x.theory import conditional_acceptance
+from spec_t5x.theory.estimates import Bootstrap, ratio
+from spec_t5x.theory.formulas import conditional_acceptance
 
 # ``metric(targets, predictions)``; targets are what came as the second of each pair.
 EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]

@@ -23,21 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from spec_t5x import theory
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.inputs import generator_of
 from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier, random_model
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Draft, Target
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.platform_dtype import resolve_dtype
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import Program, interleaved
 from spec_t5x.tuning.step_times import measure_step_times
 
@@ -161,7 +161,9 @@ class Row:
         """By the cost model, with another gamma at the same place."""
         verification = 1 + (self.verification - 1) * gamma / self.point.gamma
         iterations = expected_iterations(self.alpha, gamma, self.point.length, self.point.batch)
-        return self.point.length / (iterations * theory.iteration_time(gamma, self.c, verification))
+        return self.point.length / (
+            iterations * formulas.iteration_time(gamma, self.c, verification)
+        )
 
     def milliseconds(self, seconds: Sequence[float]) -> float:
         """Of a token of a row."""
@@ -189,7 +191,7 @@ def expected_iterations(alpha: float, gamma: int, length: int, batch: int) -> fl
       length: tokens of each row.
       batch: rows.
     """
-    advance = np.concatenate([[0.0], theory.length_pmf(np.float64(alpha), gamma)])
+    advance = np.concatenate([[0.0], formulas.length_pmf(np.float64(alpha), gamma)])
     # How likely a row is to have 0, 1, … tokens and not to be done.
     unfinished, expected = np.ones(1), 0.0
     while unfinished.sum() > 1e-12:

@@ -23,16 +23,16 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from spec_t5x.checkpoints.gpt2 import open_gpt2
-from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.huggingface.gpt2 import open_gpt2
 from spec_t5x.checkpoints.loading import check_same_vocabulary
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import bind
-from spec_t5x.platform_dtype import resolve_dtype
 
 TARGET, DRAFT = "IgLM", "IgLM-S"
 CHAINS = {"heavy": "[HEAVY]", "light": "[LIGHT]"}

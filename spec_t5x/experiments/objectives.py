@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x import theory
-from spec_t5x.acceptance import Estimate
 from spec_t5x.errors import InputError
+from spec_t5x.theory import formulas
+from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.distill import DistillOptions
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
@@ -169,7 +169,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         for first, each in zip(rows[0]["held_out"], row["held_out"], strict=True):
             cells += [
                 _shown(each["alpha"], first["alpha"]),
-                f"{theory.expected_tokens(each['alpha']['value'], each['gamma']):.2f}",
+                f"{formulas.expected_tokens(each['alpha']['value'], each['gamma']):.2f}",
             ]
         lines.append(cells)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -25,16 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x import autoregressive, decoding
-from spec_t5x.autoregressive import AutoregressiveState
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.decode_state import DecodeState
-from spec_t5x.distributions import Sampling, sampling
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.inputs import generator_of
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Draft, Target
+from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.loops.autoregressive import AutoregressiveState
+from spec_t5x.loops.decode_state import DecodeState
+from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.tuning.step_times import (
     Calls,
@@ -155,11 +155,11 @@ def run(
       InputError: no gamma, or a verifier of trees.
     """
     decoding = decoding or GenerateOptions()
-    verifier = decoding.make_verifier()
-    if not isinstance(decoding.gamma, int) or decoding.gamma == 0:
-        raise InputError(f"gamma is {decoding.gamma}: give at least 1")
+    verifier = speculative.make_verifier()
+    if not isinstance(speculative.gamma, int) or speculative.gamma == 0:
+        raise InputError(f"gamma is {speculative.gamma}: give at least 1")
     if not isinstance(verifier, Verifier):
-        raise InputError(f"verifier is {decoding.verifier!r}: choose one of chains")
+        raise InputError(f"verifier is {speculative.verifier!r}: choose one of chains")
     draft_options = models.draft_options()
     loaded = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
     target = generator_of(loaded).target
@@ -176,8 +176,8 @@ def run(
             top_k=top_k,
             top_p=top_p,
             batch_size=batch_size,
-            gamma=decoding.gamma,
-            verifier=decoding.verifier,
+            gamma=speculative.gamma,
+            verifier=speculative.verifier,
             **times,
         )
         jax.clear_caches()
@@ -192,15 +192,15 @@ def measure(
     repeats: int,
 ) -> dict[str, list[float]]:
     """Milliseconds of each part, by name, of every round."""
-    gamma, verifier = decoding.gamma, decoding.make_verifier()
+    gamma, verifier = speculative.gamma, speculative.make_verifier()
     state = state_half_way(
         target,
         draft,
         sources,
         gamma=gamma,
-        max_decode_len=decoding.max_decode_len,
+        max_decode_len=speculative.max_decode_len,
         verifier=verifier,
-        length=max(decoding.max_decode_len // 2, 1),
+        length=max(speculative.max_decode_len // 2, 1),
     )
     options = {"gamma": gamma, "verifier": verifier}
     programs = {
@@ -244,7 +244,7 @@ def _iterate(target, draft, state, settings, calls, *, gamma: int, verifier: Ver
     lengths = state.outputs.lengths
 
     def call(_, state):
-        state, _ = decoding.step(
+        state, _ = speculative.step(
             target, draft, state, settings, gamma=gamma, verifier=verifier, eos_id=_NO_EOS
         )
         outputs = _back_to(state.outputs, lengths)

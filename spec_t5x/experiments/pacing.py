@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts, without_folder

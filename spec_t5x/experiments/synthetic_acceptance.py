@@ -22,25 +22,26 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x import decode_state, theory
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.checkpoints.abstract import expected_shapes
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
+from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.draws import RowStream, purpose_keys
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.benchmark import machine
 from spec_t5x.experiments.paper_tables import SpeedUp
+from spec_t5x.loops import decode_state
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import row_keys
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.outputs import row_keys
-from spec_t5x.platform_dtype import resolve_dtype
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import RowStream, purpose_keys
+from spec_t5x.sampling.verification import Verdict
+from spec_t5x.theory import formulas
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PyTree
-from spec_t5x.verification import Verdict
 from spec_t5x.verifiers import TokenVerifier
 
 # No token ends a row: the lengths are given.
@@ -210,12 +211,12 @@ class Timing:
     @property
     def expected(self) -> float:
         """Theorem 3.8 with the row's alpha and the measured c."""
-        return theory.wall_time_improvement(self.row.alpha, self.row.gamma, self.step_times.c)
+        return formulas.wall_time_improvement(self.row.alpha, self.row.gamma, self.step_times.c)
 
     @property
     def expected_with_verification(self) -> float:
         """The same with the measured cost of scoring gamma + 1 tokens."""
-        return theory.wall_time_improvement(
+        return formulas.wall_time_improvement(
             self.row.alpha, self.row.gamma, self.step_times.c, self.step_times.verification_cost
         )
 

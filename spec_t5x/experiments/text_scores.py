@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x import autoregressive, decoding, theory
-from spec_t5x.distributions import Sampling, standardize
 from spec_t5x.drafts.sequential import slices
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.draws import RowStream, draft_draws
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target
+from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.sampling.draws import RowStream, draft_draws
+from spec_t5x.theory import formulas
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
 # Tokens that are fed at once: about a verification's, so that a cache needs no more room
@@ -122,7 +123,7 @@ def score_texts(
         more of the target than it shows.
     """
     for draft in drafts.values():
-        decoding.check_arguments(target, draft, prompts, 1, tokens.shape[1])
+        speculative.check_arguments(target, draft, prompts, 1, tokens.shape[1])
     readers = {name: _reader(draft, step_by_step) for name, draft in drafts.items()}
     starts = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
     padded = jnp.pad(tokens, ((0, 0), (0, CHUNK + 1)), constant_values=PAD_ID)
@@ -196,9 +197,9 @@ def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> 
     for lenience in leniences:
         if settings.greedy and lenience < 1:
             own = jax.nn.softmax(logits, axis=-1)
-            betas.append(theory.beta_of_lenient_argmax(own, draft_probs, lenience))
+            betas.append(formulas.beta_of_lenient_argmax(own, draft_probs, lenience))
         else:
-            betas.append(theory.beta(target_probs, draft_probs, lenience))
+            betas.append(formulas.beta(target_probs, draft_probs, lenience))
     # Sums of probabilities, rounded.
     return jnp.minimum(jnp.stack(betas), 1.0)
 

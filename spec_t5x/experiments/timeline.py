@@ -33,18 +33,18 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spec_t5x import autoregressive, decode_state, decoding
-from spec_t5x.autoregressive import AutoregressiveState
-from spec_t5x.decode_state import DecodeState
-from spec_t5x.distributions import Sampling
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, DraftBase, Proposal, Target
+from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.loops.autoregressive import AutoregressiveState
+from spec_t5x.loops.decode_state import DecodeState
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.draws import RowStream
 from spec_t5x.types import Array, Float, Int
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
@@ -436,7 +436,9 @@ def _draft_step(
 _plain_init = jax.jit(autoregressive.init, static_argnames="max_decode_len")
 _plain_step = jax.jit(autoregressive.step, static_argnames=("coupled",), donate_argnames=("state",))
 _speculative_init = jax.jit(decode_state.init, static_argnames=("gamma", "max_decode_len"))
-_verify = jax.jit(decoding.step, static_argnames=("gamma", "verifier"), donate_argnames=("state",))
+_verify = jax.jit(
+    speculative.step, static_argnames=("gamma", "verifier"), donate_argnames=("state",)
+)
 
 
 # --- as files ----------------------------------------------------------------

@@ -27,7 +27,7 @@ from spec_t5x.experiments.tpu_roofline import StepCost, step_cost
 from spec_t5x.experiments.tpu_tiles import Caches, loop_caches
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.sizes import size
-from spec_t5x.theory import wall_time_improvement
+from spec_t5x.theory.formulas import wall_time_improvement
 
 # Acceptance rates that a pair's speed-up is given for.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -15,14 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from spec_t5x import autoregressive, decode_state, decoding
-from spec_t5x.autoregressive import AutoregressiveState
-from spec_t5x.checkpoints.abstract import abstract_params
-from spec_t5x.decode_state import DecodeState
-from spec_t5x.distributions import Sampling
+from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.draws import RowStream
 from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.loops.autoregressive import AutoregressiveState
+from spec_t5x.loops.decode_state import DecodeState
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.partitioning import (
@@ -34,6 +32,8 @@ from spec_t5x.models.partitioning import (
 )
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.draws import RowStream
 from spec_t5x.types import PyTree
 
 
@@ -73,7 +73,7 @@ def speculative_loop(
 ) -> Compiled:
     """``speculative_decode``, whole, with a model as the draft."""
     decode = functools.partial(
-        decoding.speculative_decode, max_decode_len=work.max_decode_len, gamma=gamma
+        speculative.speculative_decode, max_decode_len=work.max_decode_len, gamma=gamma
     )
     drafting = TransformerDraft(abstract_model(draft, mesh))
     return _compile(decode, mesh, abstract_model(config, mesh), drafting, *_inputs(work, mesh))
@@ -103,7 +103,7 @@ def verification(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> Co
     settings = _inputs(work, mesh)[-1]
     model, state = abstract_model(config, mesh), verification_state(config, work, gamma, mesh)
     draft = _given(config, work, gamma, mesh)
-    step = functools.partial(decoding.step, gamma=gamma)
+    step = functools.partial(speculative.step, gamma=gamma)
     return _compile(step, mesh, model, draft, state, settings, donate=2)
 
 

@@ -23,7 +23,7 @@ from spec_t5x.generation import (
 from spec_t5x.inference import records
 from spec_t5x.inference.inputs import Item
 from spec_t5x.inference.placement import Placement
-from spec_t5x.pace import Costs
+from spec_t5x.loops.pace import Costs
 from spec_t5x.types import EOS_ID
 
 

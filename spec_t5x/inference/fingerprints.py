@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
-from spec_t5x.checkpoints.locations import GcsPath, locate
-from spec_t5x.checkpoints.t5x_index import find_t5x
+from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.t5x.index import find_t5x
 
 _WHOLE = 1 << 20  # bytes; files up to this size are read whole
 _SAMPLES = 64

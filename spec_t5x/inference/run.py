@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 
-from spec_t5x.atomic import remove_unfinished
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.inference import locks
@@ -40,7 +39,8 @@ from spec_t5x.inference.shards import (
     write,
 )
 from spec_t5x.inference.signals import Stopped, stopping
-from spec_t5x.pace import Costs
+from spec_t5x.loops.pace import Costs
+from spec_t5x.machine.atomic import remove_unfinished
 
 # Seconds between two looks at what the other processes have written.
 _POLL = 0.5

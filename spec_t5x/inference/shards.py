@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from spec_t5x import atomic
 from spec_t5x.errors import InputError
 from spec_t5x.inference import manifest
+from spec_t5x.machine import atomic
 
 STEM = "predictions"
 MERGED = f"{STEM}.jsonl"

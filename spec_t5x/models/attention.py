@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int

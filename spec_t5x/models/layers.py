@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.cpu_kernels import calls as cpu_kernels
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Float, Float32, Int
 

@@ -3,8 +3,8 @@
 import flax.struct
 import jax
 
-from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.types import Array, Float, Float32, Int, PyTree

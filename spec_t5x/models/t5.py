@@ -19,9 +19,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.cpu_kernels import calls as cpu_kernels
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     Attention,

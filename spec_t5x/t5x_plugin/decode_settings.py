@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import decoding
 
-from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import Array
 
 # What the model itself hands to T5X's functions.

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from t5x import losses, models
 
-from spec_t5x import theory
-from spec_t5x.distributions import argmax, overlap, sampling, standardize
 from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import argmax, overlap, sampling, standardize
 from spec_t5x.t5x_plugin.frozen_target import COLLECTION, FrozenTarget
+from spec_t5x.theory import formulas
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES, OBJECTIVES
 from spec_t5x.types import PAD_ID, Array, Float32, PyTree
 
@@ -87,7 +87,7 @@ class DistillationModel(models.EncoderDecoderModel):
         if not 0 <= weight <= 1:
             raise InputError(f"the objective's weight is {weight}: give a number from 0 to 1")
         # Also what it does not take.
-        theory.expected_tokens(0.5, gamma)
+        formulas.expected_tokens(0.5, gamma)
         target.check_fits(self)
         self.target = target
         self._target_model = models.EncoderDecoderModel(
@@ -211,7 +211,7 @@ class ExpectedTokens(clu.metrics.Average):
     def compute(self) -> float:
         """NaN where there was no token, as T5X's averages."""
         alpha = np.float64(self.total) / max(int(self.count), 1)
-        return theory.expected_tokens(alpha, self.gamma) if self.count else np.nan
+        return formulas.expected_tokens(alpha, self.gamma) if self.count else np.nan
 
 
 def _mean(values: Array, is_token: Array) -> clu.metrics.Average:

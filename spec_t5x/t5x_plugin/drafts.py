@@ -18,10 +18,9 @@ import seqio
 from flax.linen.partitioning import AxisMetadata
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loaded_model import LoadedModel
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
-from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -35,6 +34,7 @@ from spec_t5x.models.decoder_only import (
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.types import PyTree
 
@@ -157,7 +157,7 @@ class ModelDraft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedDraft:
-    """Any draft of ``checkpoints.drafts``, by name: ``copy``, ``bigram:DIR``, …
+    """Any draft of ``checkpoints.make_draft``, by name: ``copy``, ``bigram:DIR``, …
 
     It is read on the host, as often as it is asked for. Its parameters are what it reads and
     shares with no target: tables, heads, models. Each device holds all of them; give a large

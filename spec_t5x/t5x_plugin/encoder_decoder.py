@@ -6,14 +6,14 @@ from typing import Any
 import jax.numpy as jnp
 from t5x import models
 
-from spec_t5x.beam_search import beam_search
-from spec_t5x.beams import BeamResult
+from spec_t5x.beams.hypotheses import BeamResult
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.speculative_beam_search import speculative_beam_search
 from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
 from spec_t5x.t5x_plugin.networks import t5_config
 from spec_t5x.t5x_plugin.prompts import check_prompts

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from t5x import models, partitioning, train_state, trainer, utils
 
 from spec_t5x.checkpoints.loading import open_model
-from spec_t5x.checkpoints.stored_model import StoredModel
-from spec_t5x.checkpoints.vocabularies import choose_vocabulary
-from spec_t5x.checkpoints.weights import read_params
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
+from spec_t5x.checkpoints.storage.weights import read_params
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.t5x_plugin.drafts import as_vocabulary

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.outputs import first_hole
+from spec_t5x.loops.outputs import first_hole
 from spec_t5x.types import PAD_ID, Array, Int
 
 

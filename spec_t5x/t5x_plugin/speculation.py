@@ -43,7 +43,7 @@ def speculate(
       gamma: tokens proposed in each iteration; 0 is plain decoding.
       verifier, lenience, widths: which proposals to keep (``verifiers.verifier``).
       c: time of a draft step in target steps. With it an iteration proposes as many tokens
-        as pay, ``gamma`` at most, and none where none pay (``pace.py``).
+        as pay, ``gamma`` at most, and none where none pay (``loops/pace.py``).
       position: of one more position in the target's call, in the same unit.
 
     Raises:

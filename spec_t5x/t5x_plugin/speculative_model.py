@@ -12,14 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.beams import BeamResult
-from spec_t5x.decode_state import DecodeStats
-from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode
-from spec_t5x.draws import Stream, t5x_stream
+from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.outputs import Decoded
-from spec_t5x.pace import Costs, Pace
+from spec_t5x.loops.decode_state import DecodeStats
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode
+from spec_t5x.sampling.draws import Stream, t5x_stream
 from spec_t5x.t5x_plugin.decode_settings import SampleSettings
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.types import Array, Int, PyTree
@@ -54,7 +54,7 @@ class SpeculativeModel:
           verifier: which proposals to keep (``verifiers.verifier``). With ``coupled`` a
             sampled text is that of the stock model, seed for seed.
           c: time of a draft step in target steps. With it an iteration proposes as many
-            tokens as pay, ``gamma`` at most; every batch begins anew (``pace.py``).
+            tokens as pay, ``gamma`` at most; every batch begins anew (``loops/pace.py``).
           position: of one more position in the target's call, in the same unit.
 
         Raises:

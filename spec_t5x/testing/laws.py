@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from spec_t5x import outputs
-from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode
-from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, NodeTarget, PromptTarget, StatefulTarget, Target
-from spec_t5x.outputs import Decoded
+from spec_t5x.loops import outputs
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode
+from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.sampling.distributions import Sampling, sampling
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.tree_nodes import tree_nodes
-from spec_t5x.trees import Tree
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier
 

@@ -18,7 +18,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
-from spec_t5x.distributions import overlap, sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.models import partitioning
 from spec_t5x.models.kept_layers import own_params, with_shared
@@ -26,6 +25,7 @@ from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.sampling.distributions import overlap, sampling, standardize
 from spec_t5x.training.best_checkpoint import BestCheckpoint
 from spec_t5x.training.held_out_alpha import AlphaWatch, HeldOutAlpha, HeldOutScores
 from spec_t5x.training.losses import LossSums, token_losses

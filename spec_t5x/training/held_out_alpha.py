@@ -12,10 +12,10 @@ import flax.struct
 import jax
 import numpy as np
 
-from spec_t5x import acceptance, theory
-from spec_t5x.acceptance import Bootstrap, Estimate
 from spec_t5x.data.batching import Batches
 from spec_t5x.errors import InputError
+from spec_t5x.theory import estimates, formulas
+from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.training.best_checkpoint import BestCheckpoint
 from spec_t5x.training.finite import check_measured
 from spec_t5x.training.losses import LossSums
@@ -50,7 +50,7 @@ class HeldOutAlpha:
     @property
     def expected_tokens(self) -> float:
         """Tokens to be expected of an iteration with ``gamma`` drafts (Equation 1)."""
-        return float(theory.expected_tokens(self.alpha.value, self.gamma))
+        return float(formulas.expected_tokens(self.alpha.value, self.gamma))
 
     def __str__(self) -> str:
         alpha = self.alpha
@@ -100,7 +100,7 @@ def held_out_alpha(
         counts.append(np.count_nonzero(batch.decoder_target_tokens, axis=1))
         loss += float(scored.sums.loss)
         tokens += float(scored.sums.num_tokens)
-    alpha = acceptance.ratio(np.concatenate(betas), np.concatenate(counts), Bootstrap())
+    alpha = estimates.ratio(np.concatenate(betas), np.concatenate(counts), Bootstrap())
     if alpha is None:
         raise InputError("0 tokens to measure alpha on: give a dev file with text")
     return HeldOutAlpha(temperature=temperature, loss=loss / tokens, alpha=alpha, gamma=gamma)

@@ -5,7 +5,7 @@
 The output directory gets ``vocabulary/`` (unless one is given), ``cache/`` (the
 tokenised pairs of a file), ``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (where
 texts are scored) and, at the end, ``model/``, which
-``spec_t5x.checkpoints.native.load_model`` reads. Run the same command again to go on after
+``spec_t5x.checkpoints.own.native.load_model`` reads. Run the same command again to go on after
 an interruption.
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 import gin
 import optax
 
-from spec_t5x.checkpoints.files import CONFIG_NAME, check_destination
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.own_formats import check_stored_dtype
-from spec_t5x.checkpoints.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.own.formats import check_stored_dtype
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.progress import say

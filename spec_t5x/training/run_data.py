@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import gin
 
-from spec_t5x.checkpoints.vocabularies import make_vocabulary
+from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise_file
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions

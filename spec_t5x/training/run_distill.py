@@ -15,17 +15,17 @@ import gin
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.shared_drafts import save_shared_draft
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.own.shared_drafts import save_shared_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training import distill as distill_lib
 from spec_t5x.training.distill import DistillOptions, DistillResult, Student
 from spec_t5x.training.progress import say

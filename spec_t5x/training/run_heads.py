@@ -4,7 +4,7 @@
 
 The output directory gets ``cache/`` (the tokenised pairs), ``checkpoints/``,
 ``metrics.jsonl`` and, at the end, ``heads/``, which
-``spec_t5x.checkpoints.heads.load_heads`` reads. Run the same command again to go on
+``spec_t5x.checkpoints.own.draft_heads.load_heads`` reads. Run the same command again to go on
 after an interruption.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import gin
 
-from spec_t5x.checkpoints.heads import save_heads
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.own.draft_heads import save_heads
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.training.heads import fit_heads

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import gin
 
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs
 from spec_t5x.data.lines import read_lines, tokenise_cached
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
+from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.partitioning import param_shardings
-from spec_t5x.platform_dtype import resolve_dtype
 from spec_t5x.training.language_model import init_state, make_eval_step, make_train_step
 from spec_t5x.training.progress import say
 from spec_t5x.training.run import OptimizerOptions, check_settings, export

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.data.batching import (
     Batches,
     Bucket,
@@ -25,9 +24,10 @@ from spec_t5x.data.batching import (
     make_batch,
     store_tokenised,
 )
-from spec_t5x.distributions import Sampling, sampling
 from spec_t5x.errors import InputError
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Int, Key
 
 # Bump when the same settings give other texts.

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.platform_dtype import AUTO, resolve_dtype
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.types import EOS_ID, PyTree
 

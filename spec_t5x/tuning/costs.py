@@ -19,8 +19,8 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
-from spec_t5x.outputs import Decoded
-from spec_t5x.pace import MAX_LIMIT, Costs, Pace
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import MAX_LIMIT, Costs, Pace
 from spec_t5x.tuning.interleaving import Clock
 from spec_t5x.tuning.store import Store
 from spec_t5x.verifiers import TreeVerifier, Verifier

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from spec_t5x import autoregressive, decode_state
-from spec_t5x.decode_state import DecodeState
-from spec_t5x.decoding import DEFAULT_VERIFIER
-from spec_t5x.distributions import Sampling
-from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
-from spec_t5x.outputs import Outputs, row_keys
-from spec_t5x.trees import Tree
+from spec_t5x.loops import autoregressive, decode_state
+from spec_t5x.loops.decode_state import DecodeState
+from spec_t5x.loops.outputs import Outputs, row_keys
+from spec_t5x.loops.speculative import DEFAULT_VERIFIER
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.draws import RowStream
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier

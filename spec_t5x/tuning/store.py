@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.atomic import write_whole
-from spec_t5x.compilation_cache import user_cache
 from spec_t5x.errors import InputError
-from spec_t5x.pace import Costs
+from spec_t5x.loops.pace import Costs
+from spec_t5x.machine.atomic import write_whole
+from spec_t5x.machine.compilation_cache import user_cache
 
 # Raised whenever an entry's meaning changes: older ones are then not understood.
 _FORMAT = 2

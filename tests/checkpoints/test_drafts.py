@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.distributions import sampling
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
@@ -18,6 +17,7 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

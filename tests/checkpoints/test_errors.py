@@ -10,8 +10,8 @@ import pytest
 
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.validate import check_params
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.storage.validate import check_params
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 

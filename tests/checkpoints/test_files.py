@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from spec_t5x.checkpoints import files
 from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.storage import files
 from spec_t5x.errors import InputError
 
 

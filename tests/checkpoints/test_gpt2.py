@@ -9,16 +9,16 @@ import pytest
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.checkpoints.gpt2 import open_gpt2
+from spec_t5x.checkpoints.huggingface.gpt2 import open_gpt2
 from spec_t5x.checkpoints.loading import has_vocabulary, load, load_vocabulary
-from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
-from spec_t5x.distributions import sampling
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.binding import bind
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.sampling.distributions import sampling
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.checkpoints.huggingface import (
+from spec_t5x.checkpoints.huggingface.reading import (
     export_huggingface,
     load_huggingface,
     write_huggingface,
 )
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.native import load_model, save_model
+from spec_t5x.checkpoints.own.native import load_model, save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints import locations
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import find_directory, load
-from spec_t5x.checkpoints.locations import GcsPath, kvstore_spec, locate
-from spec_t5x.checkpoints.t5x_writing import save_t5x
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.storage import locations
+from spec_t5x.checkpoints.storage.locations import GcsPath, kvstore_spec, locate
+from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
 

@@ -13,9 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from spec_t5x.checkpoints.abstract import abstract_params
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.native import load_model, save_model
+from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
@@ -109,7 +109,7 @@ def test_restores_elsewhere_read_only_and_with_other_devices(saved, tmp_path, co
     for path in directories:
         path.chmod(0o555)
     program = (
-        "import sys, jax; from spec_t5x.checkpoints.native import load_model; "
+        "import sys, jax; from spec_t5x.checkpoints.own.native import load_model; "
         "params = load_model(sys.argv[1]).params; "
         "print(jax.device_count(), sum(x.size for x in jax.tree.leaves(params)))"
     )
@@ -133,8 +133,8 @@ def test_restores_elsewhere_read_only_and_with_other_devices(saved, tmp_path, co
 
 
 def test_orbax_restores_what_is_written(tmp_path, vocabulary, configs, random_params, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.orbax_trees._COMMIT_BYTES", 2000)
-    monkeypatch.setattr("spec_t5x.checkpoints.orbax_trees._CHUNK_BYTES", 500)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.orbax_trees._COMMIT_BYTES", 2000)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.orbax_trees._CHUNK_BYTES", 500)
     params = random_params(configs["1.1"])
     save_model(tmp_path / "model", params, configs["1.1"], vocabulary, dtype="float32")
     with ocp.PyTreeCheckpointer() as checkpointer:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.ngram_tables import load_ngram, save_ngram
+from spec_t5x.checkpoints.own.ngram_tables import load_ngram, save_ngram
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError

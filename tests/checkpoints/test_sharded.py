@@ -13,11 +13,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from spec_t5x.checkpoints import weights
-from spec_t5x.checkpoints.abstract import abstract_params
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.t5x_writing import save_t5x
+from spec_t5x.checkpoints.storage import weights
+from spec_t5x.checkpoints.storage.abstract import abstract_params
+from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
@@ -26,8 +26,9 @@ PROGRAM = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from spec_t5x.checkpoints import huggingface_weights, tensorstore_arrays
-from spec_t5x.checkpoints.abstract import abstract_params
+from spec_t5x.checkpoints.huggingface.weights import HuggingFaceWeights
+from spec_t5x.checkpoints.storage import tensorstore_arrays
+from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.checkpoints.loading import load
 
 address, rank, *directories = sys.argv[1:]
@@ -43,7 +44,7 @@ def shardings(config):
     return jax.tree.map(of, abstract_params(config))
 
 requested = []
-for weights in (tensorstore_arrays.TensorStoreWeights, huggingface_weights.HuggingFaceWeights):
+for weights in (tensorstore_arrays.TensorStoreWeights, HuggingFaceWeights):
     def read(self, path, index, read=weights.read):
         part = read(self, path, index)
         if path != "step":
@@ -102,7 +103,7 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
 ):
     config, params = configs["1.1"], random_params(configs["1.1"])
     # Chunks of 12 rows and 8 columns of the embedding, so that none is of both processes.
-    monkeypatch.setattr("spec_t5x.checkpoints.t5x_writing._CHUNK_BYTES", 96 * 16 * 4 // 16)
+    monkeypatch.setattr("spec_t5x.checkpoints.t5x.writing._CHUNK_BYTES", 96 * 16 * 4 // 16)
     directories = []
     for rank in range(2):
         directories.append([tmp_path / f"checkpoint_{rank}"])

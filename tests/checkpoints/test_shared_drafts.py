@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loaded_model import LoadedModel
-from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.shared_drafts import load_shared_draft, save_shared_draft
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.own.shared_drafts import load_shared_draft, save_shared_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
@@ -21,6 +20,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import bind
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
+from spec_t5x.sampling.distributions import sampling
 
 LAYERS = (0, 2)
 

@@ -16,11 +16,11 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
-from spec_t5x.checkpoints.native import save_model
-from spec_t5x.checkpoints.t5x_writing import save_t5x
-from spec_t5x.checkpoints.weights import read_params
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.storage.weights import read_params
+from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
 
@@ -261,7 +261,7 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
 
 
 def test_large_arrays_are_written_in_chunks(tmp_path, configs, random_params, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.t5x_writing._CHUNK_BYTES", 300)
+    monkeypatch.setattr("spec_t5x.checkpoints.t5x.writing._CHUNK_BYTES", 300)
     params = random_params(configs["1.1"])
     save_t5x(tmp_path / "checkpoint_0", params, configs["1.1"])
     chunks = list((tmp_path / "checkpoint_0" / "target.token_embedder.embedding").glob("[0-9]*"))

@@ -3,7 +3,7 @@
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from spec_t5x.checkpoints.vocabularies import make_vocabulary
+from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
@@ -30,7 +30,7 @@ def test_what_cannot_be_told_is_asked_for(spiece, rows):
 
 
 def test_both_are_possible(spiece, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.vocabularies._PADDING", 1024)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.vocabularies._PADDING", 1024)
     with pytest.raises(InputError, match="cannot be told"):
         make_vocabulary(spiece, 1024)
 

@@ -22,15 +22,16 @@ from rich.console import Console
 from rich.text import Text
 
 import spec_t5x
-from spec_t5x.checkpoints import native, weights
+from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.storage import weights
 from spec_t5x.cli.generate import _stream_one
 from spec_t5x.cli.main import main
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.data.vocabulary import ByteVocabulary
-from spec_t5x.decoding import Iteration
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.loops.speculative import Iteration
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "own_state")

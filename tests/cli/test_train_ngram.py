@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.ngram_tables import load_ngram
+from spec_t5x.checkpoints.own.ngram_tables import load_ngram
 from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
 

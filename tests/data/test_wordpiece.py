@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spec_t5x.checkpoints.vocabularies import make_vocabulary
+from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.data.wordpiece import SPECIAL_PIECES, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_t5x.decoding import call_widths, speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.copying import CopyDraft, CopyState
-from spec_t5x.draws import Draws, RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context
-from spec_t5x.outputs import row_keys
+from spec_t5x.loops.outputs import row_keys
+from spec_t5x.loops.speculative import call_widths, speculative_decode
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.testing.toy_models import StubTarget
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -8,12 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import decoding, paced_decoding
-from spec_t5x import outputs as outputs_lib
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.decode_state import make_context
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
@@ -22,12 +16,19 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.draws import RowStream
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops import paced as paced_lib
+from spec_t5x.loops import speculative
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import make_context
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.binding import bind
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
-from spec_t5x.pace import Costs, Pace
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import RowStream
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget, disturbed, tiny_t5
 from spec_t5x.types import Array, Int
@@ -205,8 +206,8 @@ def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
     gamma, stream = 3, RowStream(outputs_lib.row_keys(KEY, 4))
-    step = jax.jit(functools.partial(decoding.step, gamma=gamma, verifier=TokenVerifier()))
-    init = jax.jit(functools.partial(decoding.init, gamma=gamma, max_decode_len=LENGTH))
+    step = jax.jit(functools.partial(speculative.step, gamma=gamma, verifier=TokenVerifier()))
+    init = jax.jit(functools.partial(speculative.init, gamma=gamma, max_decode_len=LENGTH))
     propose = jax.jit(lambda draft, state, context: draft.propose(state, context, gamma)[0])
     prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + gamma + 1))
     settings = sampling(1.0)
@@ -236,7 +237,7 @@ def go_plainly(draft, state, settings, num_steps):
     if not num_steps:
         return state
     costs = Costs.by_formula(c=0.1, largest=3)
-    paced = paced_decoding.start(state, Pace.start(costs))
+    paced = paced_lib.start(state, Pace.start(costs))
     paced = paced.replace(prefilled=jnp.asarray(True))
     # No draft takes part: one program for all.
     plain_step = functools.partial(_plain_step, target(), UniformDraft(VOCAB), settings=settings)
@@ -246,9 +247,7 @@ def go_plainly(draft, state, settings, num_steps):
     assert int(paced.behind) == num_steps
     paced = paced.replace(state=paced.state.replace(draft_state=kept))
     prepare = jax.jit(
-        lambda draft, paced: paced_decoding.prepare(
-            draft, paced, settings, lambda: kept, coupled=False
-        )
+        lambda draft, paced: paced_lib.prepare(draft, paced, settings, lambda: kept, coupled=False)
     )
     paced = prepare(draft, paced)
     assert int(paced.behind) == 0
@@ -257,7 +256,7 @@ def go_plainly(draft, state, settings, num_steps):
 
 @jax.jit
 def _plain_step(target, draft, paced, settings):
-    return paced_decoding.plain_step(target, draft, paced, settings, coupled=False)
+    return paced_lib.plain_step(target, draft, paced, settings, coupled=False)
 
 
 LAW_DRAFTS = {

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.decoding import DEFAULT_VERIFIER, speculative_decode, speculative_steps
-from spec_t5x.distributions import argmax, sampling
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode, speculative_steps
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.pace import Costs, Pace
+from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law, tiny_t5
 from spec_t5x.verifiers import TreeVerifier
 

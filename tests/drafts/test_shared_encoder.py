@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.verifiers import verifier
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts import stopping as lib
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Outcome
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import StubTarget
 from spec_t5x.tuning.step_times import StepTimes
 

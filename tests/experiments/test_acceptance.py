@@ -6,7 +6,6 @@ import json
 import jax
 import pytest
 
-from spec_t5x.acceptance import Estimate
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -15,6 +14,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions, kinds_table, measure, table
 from spec_t5x.generation import Generator
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from spec_t5x.theory.estimates import Estimate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from spec_t5x import theory
 from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import growth
 from spec_t5x.experiments.growth import GrowthOptions, Point, Row
 from spec_t5x.models.sizes import size
+from spec_t5x.theory import formulas
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -62,7 +62,7 @@ def test_iterations_are_those_of_simulated_rows():
 
 def test_a_long_text_of_one_row_takes_what_the_theorem_says():
     long = row(length=4096)
-    expected = theory.wall_time_improvement(0.7, 4, 0.1, 1.4)
+    expected = formulas.wall_time_improvement(0.7, 4, 0.1, 1.4)
     assert long.predicted == pytest.approx(expected, rel=2e-3)
     assert row(length=4096, batch=32).predicted < long.predicted
 

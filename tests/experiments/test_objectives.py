@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from spec_t5x.acceptance import Estimate
 from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import objectives
 from spec_t5x.experiments.objectives import ObjectivesOptions, Row
+from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.distill import DistillOptions
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.run import OptimizerOptions

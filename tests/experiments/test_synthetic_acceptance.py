@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import theory
 from spec_t5x.cli.main import main
-from spec_t5x.distributions import sampling, standardize
-from spec_t5x.draws import RowStream
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments import synthetic_acceptance as synthetic
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions, SyntheticVerifier, Timing
 from spec_t5x.interfaces import Proposal
+from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models import sizes
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.outputs import row_keys
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.draws import RowStream
+from spec_t5x.theory import formulas
 from spec_t5x.verifiers import TokenVerifier
 
 ROWS, GAMMA, VOCAB = 4000, 4, 8
@@ -112,7 +112,7 @@ def test_lengths_are_given_and_calls_follow_equation_1(timing):
     assert timing.num_tokens == 120
     assert len(timing.plain_seconds) == len(timing.speculative_seconds) == 4
     # 480 tokens take about 190 calls, whose number scatters by a few.
-    assert timing.block_efficiency == pytest.approx(theory.expected_tokens(0.7, 3), rel=0.15)
+    assert timing.block_efficiency == pytest.approx(formulas.expected_tokens(0.7, 3), rel=0.15)
     # About 400 decided positions.
     assert timing.acceptance_rate == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / 400) ** 0.5)
 

@@ -5,9 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import theory
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.distributions import sampling, standardize
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.mixed import MixedDraft
@@ -15,8 +12,10 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import CHUNK, score_texts
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.outputs import row_keys
+from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.testing.toy_models import (
     ConstantDraft,
     TableDraft,
@@ -25,6 +24,7 @@ from spec_t5x.testing.toy_models import (
     tiny_gpt,
     tiny_t5,
 )
+from spec_t5x.theory import formulas
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -81,10 +81,10 @@ def test_betas_are_those_of_the_exact_distributions(toy, temperature):
         "uniform": jnp.full(p.shape, 1 / VOCAB),
     }
     for name, q in exact.items():
-        lenient = theory.beta(p, q, 0.3)
+        lenient = formulas.beta(p, q, 0.3)
         if temperature == 0:
-            lenient = theory.beta_of_lenient_argmax(own, q, 0.3)
-        for expected, found in zip((theory.beta(p, q), lenient), scores[name].betas, strict=True):
+            lenient = formulas.beta_of_lenient_argmax(own, q, 0.3)
+        for expected, found in zip((formulas.beta(p, q), lenient), scores[name].betas, strict=True):
             for row, start in enumerate(PROMPT_LENGTHS):
                 ours = np.asarray(found[row, : LENGTH - start])
                 np.testing.assert_allclose(ours, expected[row, start:LENGTH], atol=1e-5)
@@ -186,7 +186,7 @@ def test_a_decoder_alone_goes_on_with_its_prompts():
         jax.nn.softmax(m.module.apply({"params": m.params}, whole, enable_dropout=False))
         for m in (target, network)
     )
-    exact = theory.beta(p, q)
+    exact = formulas.beta(p, q)
     for row, start in enumerate(PROMPT_LENGTHS):
         found = np.asarray(scores.betas[0, row, : LENGTH - start])
         np.testing.assert_allclose(found, exact[row, start:], atol=1e-4)

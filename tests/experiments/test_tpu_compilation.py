@@ -8,7 +8,7 @@ import jax
 import jaxtyping
 import pytest
 
-from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, tpu_chips, tpu_programs
@@ -20,7 +20,7 @@ from spec_t5x.experiments.tpu_tiles import loop_caches, unpadded_lengths
 from spec_t5x.models import sizes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.theory import wall_time_improvement
+from spec_t5x.theory.formulas import wall_time_improvement
 
 pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
 

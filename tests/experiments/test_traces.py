@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spec_t5x.decoding import Iteration
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.traces import Trace, TraceLine
+from spec_t5x.loops.speculative import Iteration
 from spec_t5x.types import EOS_ID
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "<dog>", "sat", "&", "down"]

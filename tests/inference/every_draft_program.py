@@ -1,7 +1,5 @@
-"""Run by ``tests/test_named_drafts.py`` with several simulated devices: ``spec-t5x infer`` with
+"""Run by ``tests/end_to_end/test_named_drafts.py``: ``spec-t5x infer`` on simulated devices, with
 every draft there is, and what it writes as JSON.
-
-Arguments: the directory of ``drafts_of_pair``, then flags of the command.
 """
 
 import json

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x import beam_slots, outputs
+from spec_t5x.beams import slots
+from spec_t5x.loops import outputs
+from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
-from spec_t5x.tree_nodes import tree_nodes
-from spec_t5x.trees import Tree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -98,13 +99,13 @@ def test_hypotheses_of_a_beam(name):
     inputs = blocks(batch, 7)
     cache = model.prefill(inputs, length * width)
     alone = [model.prefill(inputs, ROOM) for _ in range(width)]
-    make = functools.partial(beam_slots.nodes, width=width)
+    make = functools.partial(slots.nodes, width=width)
     lineages = jnp.zeros((batch, width, length), jnp.int32)
     texts = np.asarray(blocks(batch, width * length)).reshape(batch, width, length)
     for position in range(length):
         # Hypothesis h writes to place (h + position) of its position.
         places = (np.arange(width) + position) % width
-        lineages = beam_slots.settle(lineages, jnp.full(batch, position), jnp.asarray(places))
+        lineages = slots.settle(lineages, jnp.full(batch, position), jnp.asarray(places))
         nodes = make(
             jnp.asarray(texts[:, :, position]),
             jnp.full((batch, width), position),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from spec_t5x import outputs as outputs_lib
+from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.testing.toy_models import tiny_t5
 

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.autoregressive import autoregressive_decode, prefill
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.loops.autoregressive import autoregressive_decode, prefill
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.decoder_only import (
     DecoderOnlyConfig,
     DecoderOnlyModel,
     DecoderOnlyTransformer,
     init_variables,
 )
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.verifiers import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

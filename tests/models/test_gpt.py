@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from spec_t5x.autoregressive import autoregressive_decode
-from spec_t5x.beam_search import beam_search
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import BoundedTarget, NodeTarget, PromptTarget, StatefulTarget
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.gpt import GPTConfig, GPTModel
-from spec_t5x.speculative_beam_search import speculative_beam_search
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import PrefixTarget, disturbed, tiny_gpt
 from spec_t5x.verifiers import TokenVerifier, verifier

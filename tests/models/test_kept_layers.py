@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.validate import check_params
+from spec_t5x.checkpoints.storage.validate import check_params
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params, with_shared
 from spec_t5x.testing.toy_models import disturbed, tiny_t5

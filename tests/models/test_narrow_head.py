@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.distributions import sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes, NodeTarget, StatefulTarget
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, likeliest_ids, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.testing.toy_models import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from spec_t5x.checkpoints.abstract import expected_shapes
+from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.models.sizes import SIZES, size
 

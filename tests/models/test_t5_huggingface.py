@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import train_sentencepiece
-from spec_t5x.decoding import speculative_decode
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import sampling
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")

@@ -17,12 +17,11 @@ import numpy as np
 import seqio
 from t5x import adafactor, models, partitioning, train_state, trainer, utils
 
-from spec_t5x import theory
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.distributions import overlap, sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import overlap, sampling, standardize
 from spec_t5x.t5x_plugin.distillation import ExpectedTokens, distill
 from spec_t5x.t5x_plugin.frozen_target import (
     COLLECTION,
@@ -32,6 +31,7 @@ from spec_t5x.t5x_plugin.frozen_target import (
     without_target,
 )
 from spec_t5x.t5x_plugin.networks import t5_config, t5x_network, t5x_network_of_size
+from spec_t5x.theory import formulas
 from spec_t5x.training.losses import token_losses
 from tests.t5x_plugin.toy_models import make_decoder_only_pair
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
@@ -221,7 +221,7 @@ def test_alpha_and_expected_tokens_are_those_of_the_paper(pair):
         np.testing.assert_allclose(found, alpha, rtol=1e-5)
         np.testing.assert_allclose(
             metrics[f"expected_tokens/temperature_{temperature}"].compute(),
-            theory.expected_tokens(alpha, gamma),
+            formulas.expected_tokens(alpha, gamma),
             rtol=1e-5,
         )
 
@@ -290,7 +290,7 @@ def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
     for temperature in (0, 1):
         np.testing.assert_allclose(
             evaluated[f"expected_tokens/temperature_{temperature}"],
-            theory.expected_tokens(float(evaluated[f"alpha/temperature_{temperature}"]), 7),
+            formulas.expected_tokens(float(evaluated[f"alpha/temperature_{temperature}"]), 7),
             rtol=1e-6,
         )
     jax.tree.map(

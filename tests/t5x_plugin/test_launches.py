@@ -23,13 +23,13 @@ from etils import epath
 from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
 from tensorflow.compat.v1.train import summary_iterator as events_in
 
-from spec_t5x import theory
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.t5x_writing import save_t5x
+from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
+from spec_t5x.theory import formulas
 from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import t5x_network
 
@@ -386,7 +386,7 @@ def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
             assert 0 <= alpha < 1
             np.testing.assert_allclose(
                 found[f"expected_tokens/temperature_{temperature}"],
-                theory.expected_tokens(alpha, 7),
+                formulas.expected_tokens(alpha, 7),
                 rtol=1e-5,
             )
     check_is_a_draft(launches, directory, tiny_pair)

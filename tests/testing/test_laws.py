@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.distributions import sampling, standardize
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.verification import Verdict, token_verification
 from spec_t5x.testing.laws import (
     VOCAB_SIZE,
     check_draft,
@@ -22,7 +23,6 @@ from spec_t5x.testing.laws import (
 )
 from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_gpt, tiny_t5
 from spec_t5x.types import Array, Float32
-from spec_t5x.verification import Verdict, token_verification
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

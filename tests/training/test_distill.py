@@ -12,16 +12,16 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.data.batching import Batches, TokenisedPairs
-from spec_t5x.distributions import sampling
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import score_texts
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
-from spec_t5x.theory import expected_tokens
+from spec_t5x.theory.formulas import expected_tokens
 from spec_t5x.training import distill as distill_lib
 from spec_t5x.training import trainer
 from spec_t5x.training.distill import DistillOptions, Student, distill, make_score

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from spec_t5x.theory import beta, d_lk
+from spec_t5x.theory.formulas import beta, d_lk
 from spec_t5x.training.distillation_losses import (
     DIVERGENCES,
     forward_kl,

@@ -5,7 +5,7 @@ import json
 import optax
 import pytest
 
-from spec_t5x.acceptance import Estimate
+from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.trainer import TrainOptions, fit

@@ -7,8 +7,8 @@ import gin
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.drafts import make_draft
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.cli.main import main
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import GenerateOptions, Generator

@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.native import load_model
+from spec_t5x.checkpoints.own.native import load_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
 from spec_t5x.errors import InputError

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.autoregressive import autoregressive_decode
 from spec_t5x.data.batching import TokenisedPairs
-from spec_t5x.distributions import sampling
 from spec_t5x.errors import InputError
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.training import target_texts
 from spec_t5x.training.target_texts import WritingOptions, write_texts, written_tokens

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.checkpoints.native import load_model
+from spec_t5x.checkpoints.own.native import load_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.batching import Batches, tokenise_file
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece

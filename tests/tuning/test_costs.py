@@ -9,7 +9,7 @@ import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.pace import MAX_LIMIT, Costs
+from spec_t5x.loops.pace import MAX_LIMIT, Costs
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_t5x.pace import Costs
+from spec_t5x.loops.pace import Costs
 from spec_t5x.tuning.store import Store
 
 COSTS = Costs(iteration=(1.0, 1.5, 2.0), prefill=0.5)

@@ -16,7 +16,7 @@ class Job:
     vocabulary: str | None = None
     # The target's float32 weights in Hugging Face's format: the same numbers.
     target_copy: str
-    # The draft, by the name that ``checkpoints.drafts`` knows, and its weights likewise.
+    # The draft, by the name that ``checkpoints.make_draft`` knows, and its weights likewise.
     # None without one, and the copy where the draft is no T5.
     draft: str | None = None
     draft_copy: str | None = None

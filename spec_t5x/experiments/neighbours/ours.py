@@ -8,9 +8,9 @@ from importlib.metadata import version as version_of
 import jax
 import numpy as np
 
-from spec_t5x.checkpoints.drafts import DraftOptions, make_draft
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments.neighbours.interface import Job
 from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier
@@ -79,7 +79,7 @@ def make(
 
     Args:
       job: models, lengths, and whether verdicts are drawn.
-      draft: what ``checkpoints.drafts`` makes a draft of; "draft" is the job's own.
+      draft: what ``checkpoints.make_draft`` makes a draft of; "draft" is the job's own.
       gamma: drafts in an iteration.
       verifier: a name of ``verifiers``; None takes the default.
 

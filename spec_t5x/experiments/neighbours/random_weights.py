@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from spec_t5x.checkpoints.abstract import expected_shapes
-from spec_t5x.checkpoints.huggingface import write_huggingface
-from spec_t5x.checkpoints.stored_model import StoredModel
-from spec_t5x.checkpoints.weights import Index, TensorInfo, check_found
+from spec_t5x.checkpoints.huggingface.reading import write_huggingface
+from spec_t5x.checkpoints.storage.abstract import expected_shapes
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.weights import Index, TensorInfo, check_found
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.sizes import size

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
 from spec_t5x.checkpoints.loading import load, open_model
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.inputs import generator_of, read_texts
 from spec_t5x.experiments.neighbours.interface import Job

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json, staged_directory, write_json
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, load
-from spec_t5x.checkpoints.native import save_model
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, staged_directory, write_json
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.packaging import cards
 from spec_t5x.experiments.packaging.cards import CARDS, COMPARED, Measurement

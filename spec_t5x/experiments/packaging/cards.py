@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from spec_t5x.checkpoints.files import CONFIG_NAME, read_json
-from spec_t5x.checkpoints.loaded_model import LoadedModel
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 

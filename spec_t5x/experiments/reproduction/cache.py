@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from spec_t5x.atomic import remove_unfinished, write_whole
 from spec_t5x.experiments.reproduction.items import Done, Json, Part
+from spec_t5x.machine.atomic import remove_unfinished, write_whole
 
 # Raised when the meaning of these files changes.
 _VERSION = 1

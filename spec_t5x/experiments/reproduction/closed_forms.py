@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
-from spec_t5x import theory
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.paper_tables import Lenient, SpeedUp
 from spec_t5x.experiments.reproduction.items import Done, Item, Part, Setting
 from spec_t5x.experiments.reproduction.measured_rows import MeasuredRow, measured_rows, parts_of
 from spec_t5x.experiments.reproduction.sections import Column, Origin, Section, Table
+from spec_t5x.theory import formulas
 
 Parts = Callable[[Setting], Sequence[Part]]
 
@@ -65,8 +65,8 @@ def _yes(condition: bool) -> str:
 def _render_table_1(setting: Setting, done: Mapping[str, Done]) -> Section:
     rows, equal = [], 0
     for row in paper_tables.TABLE_1:
-        operations = float(theory.operations_factor(row.alpha, row.gamma, 0.0))
-        speed = float(theory.wall_time_improvement(row.alpha, row.gamma, 0.0))
+        operations = float(formulas.operations_factor(row.alpha, row.gamma, 0.0))
+        speed = float(formulas.wall_time_improvement(row.alpha, row.gamma, 0.0))
         same = same_digits(operations, row.operations, 2) and same_digits(speed, row.speed, 2)
         equal += same
         rows.append(
@@ -143,7 +143,7 @@ def expected_range(row: SpeedUp) -> tuple[float, float]:
     """Theorem 3.8 at the lowest and highest that printed alpha and c may stand for."""
     corners = itertools.product((-_ROUNDING, _ROUNDING), repeat=2)
     factors = [
-        float(theory.wall_time_improvement(row.alpha + up, row.gamma, max(0.0, row.c + more)))
+        float(formulas.wall_time_improvement(row.alpha + up, row.gamma, max(0.0, row.c + more)))
         for up, more in corners
     ]
     return min(factors), max(factors)
@@ -153,7 +153,7 @@ def _papers_table_4() -> tuple[Table, int, int]:
     """The table, in how many rows the digits are equal, and in how many rounding explains them."""
     rows, equal, within = [], 0, 0
     for row in paper_tables.TABLE_2:
-        ours = float(theory.wall_time_improvement(row.alpha, row.gamma, row.c))
+        ours = float(formulas.wall_time_improvement(row.alpha, row.gamma, row.c))
         low, high = expected_range(row)
         same = same_digits(ours, row.expected, 1)
         # The paper's figure is rounded, too.
@@ -288,7 +288,7 @@ FACTORS = Item(
 def _factors_of_the_text() -> tuple[Table, int]:
     rows = [_bigram(), _oracle()]
     for row in _of_table_5():
-        gamma = int(theory.optimal_gamma(row.alpha, paper_tables.LENIENCE_C))
+        gamma = int(formulas.optimal_gamma(row.alpha, paper_tables.LENIENCE_C))
         rows.append(_lenient("A.5, sampling", row, gamma, "best"))
     for row in paper_tables.ARGMAX_LENIENCE:
         rows.append(_lenient("A.5, argmax", row, paper_tables.ARGMAX_LENIENCE_GAMMA, "said"))
@@ -327,7 +327,7 @@ def _bigram() -> tuple:
         if (row.target, row.draft, row.temperature) == ("T5-XXL (EnDe)", "bigram", 0.0)
     ]
     gamma, printed = paper_tables.BIGRAM_GAMMA, paper_tables.BIGRAM_SPEED_UP
-    ours = float(theory.wall_time_improvement(row.alpha, gamma, 0.0))
+    ours = float(formulas.wall_time_improvement(row.alpha, gamma, 0.0))
     same = _yes(same_digits(ours, printed))
     return (
         "3.6, 4.2",
@@ -346,7 +346,7 @@ def _bigram() -> tuple:
 def _oracle() -> tuple:
     """The largest gain of an oracle over the best fixed gamma, in the typical ranges."""
     gain = max(
-        float(theory.oracle_improvement(alpha, c)) / _best(alpha, c)
+        float(formulas.oracle_improvement(alpha, c)) / _best(alpha, c)
         for alpha, c in itertools.product(_TYPICAL_ALPHAS, _TYPICAL_CS)
     )
     printed = float(paper_tables.ORACLE_OVER_FIXED)
@@ -356,14 +356,14 @@ def _oracle() -> tuple:
 
 def _lenient(where: str, row: Lenient, gamma: int, which: str) -> tuple:
     c = paper_tables.LENIENCE_C
-    ours = float(theory.wall_time_improvement(row.alpha, gamma, c))
+    ours = float(formulas.wall_time_improvement(row.alpha, gamma, c))
     same = _yes(same_digits(ours, row.speed_up))
     of = f"{row.draft}, EnDe"
     return where, of, row.lenience, row.alpha, c, gamma, which, ours, float(row.speed_up), same
 
 
 def _best(alpha: float, c: float) -> float:
-    return float(theory.best_improvement(alpha, c))
+    return float(formulas.best_improvement(alpha, c))
 
 
 def _on_lenience() -> str:
@@ -419,7 +419,9 @@ def _cost_for(alpha: float, factor: float) -> float:
 def _footnote_7() -> str:
     strict, half = paper_tables.ARGMAX_LENIENCE[:2]
     c, gamma = paper_tables.LENIENCE_C, paper_tables.ARGMAX_LENIENCE_GAMMA
-    first, second = (float(theory.wall_time_improvement(r.alpha, gamma, c)) for r in (strict, half))
+    first, second = (
+        float(formulas.wall_time_improvement(r.alpha, gamma, c)) for r in (strict, half)
+    )
     verb = "does not change" if same_digits(first, round(second, 1), 1) else "changes"
     return (
         f"Footnote 7: at temperature 0 a lenience of {half.lenience:g} {verb} the factor "
@@ -430,8 +432,8 @@ def _footnote_7() -> str:
 def _guaranteed() -> tuple[Table, int]:
     rows, holds = [], 0
     for row in paper_tables.TABLE_2:
-        guaranteed = float(theory.guaranteed_improvement(row.alpha, row.c))
-        gamma, best = int(theory.optimal_gamma(row.alpha, row.c)), _best(row.alpha, row.c)
+        guaranteed = float(formulas.guaranteed_improvement(row.alpha, row.c))
+        gamma, best = int(formulas.optimal_gamma(row.alpha, row.c)), _best(row.alpha, row.c)
         holds += best >= guaranteed
         name = f"T5-{row.draft}"
         rows.append(

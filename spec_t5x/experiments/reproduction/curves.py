@@ -8,11 +8,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spec_t5x import theory
 from spec_t5x.experiments.reproduction.items import Item, Part, Setting
 from spec_t5x.experiments.reproduction.measured_rows import MeasuredRow, measured_rows, parts_of
 from spec_t5x.experiments.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.experiments.reproduction.sections import Column, Origin, Plot, Section, Table
+from spec_t5x.theory import formulas
 
 Parts = Callable[[Setting], Sequence[Part]]
 
@@ -154,7 +154,7 @@ def _render_figure_2(title: str, rows: Sequence[MeasuredRow]) -> Section:
 def _finding_of_figure_2(rows: Sequence[MeasuredRow]) -> str:
     if not rows:
         return "The curves; no measured points were at hand."
-    off = [row.accepted_plus_one / theory.expected_tokens(row.alpha, row.gamma) for row in rows]
+    off = [row.accepted_plus_one / formulas.expected_tokens(row.alpha, row.gamma) for row in rows]
     return (
         f"{len(rows)} measured points lie at {min(off):.2f} to {max(off):.2f} of Equation 1 with "
         "their own α."
@@ -163,10 +163,10 @@ def _finding_of_figure_2(rows: Sequence[MeasuredRow]) -> str:
 
 def _draw_figure_2(rows: Sequence[MeasuredRow]) -> Figure:
     figure, axes = new_figure(_ALPHA_LABEL, "expected tokens per iteration")
-    lines, colour_of = _gamma_curves(axes, rows, theory.expected_tokens)
+    lines, colour_of = _gamma_curves(axes, rows, formulas.expected_tokens)
     inner = _ALPHAS[_ALPHAS < 1]
     lines += axes.plot(
-        inner, theory.oracle_tokens(inner), color="#888888", linestyle=":", label="γ = ∞"
+        inner, formulas.oracle_tokens(inner), color="#888888", linestyle=":", label="γ = ∞"
     )
     axes.set_ylim(0.8, max(GAMMAS) + 1.2)
     points = _scatter(axes, rows, lambda row: row.accepted_plus_one, colour_of)
@@ -220,8 +220,8 @@ def _render_figure_3(title: str, rows: Sequence[MeasuredRow]) -> Section:
         rows=[
             (
                 alpha,
-                *(int(theory.optimal_gamma(alpha, c)) for c in COSTS),
-                *(float(theory.best_improvement(alpha, c)) for c in COSTS),
+                *(int(formulas.optimal_gamma(alpha, c)) for c in COSTS),
+                *(float(formulas.best_improvement(alpha, c)) for c in COSTS),
             )
             for alpha in _ALPHAS_IN_TABLE
         ],
@@ -294,7 +294,7 @@ def _measured_figure_3(best: Sequence[MeasuredRow], rows: Sequence[MeasuredRow])
                 row.gamma,
                 row.speed_up,
                 _expected_best(row, rows).gamma,
-                int(theory.optimal_gamma(row.alpha, row.c)),
+                int(formulas.optimal_gamma(row.alpha, row.c)),
             )
             for row in best
         ],
@@ -311,7 +311,7 @@ def _draw_figure_3(best: Sequence[MeasuredRow]) -> Figure:
     lines = [
         axes.step(
             _ALPHAS_FOR_GAMMA,
-            theory.optimal_gamma(_ALPHAS_FOR_GAMMA, c),
+            formulas.optimal_gamma(_ALPHAS_FOR_GAMMA, c),
             where="mid",
             label=f"c = {c:g}",
         )[0]
@@ -368,7 +368,9 @@ def _render_figure_4(title: str, rows: Sequence[MeasuredRow]) -> Section:
 def _finding_of_figure_4(rows: Sequence[MeasuredRow]) -> str:
     if not rows:
         return "The curves; no measured points were at hand."
-    share = [row.speed_up / theory.wall_time_improvement(row.alpha, row.gamma, 0.0) for row in rows]
+    share = [
+        row.speed_up / formulas.wall_time_improvement(row.alpha, row.gamma, 0.0) for row in rows
+    ]
     return (
         f"{len(rows)} measured speed-ups reach {min(share):.2f} to {max(share):.2f} of what "
         "Theorem 3.8 promises where drafts and verification cost nothing."
@@ -377,7 +379,7 @@ def _finding_of_figure_4(rows: Sequence[MeasuredRow]) -> str:
 
 def _draw_speed(rows: Sequence[MeasuredRow]) -> Figure:
     figure, axes = new_figure(_ALPHA_LABEL, "speed-up, ×")
-    curve = lambda alphas, gamma: theory.wall_time_improvement(alphas, gamma, 0.0)  # noqa: E731
+    curve = lambda alphas, gamma: formulas.wall_time_improvement(alphas, gamma, 0.0)  # noqa: E731
     lines, colour_of = _gamma_curves(axes, rows, curve)
     axes.set_ylim(bottom=0)
     points = _scatter(axes, rows, lambda row: row.speed_up, colour_of)
@@ -387,7 +389,7 @@ def _draw_speed(rows: Sequence[MeasuredRow]) -> Figure:
 
 def _draw_operations(rows: Sequence[MeasuredRow]) -> Figure:
     figure, axes = new_figure(_ALPHA_LABEL, "arithmetic operations, ×")
-    curve = lambda alphas, gamma: theory.operations_factor(alphas, gamma, 0.0)  # noqa: E731
+    curve = lambda alphas, gamma: formulas.operations_factor(alphas, gamma, 0.0)  # noqa: E731
     lines, colour_of = _gamma_curves(axes, rows, curve)
     axes.set_ylim(bottom=0)
     points = _scatter(axes, rows, scored_per_kept, colour_of)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spec_t5x import theory
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.reproduction import pairs
 from spec_t5x.experiments.reproduction.items import Done, Item, Json, Part, Setting
 from spec_t5x.experiments.reproduction.pairs import Pair
 from spec_t5x.experiments.reproduction.sections import Column, Origin, Section, Table
+from spec_t5x.theory import formulas
 
 _TEMPERATURES = (0.0, 1.0)
 _DRAFTS = ("unigram", "bigram", "transformer", "ngram", "copy")
@@ -482,8 +482,8 @@ def _speed_ups(draft: str | None, alpha: float | None, costs: Json | None) -> tu
     alpha = min(alpha, 1.0)
     counted = costs["verification_costs"]
     return (
-        float(theory.best_improvement(alpha, costs["c"], max_gamma=len(counted) - 1)),
-        float(theory.best_improvement(alpha, costs["c"], np.asarray(counted))),
+        float(formulas.best_improvement(alpha, costs["c"], max_gamma=len(counted) - 1)),
+        float(formulas.best_improvement(alpha, costs["c"], np.asarray(counted))),
     )
 
 

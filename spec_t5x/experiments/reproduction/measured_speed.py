@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spec_t5x import theory
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.reproduction import compiled_speed, pairs
 from spec_t5x.experiments.reproduction.items import Done, Item, Json, Part, Setting
 from spec_t5x.experiments.reproduction.measured_rows import PREFIX
 from spec_t5x.experiments.reproduction.pairs import Pair
 from spec_t5x.experiments.reproduction.sections import Column, Origin, Section, Table
+from spec_t5x.theory import formulas
 
 TITLE = "Table 2. Speed-up of speculative decoding over plain decoding, batch 1"
 _PAIRS = (pairs.ENDE, pairs.SUMMARIES)
@@ -140,7 +140,7 @@ def _measure(
     first = measure(gamma)
     report(0.6)
     # 0 where plain decoding is expected to be the fastest.
-    best = int(theory.optimal_gamma(first.alpha, first.step_times.c, np.asarray(costs)))
+    best = int(formulas.optimal_gamma(first.alpha, first.step_times.c, np.asarray(costs)))
     comparisons = [first, measure(best)] if confirms and best not in (0, gamma) else [first]
     rows = [_row(pair, draft, comparison, best) for comparison in comparisons]
     tokens = sum(c.plain_tokens + c.speculative_tokens for c in comparisons)

@@ -99,8 +99,8 @@ def missing(pair: Pair, drafts: Sequence[str] = ("transformer",)) -> str | None:
 
 
 def _is_there(name: str, packaged: Sequence[str]) -> bool:
-    from spec_t5x.checkpoints.files import CONFIG_NAME
     from spec_t5x.checkpoints.loading import PACKAGED_MODELS
+    from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 
     # Tables and heads are no models, and not among the names.
     return name in packaged or (PACKAGED_MODELS / name / CONFIG_NAME).is_file()
@@ -108,7 +108,7 @@ def _is_there(name: str, packaged: Sequence[str]) -> bool:
 
 def draft_files(pair: Pair) -> Mapping[str, str]:
     """The pair's packaged drafts, by kind."""
-    from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
+    from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 
     return PACKAGED_DRAFTS.get(pair.target, {})
 
@@ -165,7 +165,7 @@ def load_target(pair: Pair):
 
 @functools.lru_cache(maxsize=16)
 def load_draft(pair: Pair, draft: str):
-    """A draft of the pair by its name (``checkpoints.drafts``)."""
+    """A draft of the pair by its name (``checkpoints.make_draft``)."""
     from spec_t5x.generation import Generator
 
     return Generator.load(pair.target, draft).draft

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import matplotlib
 
-from spec_t5x.atomic import write_whole
 from spec_t5x.experiments.reproduction.sections import Drawing, Plot
+from spec_t5x.machine.atomic import write_whole
 
 FOLDER = "figures"
 _DOTS_PER_INCH = 160

@@ -5,7 +5,6 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_t5x.atomic import write_whole
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import examples, provenance
 from spec_t5x.experiments.reproduction.cache import Cache
@@ -17,6 +16,7 @@ from spec_t5x.experiments.reproduction.report_json import to_json
 from spec_t5x.experiments.reproduction.report_markdown import to_markdown
 from spec_t5x.experiments.reproduction.runner import duration, make_plan, one_line, run
 from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.machine.atomic import write_whole
 
 CACHE = "cache"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.abstract import expected_shapes
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.neighbours import ours
 from spec_t5x.experiments.neighbours.interface import Job

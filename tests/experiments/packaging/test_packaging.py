@@ -10,15 +10,15 @@ from pathlib import Path
 import gin
 import pytest
 
-from spec_t5x.checkpoints.drafts import PACKAGED_DRAFTS
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, load
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.cli import evaluate as evaluate_command
+from spec_t5x.cli.gin_files import parse_gin, read_all
 from spec_t5x.cli.main import _parser
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.packaging import __main__ as packaging
 from spec_t5x.experiments.packaging import cards
 from spec_t5x.experiments.packaging.cards import CARDS, Measurement
-from spec_t5x.gin_files import parse_gin, read_all
 from spec_t5x.training import run as run_t5  # noqa: F401, gin knows what is imported
 from spec_t5x.training import run_distill, run_heads, run_lm  # noqa: F401
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from spec_t5x import theory
 from spec_t5x.experiments.reproduction import closed_forms, curves
 from spec_t5x.experiments.reproduction.items import Done, Item, Part, Setting
 from spec_t5x.experiments.reproduction.run import Request, reproduce
@@ -16,12 +15,13 @@ from spec_t5x.experiments.reproduction.sections import (
     Section,
     Table,
 )
+from spec_t5x.theory import formulas
 
 
 def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: float) -> dict:
     """A row as the measured parts of Table 2 return it, with made-up figures."""
     cost = 1.3 + 0.03 * gamma
-    tokens = float(theory.expected_tokens(alpha, gamma))
+    tokens = float(formulas.expected_tokens(alpha, gamma))
     return {
         "task": "EnDe",
         "draft": draft,
@@ -33,8 +33,8 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
         "block_efficiency": 0.9 * tokens,
         "accepted_plus_one": 0.97 * tokens,
         "speed_up": 0.9 * tokens / (gamma * c + cost),
-        "expected": float(theory.wall_time_improvement(alpha, gamma, c)),
-        "expected_with_verification": float(theory.wall_time_improvement(alpha, gamma, c, cost)),
+        "expected": float(formulas.wall_time_improvement(alpha, gamma, c)),
+        "expected_with_verification": float(formulas.wall_time_improvement(alpha, gamma, c, cost)),
     }
 
 

@@ -4,7 +4,6 @@ from decimal import Decimal
 
 import pytest
 
-from spec_t5x import theory
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.reproduction.closed_forms import (
     FACTORS,
@@ -16,6 +15,7 @@ from spec_t5x.experiments.reproduction.closed_forms import (
 )
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.reproduction.sections import Origin
+from spec_t5x.theory import formulas
 
 # Typed from the paper's pages, apart from the package's data.
 TABLE_1_PRINTED = [
@@ -80,8 +80,8 @@ def test_exp_equals_the_papers_digits_or_rounding_explains_it():
 def test_the_range_of_exp_is_that_of_its_rounded_inputs():
     row = paper_tables.TABLE_2[4]
     low, high = expected_range(row)
-    assert low == pytest.approx(theory.wall_time_improvement(0.675, 5, 0.045))
-    assert high == pytest.approx(theory.wall_time_improvement(0.685, 5, 0.035))
+    assert low == pytest.approx(formulas.wall_time_improvement(0.675, 5, 0.045))
+    assert high == pytest.approx(formulas.wall_time_improvement(0.685, 5, 0.035))
 
 
 def test_exp_beyond_rounding_is_told(monkeypatch):
@@ -124,7 +124,7 @@ def test_the_difference_in_a5_is_explained():
     # Such a c does, for alphas that round to the printed ones.
     for row in paper_tables.TABLE_5:
         if row.speed_up is not None:
-            low, high = (theory.best_improvement(row.alpha + d, 0.008) for d in (-0.005, 0.005))
+            low, high = (formulas.best_improvement(row.alpha + d, 0.008) for d in (-0.005, 0.005))
             half = 0.5 if row.speed_up == 5 else 0.05
             assert low - half <= float(row.speed_up) <= high + half
     assert "does not change the factor (3.30 and 3.30)" in footnote

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from spec_t5x import theory
 from spec_t5x.experiments.reproduction.closed_forms import no_parts
 from spec_t5x.experiments.reproduction.curves import (
     COSTS,
@@ -16,6 +15,7 @@ from spec_t5x.experiments.reproduction.curves import (
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.reproduction.measured_rows import measured_rows
 from spec_t5x.experiments.reproduction.sections import Origin, Plot
+from spec_t5x.theory import formulas
 
 
 def plots(item, done):
@@ -74,7 +74,7 @@ def test_the_optimal_gammas_of_figure_3_are_found_by_trying():
             assert factors[int(gamma)] >= max(factors) * (1 - 1e-12)
     table = section.content[1]
     assert [row[0] for row in table.rows] == [0.5, 0.6, 0.7, 0.8, 0.9]
-    assert table.rows[3][1 + COSTS.index(0.05)] == theory.optimal_gamma(0.8, 0.05) == 8
+    assert table.rows[3][1 + COSTS.index(0.05)] == formulas.optimal_gamma(0.8, 0.05) == 8
 
 
 def test_measured_points_are_drawn_over_the_curves(speed_ups):

@@ -1,0 +1,1 @@
+"""Beam search, plain and speculative; Protocols only."""

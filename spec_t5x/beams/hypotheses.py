@@ -1,0 +1,302 @@
+"""The hypotheses of a beam search, and the update that every search makes.
+
+The rules are those of ``t5x.decoding.beam_search``. For each row:
+
+* the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*:
+  even if as many as ``beams`` of them end, as many go on;
+* a candidate that ends competes with the finished hypotheses by *score*, its
+  log-probability divided by ``brevity_penalty``;
+* the likeliest of the others are the new live hypotheses;
+* the row ends at its limit, or once its likeliest live hypothesis could not displace
+  the worst finished one, even if it went on for nothing until ``max_decode_len``;
+* it returns its finished hypotheses or, if there is none, the live ones.
+
+Three things differ, so that a row gets what T5X gives for it alone:
+
+* a row ends by itself. T5X goes on for as long as any row of the batch does, which adds
+  nothing to a finished set unless alpha is negative (where the last bound is none);
+* prompts of unequal lengths are prefilled (``initial_index`` there), but each row ends
+  at its own limit. T5X lets the longer ones run beyond it, and cuts them;
+* a hypothesis of probability zero is none. T5X marks empty places by a log-probability
+  of -1e7, and hypotheses grow on them where a model has probabilities of zero.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.errors import InputError
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
+
+# The score of a place that no hypothesis fills, T5X's.
+EMPTY_SCORE = -1.0e7
+
+
+@flax.struct.dataclass(kw_only=True)
+class Beams:
+    """The hypotheses of each row, by increasing log-probability or score."""
+
+    # Start token, prompt and generated tokens of the hypotheses that go on.
+    live_sequences: Int[Array, "batch beams width"]
+    # Log-probability of their generated tokens; minus infinity for an empty place.
+    live_log_probs: Float32[Array, "batch beams"]
+    # Tokens after the start token, the prompt's included: the same for all live ones.
+    lengths: Int[Array, "batch"]
+    # The length at which a row ends at the latest.
+    limits: Int[Array, "batch"]
+    # Hypotheses that have ended, their end-of-sequence token included.
+    finished_sequences: Int[Array, "batch beams width"]
+    # What they are ranked by; EMPTY_SCORE for an empty place.
+    finished_scores: Float32[Array, "batch beams"]
+    # Tokens after the start token; 0 for an empty place.
+    finished_lengths: Int[Array, "batch beams"]
+    # Rows that are done; they do not change any more.
+    ended: Bool[Array, "batch"]
+
+    @property
+    def last_tokens(self) -> Int[Array, "batch beams"]:
+        """The token at each live hypothesis's end: the next one to feed to a model."""
+        at = self.lengths[:, None, None]
+        return jnp.take_along_axis(self.live_sequences, at, axis=2)[:, :, 0]
+
+
+@flax.struct.dataclass(kw_only=True)
+class BeamStats:
+    """Counts for each input."""
+
+    # Target calls before the row ended.
+    target_calls: Int[Array, "batch"]
+    # Tokens that its live hypotheses grew by: one for each call of a plain search.
+    steps: Int[Array, "batch"]
+
+    @property
+    def block_efficiency(self) -> Array:
+        """Tokens that the hypotheses grow by with each target call: 1 in a plain search.
+
+        A row that took 12 steps in 5 calls has 12 / 5 = 2.4.
+        """
+        return self.steps / jnp.maximum(self.target_calls, 1)
+
+
+@flax.struct.dataclass(kw_only=True)
+class BeamResult:
+    """The hypotheses found, in T5X's order: by increasing score within an input.
+
+    A place that no hypothesis fills (fewer than ``beams`` have ended, but one has)
+    holds padding, length 0 and the score -1e7.
+    """
+
+    # Prompt, generated tokens, the end-of-sequence token (if it was reached), padding.
+    tokens: Int[Array, "batch beams length"]
+    # Log-probability of the generated tokens (natural logarithm) over the brevity
+    # penalty; without the penalty where no hypothesis of the row has ended. NaN where the
+    # target's logits were not finite, and the tokens mean nothing.
+    scores: Float32[Array, "batch beams"]
+    # Number of tokens, the prompt and the end-of-sequence token included.
+    lengths: Int[Array, "batch beams"]
+    stats: BeamStats
+
+
+@flax.struct.dataclass(kw_only=True)
+class Continuations:
+    """The likeliest next tokens of some hypotheses, best first."""
+
+    tokens: Int[Array, "batch nodes top"]
+    log_probs: Float32[Array, "batch nodes top"]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Candidates:
+    """The likeliest continuations of all hypotheses of a row, best first."""
+
+    # Which hypothesis each continues, and by which token.
+    parents: Int[Array, "batch top"]
+    tokens: Int[Array, "batch top"]
+    # Of the whole hypothesis; minus infinity for none.
+    log_probs: Float32[Array, "batch top"]
+
+
+def start(
+    prompts: Int[Array, "batch prompt"],
+    beams: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*steps"] | None,
+) -> Beams:
+    """One live hypothesis in each row, its prompt (``prompts[:, 0]`` is the start token)."""
+    rows = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=0)
+    batch, width = rows.sequences.shape
+    # The likeliest hypothesis is the last one.
+    log_probs = jnp.where(jnp.arange(beams) == beams - 1, 0.0, -jnp.inf)
+    return Beams(
+        live_sequences=jnp.repeat(rows.sequences[:, None], beams, axis=1),
+        live_log_probs=jnp.tile(log_probs[None], (batch, 1)),
+        lengths=rows.lengths,
+        limits=rows.limits,
+        finished_sequences=jnp.full((batch, beams, width), PAD_ID, jnp.int32),
+        finished_scores=jnp.full((batch, beams), EMPTY_SCORE, jnp.float32),
+        finished_lengths=jnp.zeros((batch, beams), jnp.int32),
+        ended=rows.ended,
+    )
+
+
+def brevity_penalty(
+    alpha: float | Float[Array, ""], lengths: Int[Array, "*rows"]
+) -> Float32[Array, "*rows"]:
+    """``((5 + length) / 6) ** alpha``; 1 for texts of one token (arXiv 1609.08144)."""
+    return ((5.0 + lengths) / 6.0) ** jnp.asarray(alpha, jnp.float32)
+
+
+def continuations(logits: Float32[Array, "batch nodes vocab"], beams: int) -> Continuations:
+    """The ``2 * beams`` likeliest tokens after each node: no other can be a candidate."""
+    top, tokens = lax.top_k(logits, 2 * beams)
+    # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
+    return Continuations(tokens=tokens, log_probs=top - largest - log_norm)
+
+
+def candidates(
+    log_probs: Float32[Array, "batch nodes"], following: Continuations, beams: int
+) -> Candidates:
+    """The ``2 * beams`` likeliest continuations in each row.
+
+    Args:
+      log_probs: of the hypotheses continued; minus infinity for an empty place, which
+        has no continuations.
+      following: of each hypothesis.
+      beams: number of hypotheses to go on with.
+    """
+    batch, _, num = following.tokens.shape
+    totals = log_probs[:, :, None] + following.log_probs
+    totals = jnp.where(log_probs[:, :, None] == -jnp.inf, -jnp.inf, totals)
+    best, at = lax.top_k(totals.reshape(batch, -1), 2 * beams)
+    return Candidates(
+        parents=at // num, tokens=pick(following.tokens.reshape(batch, -1), at), log_probs=best
+    )
+
+
+def going_on(found: Candidates, beams: int, eos_id: int) -> Candidates:
+    """The ``beams`` likeliest that do not end, by increasing log-probability."""
+    log_probs = jnp.where(found.tokens == eos_id, -jnp.inf, found.log_probs)
+    likeliest = _best(log_probs, beams)
+    return Candidates(
+        parents=pick(found.parents, likeliest),
+        tokens=pick(found.tokens, likeliest),
+        log_probs=pick(log_probs, likeliest),
+    )
+
+
+def extend(
+    beams: Beams, following: Continuations, alpha: float | Float[Array, ""], eos_id: int
+) -> tuple[Beams, Int[Array, "batch beams"]]:
+    """One step of the search in every row that has not ended.
+
+    Args:
+      beams: the hypotheses.
+      following: continuations of the live ones, from ``continuations``.
+      alpha: of the brevity penalty; 0 for none.
+      eos_id: the token that ends a hypothesis.
+
+    Returns:
+      The hypotheses after the step, and the place, before it, of the one that each live
+      hypothesis continues.
+    """
+    num = beams.live_log_probs.shape[1]
+    found = candidates(beams.live_log_probs, following, num)
+    live = going_on(found, num, eos_id)
+    lengths = beams.lengths + 1
+    extended = beams.replace(
+        live_sequences=_append(beams, live),
+        live_log_probs=live.log_probs,
+        lengths=lengths,
+        **_finished(beams, found, lengths, alpha, eos_id),
+    )
+    extended = extended.replace(ended=_has_ended(extended, alpha))
+    return where_rows(beams.ended, beams, extended), live.parents
+
+
+def _finished(beams: Beams, found: Candidates, lengths, alpha, eos_id: int) -> dict[str, Array]:
+    """The best of the finished hypotheses and of the candidates that end."""
+    ends = found.tokens == eos_id
+    penalty = brevity_penalty(alpha, lengths)[:, None]
+    new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
+    new_lengths = jnp.where(ends, lengths[:, None], 0)
+    scores = jnp.concatenate([beams.finished_scores, new_scores], axis=1)
+    # Of equals, the earlier: a candidate that goes on never takes an empty place, nor does
+    # one of probability zero.
+    best = _best(scores, beams.finished_scores.shape[1])
+    return {
+        "finished_scores": pick(scores, best),
+        "finished_lengths": pick(
+            jnp.concatenate([beams.finished_lengths, new_lengths], axis=1), best
+        ),
+        "finished_sequences": pick(
+            jnp.concatenate([beams.finished_sequences, _append(beams, found)], axis=1), best
+        ),
+    }
+
+
+def _has_ended(beams: Beams, alpha) -> Bool[Array, "batch"]:
+    likeliest = beams.live_log_probs[:, -1]
+    # The largest penalty that T5X reckons with; its sequences count the start token.
+    longest = jnp.asarray(beams.live_sequences.shape[2])
+    within_reach = likeliest / brevity_penalty(alpha, longest)
+    # Not while there is an empty place.
+    settled = jnp.min(beams.finished_scores, axis=1) > within_reach
+    return (beams.lengths >= beams.limits) | settled | (likeliest == -jnp.inf)
+
+
+def finish(beams: Beams, stats: BeamStats) -> BeamResult:
+    """The finished hypotheses of each row or, if there is none, the live ones."""
+    is_live = beams.live_log_probs > -jnp.inf
+    live = (
+        jnp.where(is_live[:, :, None], beams.live_sequences, PAD_ID),
+        jnp.where(is_live, beams.live_log_probs, EMPTY_SCORE),
+        jnp.where(is_live, beams.lengths[:, None], 0),
+    )
+    finished = (beams.finished_sequences, beams.finished_scores, beams.finished_lengths)
+    any_finished = jnp.any(beams.finished_lengths > 0, axis=1)
+    sequences, scores, lengths = where_rows(any_finished, finished, live)
+    # Top-k puts what is not a number first: once there, it is there to the end.
+    is_sound = ~jnp.any(jnp.isnan(beams.live_log_probs), axis=1, keepdims=True)
+    scores = jnp.where(is_sound, scores, jnp.nan)
+    return BeamResult(tokens=sequences[:, :, 1:], scores=scores, lengths=lengths, stats=stats)
+
+
+def pick(values: Array, indices: Int[Array, "batch picked"]) -> Array:
+    """``values[b, indices[b]]`` for each row b."""
+    return jax.vmap(lambda row, at: row[at])(values, indices)
+
+
+def where_rows(condition: Bool[Array, "batch"], chosen, other):
+    """The rows of one tree where the condition holds, those of another elsewhere."""
+
+    def select(one, two):
+        return jnp.where(condition.reshape(-1, *[1] * (one.ndim - 1)), one, two)
+
+    return jax.tree.map(select, chosen, other)
+
+
+def _append(beams: Beams, tails: Candidates) -> Int[Array, "batch top width"]:
+    """The live sequences that the candidates continue, with their tokens."""
+    sequences = pick(beams.live_sequences, tails.parents)
+    is_next = jnp.arange(sequences.shape[2])[None, :] == beams.lengths[:, None] + 1
+    return jnp.where(is_next[:, None, :], tails.tokens[:, :, None], sequences)
+
+
+def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"]:
+    """Indices of the largest values, by increasing value."""
+    return lax.top_k(values, num)[1][:, ::-1]
+
+
+def check_beams(name: str, beams: int, vocab_size: int) -> None:
+    """Raises ``InputError`` unless ``2 * beams`` candidates can be had from one hypothesis."""
+    if beams < 1:
+        raise InputError(f"{name} is {beams}: give at least 1")
+    if 2 * beams > vocab_size:
+        raise InputError(
+            f"{name} is {beams} and the vocabulary has {vocab_size} tokens: "
+            f"give at most {vocab_size // 2}"
+        )

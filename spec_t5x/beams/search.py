@@ -1,0 +1,146 @@
+"""Plain beam search: one target call for each step of all hypotheses.
+
+T5X's search (``hypotheses.py`` has its rules) over a cache of slots that is never copied
+(``slots.py``). All hypotheses of an input are one row of the cache and share the
+encoder's side of it. The baseline of speculative beam search, and its oracle.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.beams import hypotheses as beams_lib
+from spec_t5x.beams import slots
+from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats
+from spec_t5x.interfaces import Cache, Target, check_positions
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.types import EOS_ID, Array, Float, Int, PyTree
+
+
+@flax.struct.dataclass(kw_only=True)
+class BeamSearchState:
+    """All that one step hands to the next."""
+
+    # Live and finished hypotheses.
+    beams: Beams
+    # Where the live hypotheses' tokens are cached: all but their last ones.
+    lineages: Int[Array, "batch beams positions"]
+    cache: Cache
+    stats: BeamStats
+
+
+def init(
+    target: Target,
+    inputs: PyTree,
+    prompts: Int[Array, "batch prompt"],
+    *,
+    beams: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
+) -> BeamSearchState:
+    """Encodes the inputs and feeds the prompts."""
+    batch = prompts.shape[0]
+    # A row that has ended may stand at position max_decode_len.
+    num_positions = max_decode_len + 1
+    zeros = jnp.zeros(batch, jnp.int32)
+    return BeamSearchState(
+        beams=beams_lib.start(prompts, beams, max_decode_len, max_decode_steps),
+        # A prompt's tokens are at the first places.
+        lineages=jnp.zeros((batch, beams, num_positions), jnp.int32),
+        cache=slots.prefill(target, inputs, prompts, num_positions, beams),
+        stats=BeamStats(target_calls=zeros, steps=zeros),
+    )
+
+
+def step(
+    target: Target,
+    state: BeamSearchState,
+    alpha: float | Float[Array, ""],
+    *,
+    eos_id: int = EOS_ID,
+) -> BeamSearchState:
+    """One target call, one token more for the hypotheses of each row that goes on."""
+    beams = state.beams
+    batch, num = beams.live_log_probs.shape
+    places = jnp.arange(num)
+    lineages = slots.settle(state.lineages, beams.lengths, places)
+    nodes = slots.nodes(
+        beams.last_tokens,
+        jnp.tile(beams.lengths[:, None], (1, num)),
+        jnp.tile(places[None], (batch, 1)),
+        lineages,
+        width=num,
+    )
+    logits, cache = target.score_nodes(state.cache, nodes)
+    extended, parents = beams_lib.extend(beams, beams_lib.continuations(logits, num), alpha, eos_id)
+    return BeamSearchState(
+        beams=extended,
+        lineages=beams_lib.pick(lineages, parents),
+        cache=cache,
+        stats=BeamStats(
+            target_calls=state.stats.target_calls + ~beams.ended,
+            steps=state.stats.steps + ~beams.ended,
+        ),
+    )
+
+
+def done(state: BeamSearchState) -> Array:
+    """Whether every row has ended."""
+    return jnp.all(state.beams.ended)
+
+
+@outputs_lib.refuses_holes
+@functools.partial(jax.jit, static_argnames=("beams", "max_decode_len", "eos_id"))
+def beam_search(
+    target: Target,
+    inputs: PyTree,
+    prompts: Int[Array, "batch prompt"],
+    *,
+    beams: int,
+    alpha: float | Float[Array, ""] = 0.6,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
+    eos_id: int = EOS_ID,
+) -> BeamResult:
+    """Searches the ``beams`` best texts for each input, as T5X does.
+
+    Args:
+      target: the model, a pytree that has ``score_nodes``.
+      inputs: what ``target.prefill`` takes, e.g. encoder tokens ``[batch, source]``.
+      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
+        on the right; ``zeros([batch, 1])`` where nothing is forced.
+      beams: hypotheses kept, and returned, for each input.
+      alpha: exponent of the brevity penalty: 0 ranks texts by log-probability alone,
+        larger values prefer longer texts. Changing it compiles nothing.
+      max_decode_len: room for tokens, the prompt's included.
+      max_decode_steps: tokens to generate at most, after the prompt: one number, or one
+        for each input.
+      eos_id: the token that ends a hypothesis; in a prompt it does not.
+
+    Raises:
+      InputError: ``beams`` below 1 or above half of the vocabulary, prompts longer than
+        ``max_decode_len``, or a target without ``score_nodes``.
+    """
+    check_arguments(target, prompts, beams, max_decode_len)
+    state = init(
+        target,
+        inputs,
+        prompts,
+        beams=beams,
+        max_decode_len=max_decode_len,
+        max_decode_steps=max_decode_steps,
+    )
+    body = functools.partial(step, target, alpha=alpha, eos_id=eos_id)
+    state = lax.while_loop(lambda state: ~done(state), body, state)
+    return beams_lib.finish(state.beams, state.stats)
+
+
+def check_arguments(target: Target, prompts, beams: int, max_decode_len: int) -> None:
+    """Raises ``InputError`` for arguments that cannot be searched with."""
+    slots.check_scores_nodes(target)
+    beams_lib.check_beams("beams", beams, target.vocab_size)
+    outputs_lib.check_prompts(prompts, max_decode_len)
+    check_positions(target, max_decode_len)

@@ -1,0 +1,288 @@
+"""Hugging Face's GPT-2 directories, read without transformers.
+
+Their ids are renumbered (``data.mapped_vocabulary``), and with them the embedding's rows.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.checkpoints.huggingface.weights import FileTensor, open_tensors, same_tensor
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.weights import Index, TensorInfo, check_found
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.models.gpt import GPTConfig
+
+MODEL_TYPE = "gpt2"
+
+# Both are the tanh approximation, which is what Flax calls gelu.
+_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
+# Settings of another network than GPT-2 was published with, and what they must be.
+_FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+
+_PREFIX = "transformer."
+_HEAD = "lm_head.weight"
+_EMBEDDING = "wte.weight"
+# The causal mask, which old releases stored with the weights.
+_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+
+_TOP = {
+    "token_embedding": _EMBEDDING,
+    "position_embedding": "wpe.weight",
+    "final_layer_norm/scale": "ln_f.weight",
+    "final_layer_norm/bias": "ln_f.bias",
+    "logits_dense/kernel": _HEAD,
+}
+_IN_LAYER = {
+    "pre_attention_layer_norm": "ln_1",
+    "attention/query": "attn.c_attn",
+    "attention/key": "attn.c_attn",
+    "attention/value": "attn.c_attn",
+    "attention/out": "attn.c_proj",
+    "pre_mlp_layer_norm": "ln_2",
+    "mlp/wi": "mlp.c_fc",
+    "mlp/wo": "mlp.c_proj",
+}
+# Places in their joined projection.
+_JOINED = {"query": 0, "key": 1, "value": 2}
+
+
+def open_gpt2(
+    directory: str | Path,
+    *,
+    vocabulary: Vocabulary | None = None,
+    start_id: int | None = None,
+    eos_id: int | None = None,
+) -> StoredModel:
+    """Opens a GPT-2 that transformers wrote; its weights are read later.
+
+    Args:
+        directory: config.json, weights (``model.safetensors`` or ``pytorch_model.bin``,
+            with or without the prefix ``transformer.``) and ``tokenizer.json``, or
+            ``vocab.json`` and ``merges.txt``.
+        vocabulary: in place of the directory's tokenizer, a ``MappedVocabulary`` of its ids.
+        start_id, eos_id: their ids that start and end a text; by default config.json's
+            ``bos_token_id`` and ``eos_token_id``.
+
+    Raises:
+        InputError: files are absent or damaged, or the network is not GPT-2's.
+    """
+    directory = Path(directory)
+    values = read_json(directory / CONFIG_NAME)
+    num_ids, start_id, eos_id = _ids(values, directory, start_id, eos_id)
+    ours = (getattr(vocabulary, name, None) for name in ("num_ids", "start_id", "eos_id"))
+    if vocabulary is not None and tuple(ours) != (num_ids, start_id, eos_id):
+        raise InputError(
+            f"{directory}: the vocabulary given is not numbered as its {num_ids} ids, of which "
+            f"{start_id} starts and {eos_id} ends a text: put its own tokenizer.json there"
+        )
+    tensors = _settled(open_tensors(directory), values, directory)
+    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in tensors)
+    return StoredModel(
+        weights=GPT2Weights(tensors, config, str(directory), their_ids(num_ids, start_id, eos_id)),
+        config=config,
+        vocabulary=vocabulary or _vocabulary(directory, num_ids, start_id, eos_id),
+        directory=directory,
+        metadata=values,
+    )
+
+
+def read_vocabulary(values: dict[str, Any], directory: Path) -> MappedVocabulary:
+    """The vocabulary of a directory whose config.json holds ``values``.
+
+    Raises:
+        InputError: there is none, or its ids are not the model's.
+    """
+    return _vocabulary(directory, *_ids(values, directory, None, None))
+
+
+class GPT2Weights:
+    """Tensors of a directory as our parameters; see ``weights.Weights``."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, FileTensor],
+        config: GPTConfig,
+        source: str,
+        rows: np.ndarray,
+    ):
+        """Takes opened tensors by their names without prefix, and their id of each of ours."""
+        self.source = source
+        self._tensors = dict(tensors)
+        self._rows = rows
+        self._expected = _expected(config, len(rows) - 1)
+        self._paths = _paths(config)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """All that we have a name for, in our shapes."""
+        infos = {}
+        for path, name in self._paths.items():
+            if name in self._tensors:
+                shape, dtype = self._tensors[name].shape, self._tensors[name].dtype
+                if name in (_EMBEDDING, _HEAD):
+                    shape = (len(self._rows), *shape[1:])
+                if name == _HEAD:
+                    shape = shape[::-1]
+                if _joined_place(path) is not None:
+                    shape = (*shape[:-1], shape[-1] // 3)
+                infos[path] = TensorInfo(shape=shape, dtype=dtype, name=name)
+        return infos
+
+    def check(self, config: GPTConfig) -> None:
+        """As ``weights.Weights``, in GPT-2's names and shapes."""
+        found = {
+            name: TensorInfo(shape=tensor.shape, dtype=tensor.dtype, name=name)
+            for name, tensor in self._tensors.items()
+        }
+        check_found(found, self._expected, self.source)
+
+    def read(self, path: str, index: Index) -> np.ndarray:
+        """As ``weights.Weights``."""
+        name = self._paths[path]
+        tensor = self._tensors[name]
+        if name == _HEAD:
+            columns, rows = index
+            return np.ascontiguousarray(self._renumbered(tensor, (rows, columns)).T)
+        if name == _EMBEDDING:
+            return self._renumbered(tensor, index)
+        place = _joined_place(path)
+        if place is None:
+            return tensor.read(index)
+        width = tensor.shape[-1] // 3
+        start, stop, _ = index[-1].indices(width)
+        return tensor.read((*index[:-1], slice(place * width + start, place * width + stop)))
+
+    def _renumbered(self, tensor: FileTensor, index: Index) -> np.ndarray:
+        """Rows of a matrix that has one for each of their ids, by our ids."""
+        rows, columns = index
+        return tensor.read((slice(0, tensor.shape[0]), columns))[self._rows[rows]]
+
+
+def _ids(
+    values: dict[str, Any], directory: Path, start_id: int | None, eos_id: int | None
+) -> tuple[int, int, int]:
+    """Their number of ids, and the two that start and end a text."""
+    path, num_ids = directory / CONFIG_NAME, values.get("vocab_size")
+    if not isinstance(num_ids, int):
+        raise InputError(f"{path} has vocab_size {num_ids!r}: copy the file again")
+    eos_id = values.get("eos_token_id") if eos_id is None else eos_id
+    start_id = values.get("bos_token_id", eos_id) if start_id is None else start_id
+    for name, token in (("bos_token_id", start_id), ("eos_token_id", eos_id)):
+        if not isinstance(token, int) or not 0 <= token < num_ids:
+            raise InputError(
+                f"{path} has {name} {token!r} and vocab_size {num_ids}: set it to a token's id"
+            )
+    return num_ids, start_id, eos_id
+
+
+def _vocabulary(directory: Path, num_ids: int, start_id: int, eos_id: int) -> MappedVocabulary:
+    return MappedVocabulary(
+        read_tokenizer(directory), num_ids=num_ids, start_id=start_id, eos_id=eos_id
+    )
+
+
+def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
+    present = {name: value for name, value in values.items() if value is not None}
+    activation = present.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        raise InputError(
+            f"{path} has activation_function {activation!r}: supported are "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    for name, needed in _FIXED.items():
+        if present.get(name, needed) != needed:
+            raise InputError(f"{path} has {name} {present[name]}: give a GPT-2 without it")
+    if "quantization_config" in present:
+        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    try:
+        return GPTConfig(
+            # The token that starts has a row of its own.
+            vocab_size=present["vocab_size"] + 1,
+            emb_dim=present["n_embd"],
+            num_heads=present["n_head"],
+            num_layers=present["n_layer"],
+            mlp_dim=present.get("n_inner", 4 * present["n_embd"]),
+            max_length=present["n_positions"],
+            logits_via_embedding=tied,
+            dropout_rate=present.get("resid_pdrop", 0.1),
+            layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-5),
+        )
+    except KeyError as error:
+        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
+    except (InputError, TypeError) as error:
+        raise InputError(
+            f"{path} describes no GPT-2 ({one_line(error)}): copy the file again"
+        ) from error
+
+
+def _settled(
+    tensors: Mapping[str, FileTensor], values: dict[str, Any], directory: Path
+) -> dict[str, FileTensor]:
+    """The tensors without the prefix, masks, and an output layer that is the embedding.
+
+    Raises:
+        InputError: the output layer is not the embedding, and config.json says that it is.
+    """
+    bare = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+    bare = {name: tensor for name, tensor in bare.items() if not _MASK.fullmatch(name)}
+    tied = values.get("tie_word_embeddings", True) is not False
+    head, embedding = bare.get(_HEAD), bare.get(_EMBEDDING)
+    if tied and head is not None and embedding is not None:
+        if not same_tensor(head, embedding):
+            raise InputError(
+                f"{directory}: {_HEAD} differs from {_EMBEDDING} although config.json ties them: "
+                "set tie_word_embeddings to false"
+            )
+        del bare[_HEAD]
+    if not tied and head is None:
+        raise InputError(
+            f"{directory} has no {_HEAD} and tie_word_embeddings is false: copy the weights again"
+        )
+    return bare
+
+
+def _paths(config: GPTConfig) -> dict[str, str]:
+    """Their name of the tensor that holds each of our parameters."""
+    paths = dict(_TOP)
+    if config.logits_via_embedding:
+        del paths["logits_dense/kernel"]
+    for layer in range(config.num_layers):
+        for ours, theirs in _IN_LAYER.items():
+            weight = "scale" if ours.endswith("norm") else "kernel"
+            paths[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight"
+            paths[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias"
+    return paths
+
+
+def _joined_place(path: str) -> int | None:
+    """Where a parameter is in the joined projection, if it is."""
+    parts = path.split("/")
+    return _JOINED.get(parts[2]) if len(parts) == 4 and parts[1] == "attention" else None
+
+
+def _expected(config: GPTConfig, num_ids: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by their names."""
+    embed, hidden = config.emb_dim, config.mlp_dim
+    widths = {"attn.c_attn": (embed, 3 * embed), "attn.c_proj": (embed, embed)}
+    widths |= {"mlp.c_fc": (embed, hidden), "mlp.c_proj": (hidden, embed)}
+    shapes = {_EMBEDDING: (num_ids, embed), "wpe.weight": (config.max_length, embed)}
+    shapes |= {"ln_f.weight": (embed,), "ln_f.bias": (embed,)}
+    if not config.logits_via_embedding:
+        shapes[_HEAD] = (num_ids, embed)
+    for layer in range(config.num_layers):
+        for norm in ("ln_1", "ln_2"):
+            shapes |= {f"h.{layer}.{norm}.{kind}": (embed,) for kind in ("weight", "bias")}
+        for name, shape in widths.items():
+            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
+    return shapes

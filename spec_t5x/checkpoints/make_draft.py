@@ -1,0 +1,253 @@
+"""Drafts by name: what ``--draft`` and gin say, made into a draft for a target.
+
+    transformer[:DIR]    a smaller model (a directory alone says the same)
+    unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``
+    bigram[:DIR]
+    ngram[:DIR]
+    copy[:MIN_MATCH]     what followed the same words in the source or in the output
+    uniform              any token
+    medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
+    early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
+    mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
+    cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
+
+A directory alone may also hold n-gram tables, heads, or a draft that shares its target's
+encoder (``spec-t5x distill``). DIR may be left out where the target is a packaged one. A
+T5X checkpoint, which has no vocabulary, is taken to have the target's.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from spec_t5x.checkpoints.loading import (
+    PACKAGED_MODELS,
+    check_same_vocabulary,
+    has_vocabulary,
+    load,
+)
+from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
+from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.early_exit import EarlyExitDraft
+from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft
+from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.sampling.distributions import Sampling
+
+# The packaged targets and their packaged drafts, by kind.
+PACKAGED_DRAFTS = {
+    "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "medusa": "ende-heads"},
+    "summaries-target": {"transformer": "summaries-draft", "ngram": "summaries-ngram"},
+    "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Settings that drafts share."""
+
+    # How the draft samples; None takes the target's settings.
+    settings: Sampling | None = None
+    # Adapts gamma to each row and iteration; None always proposes gamma tokens.
+    stopping: Stopping | None = None
+    # What its networks compute in; "auto" is the type that the platform is quick in.
+    dtype: str = "auto"
+
+    def __post_init__(self):
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+
+
+def make_draft(
+    text: str | Path, target: LoadedModel, model: Model, options: DraftOptions | None = None
+) -> Draft:
+    """The draft that ``text`` describes (see above).
+
+    Args:
+      text: a name, ``NAME:ARGUMENT``, or a directory.
+      target: the checkpoint that the draft is for.
+      model: the same, bound for decoding; some drafts share its parameters.
+      options: settings of the draft.
+
+    Raises:
+      InputError: an unknown name, an argument or a setting that it does not take, or a
+        checkpoint of another vocabulary.
+    """
+    maker = _Maker(target, model, options or DraftOptions())
+    return maker.make(str(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    target: LoadedModel
+    model: Model
+    options: DraftOptions
+
+    def make(self, text: str) -> Draft:
+        name, _, argument = text.partition(":")
+        if name not in NAMES or Path(text).expanduser().is_dir():
+            return self._from_directory(text)
+        return NAMES[name](self, argument)
+
+    def _from_directory(self, text: str) -> Draft:
+        directory = locate(text)
+        if isinstance(directory, GcsPath):
+            return self._transformer(text)
+        recover(directory)
+        if not directory.is_dir():
+            directory = PACKAGED_MODELS / text
+        if not directory.is_dir() or not text:
+            raise InputError(
+                f"no draft {text!r}: give the directory of a checkpoint or one of "
+                f"{', '.join(NAMES)}"
+            )
+        config = directory / CONFIG_NAME
+        kind = read_json(config).get("format") if config.is_file() else None
+        return FORMATS.get(kind, _Maker._transformer)(self, text)
+
+    def _transformer(self, argument: str) -> Draft:
+        name = argument or self._packaged("transformer")
+        # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
+        inherited = None if has_vocabulary(name) else self.target.vocabulary
+        loaded = load(name, dtype=self.options.dtype, vocabulary=inherited)
+        check_same_vocabulary(self.target, loaded)
+        if type(loaded.config) is not type(self.target.config):
+            raise InputError(
+                f"target {self.target.directory} has a {type(self.target.config).__name__} and "
+                f"draft {loaded.directory} a {type(loaded.config).__name__}: give a draft of the "
+                "target's kind"
+            )
+        return TransformerDraft(
+            bind(loaded.params, loaded.config),
+            settings=self.options.settings,
+            stopping=self.options.stopping,
+        )
+
+    def _ngram(self, argument: str, order: int | None = None) -> Draft:
+        self._refuse_stopping("ngram")
+        draft = ngram_tables.load_ngram(
+            argument or self._packaged("ngram"), self.target, order=order
+        )
+        return draft.replace(settings=self.options.settings)
+
+    def _copy(self, argument: str) -> Draft:
+        self._refuse_stopping("copy")
+        self._refuse_settings("copy")
+        if not argument:
+            return CopyDraft(self.model.vocab_size)
+        min_match = _number("copy", argument)
+        return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
+
+    def _uniform(self, argument: str) -> Draft:
+        self._refuse_stopping("uniform")
+        self._refuse_settings("uniform")
+        if argument:
+            raise InputError(f"draft uniform:{argument}: uniform takes no argument")
+        return UniformDraft(self.model.vocab_size)
+
+    def _medusa(self, argument: str) -> Draft:
+        self._refuse_stopping("medusa")
+        self._refuse_decoder_only("medusa")
+        loaded = draft_heads.load_heads(argument or self._packaged("medusa"), self.target)
+        return MedusaDraft.create(loaded.params, self.model, self.options.settings)
+
+    def _shared_encoder(self, argument: str) -> Draft:
+        self._refuse_decoder_only(argument)
+        loaded = shared_drafts.load_shared_draft(argument, self.target)
+        return SharedEncoderDraft.create(
+            loaded.params,
+            loaded.config,
+            loaded.layers,
+            self.model,
+            settings=self.options.settings,
+            stopping=self.options.stopping,
+            head=loaded.head,
+        )
+
+    def _early_exit(self, argument: str) -> Draft:
+        self._refuse_stopping("early_exit")
+        self._refuse_decoder_only("early_exit")
+        half = (self.model.config.num_decoder_layers + 1) // 2
+        layers = _number("early_exit", argument) if argument else half
+        return EarlyExitDraft.create(self.model, layers, self.options.settings)
+
+    def _mixed(self, argument: str) -> Draft:
+        return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
+
+    def _cascade(self, argument: str) -> Draft:
+        self._refuse_stopping("cascade")
+        directory, _, inner = argument.partition(",")
+        middle = self._transformer(directory)
+        cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
+        cheapest = cheap.make(inner or "bigram")
+        if isinstance(cheapest, SharedEncoderDraft):
+            raise InputError(
+                f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
+                f"for {directory or 'another model'}: give a draft that shares nothing"
+            )
+        return CascadeDraft(middle.model, cheapest, settings=self.options.settings)
+
+    def _packaged(self, kind: str) -> str:
+        directory = self.target.directory
+        drafts = PACKAGED_DRAFTS.get(directory.name, {})
+        if directory != PACKAGED_MODELS / directory.name or kind not in drafts:
+            raise InputError(
+                f"draft {kind!r} of target {directory}: give its directory, as in {kind}:DIR"
+            )
+        return drafts[kind]
+
+    def _refuse_stopping(self, name: str) -> None:
+        if self.options.stopping is not None:
+            raise InputError(
+                f"gamma cannot adapt with draft {name!r}: use transformer or mixed, or leave "
+                "adaptive out"
+            )
+
+    def _refuse_decoder_only(self, name: str) -> None:
+        if isinstance(self.target.config, GPTConfig):
+            raise InputError(
+                f"draft {name!r} is for encoder-decoder targets and {self.target.directory} is a "
+                "decoder alone: use transformer, an n-gram draft or copy"
+            )
+
+    def _refuse_settings(self, name: str) -> None:
+        if self.options.settings is not None:
+            raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
+
+
+# What makes a draft of each name, from what stands after the colon.
+NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
+    "transformer": _Maker._transformer,
+    "unigram": lambda maker, argument: maker._ngram(argument, 1),
+    "bigram": lambda maker, argument: maker._ngram(argument, 2),
+    "ngram": _Maker._ngram,
+    "copy": _Maker._copy,
+    "uniform": _Maker._uniform,
+    "medusa": _Maker._medusa,
+    "early_exit": _Maker._early_exit,
+    "mixed": _Maker._mixed,
+    "cascade": _Maker._cascade,
+}
+# What makes a draft of a directory of each format; of any other it is a model.
+FORMATS: dict[str, Callable[[_Maker, str], Draft]] = {
+    ngram_tables.FORMAT: _Maker._ngram,
+    draft_heads.FORMAT: _Maker._medusa,
+    shared_drafts.FORMAT: _Maker._shared_encoder,
+}
+
+
+def _number(name: str, argument: str) -> int:
+    if not argument.isdigit():
+        raise InputError(f"draft {name}:{argument}: give a whole number after the colon")
+    return int(argument)

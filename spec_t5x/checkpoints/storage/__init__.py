@@ -1,0 +1,1 @@
+"""What every format is read with: files, arrays, vocabularies and checks."""

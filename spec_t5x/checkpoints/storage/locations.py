@@ -1,0 +1,139 @@
+"""Where a checkpoint lies: a directory of this machine, or one in a bucket (gs://).
+
+A bucket is read through TensorStore, with Google's default credentials where there are
+any: those of ``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS
+or of the virtual machine. Public buckets need none.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.checkpoints.storage.files import one_line
+from spec_t5x.errors import InputError
+
+_SCHEME = "gs://"
+
+# What a bucket of one's own asks for.
+LOG_IN = "gcloud auth application-default login"
+
+
+@dataclasses.dataclass(frozen=True)
+class GcsPath:
+    """A file or directory of a bucket, with the few methods of ``Path`` that reading takes.
+
+    Each method raises ``InputError`` when the bucket cannot be reached.
+    """
+
+    bucket: str
+    # What follows the bucket, without a slash at either end; "" is the bucket itself.
+    key: str
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.bucket}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> "GcsPath":
+        return GcsPath(self.bucket, f"{self.key}/{name}".strip("/"))
+
+    @property
+    def name(self) -> str:
+        """The last component."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "GcsPath":
+        """The directory that holds it."""
+        return GcsPath(self.bucket, self.key.rpartition("/")[0])
+
+    def is_file(self) -> bool:
+        """Whether there is an object of exactly this name that may be read."""
+        # Not by a list: reading objects of a bucket and listing them are separate rights,
+        # and what may not be listed looks empty. All that is asked for so is small.
+        try:
+            return self._read() is not None
+        except InputError as error:
+            # What is absent is forbidden, too, to those who may not list.
+            if isinstance(error.__cause__, PermissionError):
+                return False
+            raise
+
+    def iterdir(self) -> list["GcsPath"]:
+        """What lies in the directory, in order of names."""
+        prefix = f"{self.key}/" if self.key else ""
+        # The last key with this prefix comes before the prefix with its slash counted up.
+        keys = self._list(prefix, f"{self.key}0" if self.key else "")
+        names = {key.removeprefix(prefix).partition("/")[0] for key in keys}
+        return [self / name for name in sorted(names - {""})]
+
+    def read_bytes(self) -> bytes:
+        """The object's content.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        content = self._read()
+        if content is None:
+            raise FileNotFoundError(str(self))
+        return content
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """The object's content, decoded."""
+        return self.read_bytes().decode(encoding)
+
+    def _read(self) -> bytes | None:
+        result = self._ask(lambda store: store.read(self.key))
+        return result.value if result.state == "value" else None
+
+    def _list(self, first: str, end: str) -> list[str]:
+        import tensorstore as ts
+
+        keys = self._ask(lambda store: store.list(ts.KvStore.KeyRange(first, end)))
+        return [key.decode() for key in keys]
+
+    def _ask(self, question):
+        try:
+            return question(_bucket(self.bucket)).result()
+        except (ValueError, OSError) as error:
+            denied = str(error).startswith(("PERMISSION_DENIED", "UNAUTHENTICATED"))
+            raise InputError(
+                f"cannot read {self} ({one_line(error)}): check the name, the network and the "
+                f"credentials ({LOG_IN})"
+            ) from (PermissionError(str(error)) if denied else error)
+
+
+Location = Path | GcsPath
+
+
+def locate(name: str | Path | GcsPath) -> Location:
+    """The place that a path or a gs:// address names; whether it exists is not asked.
+
+    Raises:
+        InputError: an address of another kind, or no bucket in it.
+    """
+    if isinstance(name, GcsPath):
+        return name
+    text = str(name)
+    if text.startswith(_SCHEME):
+        bucket, _, key = text.removeprefix(_SCHEME).partition("/")
+        if not bucket:
+            raise InputError(f"{text!r} names no bucket: give {_SCHEME}BUCKET/DIRECTORY")
+        return GcsPath(bucket, key.strip("/"))
+    if "://" in text:
+        raise InputError(f"{text!r}: give a directory of this machine or {_SCHEME}BUCKET/DIRECTORY")
+    return Path(text).expanduser()
+
+
+def kvstore_spec(location: Location) -> dict[str, Any]:
+    """TensorStore's specification of the directory, as a place of files."""
+    if isinstance(location, GcsPath):
+        key = f"{location.key}/" if location.key else ""
+        return {"driver": "gcs", "bucket": location.bucket, "path": key}
+    return {"driver": "file", "path": f"{location.resolve()}/"}
+
+
+@functools.lru_cache(maxsize=8)
+def _bucket(name: str):
+    import tensorstore as ts
+
+    return ts.KvStore.open({"driver": "gcs", "bucket": name}).result()

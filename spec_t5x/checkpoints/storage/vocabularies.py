@@ -1,0 +1,125 @@
+"""The vocabulary of a checkpoint that comes without one, as T5X's do.
+
+    spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
+    spiece.model:100    the same with so many extra ids appended
+    bytes, bytes:125    ByT5's
+    tokenizer.json      a WordPiece vocabulary, on this machine
+
+Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
+Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
+and else told from the rows of the embedding, which T5 pads to a multiple of 128: 32128 for
+32000 pieces and 100 extra ids. Where both 0 and 100 could be meant, that is an error.
+"""
+
+import hashlib
+import os
+import uuid
+from pathlib import Path
+
+from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.data.wordpiece import WordPieceVocabulary
+from spec_t5x.errors import InputError
+
+BYTES = "bytes"
+
+# The numbers of extra ids that T5 and ByT5 were trained with.
+_T5_EXTRA_IDS, _BYTE_EXTRA_IDS = 100, 125
+# Embeddings are padded to a multiple of this.
+_PADDING = 128
+
+# A vocabulary, or how the command line names one.
+VocabularyLike = Vocabulary | str | Path
+
+
+def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
+    """The vocabulary that is meant (see above) for an embedding of ``num_rows``.
+
+    Raises:
+        InputError: no such file, no vocabulary in it, or a number of extra ids that cannot
+            be told.
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    if str(vocabulary).endswith(".json"):
+        return WordPieceVocabulary(vocabulary)
+    name, extra_ids = split_extra_ids(str(vocabulary))
+    if name == BYTES:
+        # They decode to nothing, so that their number says no more than how many ids there are.
+        base = ByteVocabulary(0).vocab_size
+        return ByteVocabulary(
+            min(_BYTE_EXTRA_IDS, max(num_rows - base, 0)) if extra_ids is None else extra_ids
+        )
+    path = local_file(locate(name))
+    if extra_ids is None:
+        extra_ids = _tell_extra_ids(SentencePieceVocabulary(path), num_rows)
+    return SentencePieceVocabulary(path, extra_ids)
+
+
+def choose_vocabulary(
+    given: VocabularyLike | None, own: Vocabulary, directory: Location, num_rows: int
+) -> Vocabulary:
+    """A checkpoint's own vocabulary, once it is known to be the given one, if one was.
+
+    Raises:
+        InputError: they differ.
+    """
+    if given is not None:
+        other = make_vocabulary(given, num_rows)
+        if other.fingerprint() != own.fingerprint():
+            named = repr(str(given)) if isinstance(given, str | Path) else "the one given"
+            raise InputError(
+                f"{directory} holds a vocabulary of its own ({own.vocab_size} ids), which is not "
+                f"{named} ({other.vocab_size} ids): leave vocabulary out"
+            )
+    return own
+
+
+def local_file(location: Location) -> Path:
+    """The file itself, or the copy of one in a bucket, fetched once."""
+    if isinstance(location, Path):
+        return location
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
+    path = cache / "spec_t5x" / "vocabularies" / f"{digest}-{location.name}"
+    if not path.is_file():
+        content = _fetch(location)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all, also when several processes fetch it.
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        part.write_bytes(content)
+        part.replace(path)
+    return path
+
+
+def _fetch(location: GcsPath) -> bytes:
+    try:
+        return location.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"no vocabulary at {location}: give a SentencePiece model file") from error
+
+
+def split_extra_ids(text: str) -> tuple[str, int | None]:
+    """``FILE:100`` in its two parts; a file that has a colon in its name comes first."""
+    name, colon, number = text.rpartition(":")
+    if not colon or not number.isdigit() or Path(text).is_file():
+        return text, None
+    return name, int(number)
+
+
+def _tell_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
+    size = vocabulary.vocab_size
+    if any("<extra_id_0>" in vocabulary.piece(token) for token in range(size)):
+        return 0
+    fitting = [
+        number
+        for number in (0, _T5_EXTRA_IDS)
+        if num_rows in (size + number, -(-(size + number) // _PADDING) * _PADDING)
+    ]
+    if len(fitting) != 1:
+        raise InputError(
+            f"the model embeds {num_rows} ids and {vocabulary.path} holds {size}: how many extra "
+            f"ids there are cannot be told; write it behind the file, as in "
+            f"{vocabulary.path.name}:{_T5_EXTRA_IDS} or {vocabulary.path.name}:0"
+        )
+    return fitting[0]

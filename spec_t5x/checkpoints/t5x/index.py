@@ -1,0 +1,205 @@
+"""What a T5X checkpoint says that it holds.
+
+    legacy    checkpoint                      msgpack: version, optimizer/state, optimizer/target
+              target.encoder.….kernel/        one zarr array for each parameter
+    Orbax     state/_METADATA                 JSON: the names in the tree
+              state/manifest.ocdbt, state/d/  all arrays in one OCDBT store; or, in older
+                                              ones, a zarr array for each, as above
+
+A leaf of the msgpack file is an array, TensorStore's specification of one, or, where
+early Orbax wrote the file, ``PLACEHOLDER://name``. The optimizer's state is left alone.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.checkpoints.storage.files import one_line
+from spec_t5x.checkpoints.storage.locations import Location
+from spec_t5x.checkpoints.storage.orbax_trees import (
+    METADATA_NAME,
+    Keys,
+    arrays_kvstore,
+    orbax_entries,
+)
+from spec_t5x.checkpoints.storage.tensorstore_arrays import ArrayEntry, zarr_spec
+from spec_t5x.errors import InputError
+
+LEGACY, ORBAX = "t5x_legacy", "t5x_orbax"
+
+# Versions of the legacy format that are read. 2 differs in bfloat16 alone, stored as uint16,
+# which is refused.
+VERSIONS = (2, 3)
+
+CHECKPOINT_NAME = "checkpoint"
+_STATE_NAME = "state"
+
+_PLACEHOLDER = "PLACEHOLDER://"
+_STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
+_COPY_AGAIN = "copy the whole checkpoint again"
+
+# Where the parameters and the step are in the tree, in the order of looking.
+_TARGETS = ("target", "optimizer/target", "_optimizer/target")
+_STEPS = ("state/step", "optimizer/state/step", "_optimizer/state/step")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5XIndex:
+    """The parameters of a checkpoint by their paths, before any is opened."""
+
+    format: str
+    # Of the legacy format; None for Orbax.
+    version: int | None
+    location: Location
+    entries: Mapping[str, ArrayEntry]
+    step: ArrayEntry | None
+
+
+def find_t5x(location: Location) -> Location | None:
+    """The directory of the T5X checkpoint: this one, its ``state``, or its latest step.
+
+    None where there is none. As T5X does, a model's directory is taken for the highest
+    step in it.
+    """
+    for place in (location, location / _STATE_NAME):
+        if any((place / name).is_file() for name in (CHECKPOINT_NAME, METADATA_NAME)):
+            return place
+    steps = {}
+    for child in location.iterdir():
+        match = _STEP_DIRECTORY.fullmatch(child.name)
+        if match:
+            steps[int(match[1])] = child
+    if not steps:
+        return None
+    latest = steps[max(steps)]
+    found = find_t5x(latest)
+    if found is None:
+        raise InputError(
+            f"{latest} is the latest of {len(steps)} checkpoints in {location} and holds no "
+            f"{CHECKPOINT_NAME} or {METADATA_NAME}: copy it again or give the directory of another"
+        )
+    return found
+
+
+def read_index(location: Location) -> T5XIndex:
+    """The index of a checkpoint in the directory that ``find_t5x`` found.
+
+    Raises:
+        InputError: it is damaged, of another version or of another program.
+    """
+    path = location / CHECKPOINT_NAME
+    is_orbax = (location / METADATA_NAME).is_file()
+    if is_orbax and not path.is_file():
+        return _index(ORBAX, None, location, orbax_entries(location))
+    tree = _read_msgpack(path)
+    leaves = dict(_leaves(tree))
+    # Early Orbax, too, wrote such a file, and says nothing of a version.
+    if is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values()):
+        return _index(ORBAX, None, location, _stored(leaves, location))
+    version = tree.get("version")
+    if version not in VERSIONS:
+        raise InputError(
+            f"{path} has version {version!r}, this spec_t5x reads "
+            f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
+        )
+    return _index(LEGACY, version, location, _stored(leaves, location))
+
+
+def _index(
+    kind: str, version: int | None, location: Location, stored: Mapping[Keys, ArrayEntry]
+) -> T5XIndex:
+    flat = {"/".join(path): entry for path, entry in stored.items()}
+    for prefix in _TARGETS:
+        entries = {
+            path.removeprefix(f"{prefix}/"): entry
+            for path, entry in flat.items()
+            if path.startswith(f"{prefix}/")
+        }
+        if entries:
+            step = next((flat[path] for path in _STEPS if path in flat), None)
+            return T5XIndex(
+                format=kind, version=version, location=location, entries=entries, step=step
+            )
+    found = sorted({path.partition("/")[0] for path in flat})
+    raise InputError(
+        f"{location} holds no parameters under {_TARGETS[0]!r}, but "
+        f"{', '.join(map(repr, found)) or 'nothing'}: give a checkpoint that T5X saved"
+    )
+
+
+def _read_msgpack(path: Location) -> dict[str, Any]:
+    # flax takes a moment to import, and is wanted here alone.
+    from flax.serialization import msgpack_restore
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({one_line(error)}): {_COPY_AGAIN}") from error
+    if content.startswith(b"model_checkpoint_path"):
+        raise InputError(
+            f"{path} is a TensorFlow checkpoint: convert it with t5x.scripts.convert_tf_checkpoint"
+        )
+    try:
+        tree = msgpack_restore(content)
+    except Exception as error:  # msgpack and numpy raise assorted types
+        raise InputError(
+            f"cannot read {path} as msgpack ({one_line(error)}): {_COPY_AGAIN}"
+        ) from error
+    if not isinstance(tree, dict):
+        raise InputError(f"{path} holds no tree of arrays: {_COPY_AGAIN}")
+    return tree
+
+
+def _leaves(tree: Mapping, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    for key, value in tree.items():
+        inner = (*path, str(key))
+        if isinstance(value, Mapping) and not _is_spec(value):
+            yield from _leaves(value, inner)
+        elif value is not None:
+            yield inner, value
+
+
+def _is_spec(value: Mapping) -> bool:
+    return "driver" in value and ("kvstore" in value or "base" in value)
+
+
+def _stored(leaves: Mapping[Keys, Any], location: Location) -> dict[Keys, ArrayEntry]:
+    kvstore = arrays_kvstore(location)
+    return {path: _entry(leaf, kvstore, path, location) for path, leaf in leaves.items()}
+
+
+def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location) -> ArrayEntry:
+    if isinstance(leaf, bytes):
+        leaf = leaf.decode(errors="replace")
+    if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
+        return ArrayEntry(spec=zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER)))
+    if isinstance(leaf, Mapping):
+        leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
+        if leaf.get("driver") not in ("zarr", "zarr3"):
+            raise InputError(
+                f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
+                f"{leaf.get('driver')!r}, T5X has zarr: give a checkpoint that T5X saved"
+            )
+        spec = zarr_spec(kvstore, _array_name(leaf, path), leaf["driver"])
+        return ArrayEntry(spec=spec, shape=_shape(leaf))
+    value = np.asarray(leaf)
+    return ArrayEntry(value=value, shape=value.shape)
+
+
+def _shape(spec: Mapping[str, Any]) -> tuple[int, ...] | None:
+    shape = (spec.get("metadata") or {}).get("shape")
+    return None if shape is None else tuple(int(length) for length in shape)
+
+
+def _array_name(spec: Mapping[str, Any], path: Keys) -> str:
+    """The array's directory in the checkpoint's own, wherever it was written.
+
+    T5X notes it relative to the checkpoint, in one of two places by the age of its
+    TensorStore; drivers and buckets are those of the day.
+    """
+    kvstore = spec.get("kvstore")
+    noted = (kvstore.get("path") if isinstance(kvstore, Mapping) else None) or spec.get("path")
+    return str(noted).strip("/").rpartition("/")[2] if noted else ".".join(path[1:])

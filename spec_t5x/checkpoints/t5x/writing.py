@@ -1,0 +1,156 @@
+"""Writing checkpoints in T5X's legacy format, without T5X.
+
+What T5X restores for inference, evaluation and fine-tuning: the parameters and the step.
+There is no optimizer state.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.storage.files import one_line, staged_directory, write_json
+from spec_t5x.checkpoints.storage.locations import kvstore_spec
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensorstore_arrays import chunk_shape, zarr_spec
+from spec_t5x.checkpoints.storage.weights import ArrayWeights, Report, read_tensors
+from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
+from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+# The legacy format's since June 2021.
+_VERSION = 3
+
+# T5X's own bound: small enough for any partitioning, large enough for any file system.
+_CHUNK_BYTES = 1 << 26
+
+_NAME = re.compile(r"checkpoint_(\d+)")
+
+
+def save_t5x(
+    directory: str | Path,
+    params: PyTree,
+    config: T5Config,
+    vocabulary: Vocabulary | None = None,
+    *,
+    dtype: str = "float32",
+    overwrite: bool = False,
+) -> None:
+    """Writes parameters as a checkpoint of T5X's legacy format, completely or not at all.
+
+    Args:
+        directory: ``…/checkpoint_N``, where N is the step, as T5X wants it.
+        params: the tree of ``Transformer(config)``, without an outer "params".
+        config: the model. T5X has it in gin; it is noted beside what T5X reads.
+        vocabulary: noted too, for those who read the checkpoint without T5X.
+        dtype: "float32" or "bfloat16", of the stored parameters.
+        overwrite: whether an earlier checkpoint may be replaced.
+
+    Raises:
+        InputError: the directory is taken or of another name, or the parameters do not fit
+            the configuration or are not finite.
+    """
+    stored = StoredModel(
+        weights=ArrayWeights(params, f"parameters for {directory}"),
+        config=config,
+        vocabulary=vocabulary,
+        directory=Path(directory),
+        metadata={},
+    )
+    write_t5x(directory, stored, dtype=dtype, overwrite=overwrite)
+
+
+def write_t5x(
+    directory: str | Path,
+    stored: StoredModel,
+    *,
+    dtype: str,
+    overwrite: bool = False,
+    extra: Mapping[str, Any] | None = None,
+    report: Report | None = None,
+) -> None:
+    """``save_t5x`` of a model that is read as it is written, tensor by tensor.
+
+    Args:
+        directory: as ``save_t5x``.
+        stored: the model.
+        dtype: as ``save_t5x``.
+        overwrite: as ``save_t5x``.
+        extra: more entries for ``spec_t5x.json``.
+        report: told the bytes written so far and in all, after each tensor.
+
+    Raises:
+        InputError: as ``save_t5x``.
+    """
+    step = step_of(Path(directory))
+    sidecar = native.describe(stored.config, stored.vocabulary, dtype, dict(extra or {}))
+    stored.weights.check(stored.config)
+    with staged_directory(directory, overwrite=overwrite, marks=(CHECKPOINT_NAME,)) as stage:
+        write_json(stage / SIDECAR_NAME, sidecar)
+        if stored.vocabulary is not None:
+            stored.vocabulary.save(stage)
+        specs = _write_arrays(stage, stored, dtype, report)
+        _write_index(stage / CHECKPOINT_NAME, specs, step)
+
+
+def step_of(directory: Path) -> int:
+    """The step in a checkpoint's name.
+
+    Raises:
+        InputError: it is not named as T5X names them.
+    """
+    match = _NAME.fullmatch(directory.name)
+    if not match:
+        raise InputError(
+            f"{directory} is no name of a T5X checkpoint: give one that ends in "
+            f"checkpoint_STEP, such as {directory / 'checkpoint_0'}"
+        )
+    return int(match[1])
+
+
+def _write_arrays(
+    stage: Path, stored: StoredModel, dtype: str, report: Report | None
+) -> dict[str, dict[str, Any]]:
+    """Writes every parameter; returns what the index notes of each, by path."""
+    import tensorstore as ts
+
+    specs = {}
+    for path, tensor in read_tensors(stored.weights, dtype, report):
+        name = ".".join(("target", *path.split("/")))
+        metadata = {
+            "shape": list(tensor.shape),
+            "chunks": chunk_shape(tensor.shape, tensor.itemsize, _CHUNK_BYTES),
+            "compressor": {"id": "gzip", "level": 1},
+        }
+        common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
+        try:
+            store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
+            store.result().write(tensor).result()
+        except (ValueError, OSError) as error:
+            raise InputError(
+                f"cannot write {path} below {stage.parent} ({one_line(error)}): make room there "
+                "or choose another directory"
+            ) from error
+        # Relative: a checkpoint may be moved.
+        specs[path] = {**common, "kvstore": {"driver": "file", "path": f"{name}/"}}
+    return specs
+
+
+def _write_index(path: Path, specs: Mapping[str, dict[str, Any]], step: int) -> None:
+    from flax.serialization import msgpack_serialize
+
+    tree = {
+        "version": _VERSION,
+        "optimizer": {
+            "state": {"step": np.int32(step)},
+            "target": unflatten_dict(dict(specs), sep="/"),
+        },
+    }
+    path.write_bytes(msgpack_serialize(tree))

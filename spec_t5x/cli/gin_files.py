@@ -1,0 +1,185 @@
+"""Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them.
+
+Includes are resolved here and not by gin, which knows nothing of the including file's folder
+and stumbles over folders that could be Python packages.
+"""
+
+import ast
+import difflib
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gin
+
+from spec_t5x.errors import InputError
+
+# Beside a checkout's package; absent from an installation, where nothing is found in it.
+_REPOSITORY = Path(__file__).parents[2]
+
+_BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
+# A file's name or the like, which gin would want in quotes.
+_BARE = re.compile(r"[\w./~:+-]+")
+_MACRO = re.compile(r"%([\w.]+)")
+_INCLUDE = re.compile(r"""include\s+(['"])(.+?)\1""")
+_IMPORT = re.compile(r"(import|from)\s")
+_STRING_OR_COMMENT = re.compile(r"""'[^'\n]*'|"[^"\n]*"|#.*""")
+
+# Folders of ``--gin_search_paths``.
+_search_paths: list[str] = []
+
+
+def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
+    """Parses gin files, then the flags, which override them.
+
+    A file, or what it includes, is looked for in the current folder, in those of
+    ``add_search_paths``, beside the file that includes it and in the repository; the first
+    that exists is taken.
+
+    Args:
+      files: paths, later ones override earlier ones.
+      flags: ``--gin.NAME=VALUE``, a macro or a parameter. A path needs no quotes.
+
+    Raises:
+      InputError: a file is absent, something cannot be parsed, a macro that a file or flag
+        uses is bound nowhere, or a flag binds a macro that none uses.
+    """
+    parts = list(read_all(files))
+    bindings = [_binding(flag) for flag in flags]
+    _check_used(bindings, [text for _, text in parts])
+    try:
+        for name, text in parts:
+            gin.parse_config(_Part(text, name))
+        gin.parse_config(bindings)
+    except (
+        ValueError,
+        SyntaxError,
+        AttributeError,
+        ImportError,
+        OSError,
+        tokenize.TokenError,
+    ) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"gin: {reason}: mend the file or the binding") from error
+    for name, text in (*parts, *zip(flags, bindings, strict=True)):
+        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text)):
+            # A dot makes it one of gin's constants: %gin.REQUIRED.
+            if "." not in macro:
+                _check_bound(macro, name)
+
+
+def add_search_paths(paths: Sequence[str]) -> None:
+    """More folders to look for gin files in: T5X's ``--gin_search_paths``.
+
+    Raises:
+      InputError: a path is no folder.
+    """
+    for path in paths:
+        if not Path(path).is_dir():
+            raise InputError(f"no folder {path}: give --gin_search_paths existing ones")
+        _search_paths.append(path)
+
+
+def read_all(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The text of the files and of what they include, in the order of parsing.
+
+    Yields:
+      A path, and the text between two of its includes; lines elsewhere are left empty, so
+      that a line keeps its number.
+
+    Raises:
+      InputError: a file is absent, cannot be read, or includes itself.
+    """
+    for name in files:
+        yield from _read(name, ())
+
+
+def _read(name: str, includers: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    path = _locate(name, includers)
+    if path in includers:
+        raise InputError(f"gin: {path} includes itself: take an include out")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"gin: cannot read {path} ({error}): mend the file") from error
+    start = 0
+    for number, line in enumerate(lines):
+        if match := _INCLUDE.match(line):
+            yield str(path), _part(lines, start, number)
+            yield from _read(match[2], (*includers, path))
+            start = number + 1
+    yield str(path), _part(lines, start, len(lines))
+
+
+def _part(lines: Sequence[str], start: int, stop: int) -> str:
+    """Lines ``start`` to ``stop``, and the imports before, which hold in all of a file."""
+    kept = [line if n >= start or _IMPORT.match(line) else "" for n, line in enumerate(lines)]
+    return "".join(f"{line}\n" for line in kept[:stop])
+
+
+def _locate(name: str, includers: tuple[Path, ...]) -> Path:
+    beside = [includers[-1].parent] if includers else []
+    for folder in ("", *_search_paths, *beside, _REPOSITORY):
+        path = Path(folder, name)
+        if path.is_file():
+            return path
+    if includers:
+        raise InputError(
+            f"gin: {includers[-1]} includes {name}, which does not exist: mend it, or add its "
+            "folder to --gin_search_paths"
+        )
+    raise InputError(f"no gin file {name}: give an existing one")
+
+
+class _Part(io.StringIO):
+    """Text that gin reports mistakes of under the file's name."""
+
+    def __init__(self, text: str, name: str):
+        super().__init__(text)
+        self.name = name
+
+
+def _binding(flag: str) -> str:
+    match = _BINDING.fullmatch(flag)
+    if not match:
+        raise InputError(f"unknown argument {flag!r}: write --gin.NAME=VALUE")
+    name, value = match.groups()
+    return f"{name}={value!r}" if _is_bare(value) else f"{name}={value}"
+
+
+def _is_bare(value: str) -> bool:
+    """Whether a value is a text without its quotes."""
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return _BARE.fullmatch(value) is not None
+    return False
+
+
+def _check_used(bindings: Sequence[str], texts: Sequence[str]) -> None:
+    """Raises ``InputError`` for a macro of a flag that no file and no other flag uses."""
+    used = {
+        macro
+        for text in (*texts, *bindings)
+        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
+    }
+    for binding in bindings:
+        name = binding.partition("=")[0]
+        # A dot makes it a parameter, a slash a scope's.
+        if name in used or "." in name or "/" in name:
+            continue
+        similar = difflib.get_close_matches(name, used, n=1)
+        hint = f"did you mean --gin.{similar[0]}" if similar else "leave it out, or give its file"
+        raise InputError(f"nothing uses --gin.{name}: {hint}")
+
+
+def _check_bound(macro: str, file: str) -> None:
+    try:
+        bound = gin.query_parameter(f"%{macro}")
+    except ValueError as error:
+        raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE") from error
+    # T5X's files say so of macros that have no default.
+    if repr(bound) == "%gin.REQUIRED":
+        raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE")

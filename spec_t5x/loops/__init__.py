@@ -1,0 +1,1 @@
+"""Algorithm 1 and its plain twin: many rows until all have ended; Protocols only."""

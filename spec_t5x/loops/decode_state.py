@@ -1,0 +1,267 @@
+"""The state of speculative decoding: what one iteration hands to the next."""
+
+import functools
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
+from spec_t5x.loops import autoregressive
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.outputs import Outputs
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.draws import Stream, draft_draws
+from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeStats:
+    """Counts for each row, over the iterations before it ended."""
+
+    # Target calls: iterations, and plain steps where drafts did not pay.
+    target_calls: Int[Array, "*rows"]
+    # The plain steps among them; 0 without a pace.
+    plain_steps: Int[Array, "*rows"]
+    # Tokens that these calls brought, end of sequence included.
+    appended: Int[Array, "*rows"]
+    # Draft tokens proposed: gamma in each iteration, or fewer.
+    proposed: Int[Array, "*rows"]
+    # Draft tokens that are part of the output.
+    accepted: Int[Array, "*rows"]
+    # The same by position in the block.
+    accepted_by_position: Int[Array, "*rows gamma"]
+    # Iterations in which a draft stood for verification at the position, all before it
+    # accepted: not where fewer were proposed, nor beyond the end of the row. Divide by it
+    # for rates (``theory.conditional_acceptance``).
+    verified_by_position: Int[Array, "*rows gamma"]
+    # Sum over the verified positions of beta, the chance that the draft is accepted
+    # (``Verifier.chances``).
+    beta_sum: Float32[Array, "*rows"]
+
+    @property
+    def iterations(self) -> Array:
+        """Target calls that a draft was asked for."""
+        return self.target_calls - self.plain_steps
+
+    @property
+    def verified(self) -> Array:
+        """Verified positions of all iterations."""
+        return jnp.sum(self.verified_by_position, axis=-1)
+
+    @property
+    def block_efficiency(self) -> Array:
+        """Generated tokens for each target call, counted; 0 of a row without a call.
+
+        It is ``1 + accepted / target_calls`` only where every call brings a token of the
+        target's own. The last one often does not: a row of 11 tokens that got 9 drafts
+        accepted in 3 calls, the end of sequence among them, has 11 / 3.
+        """
+        return self.appended / jnp.maximum(self.target_calls, 1)
+
+    @property
+    def alpha(self) -> Array:
+        """Mean of beta over verified positions: the low-variance estimate of alpha.
+
+        The probability of accepting, in place of the count of acceptances
+        (Corollary 3.6). NaN where nothing was verified.
+        """
+        return self.beta_sum / self.verified
+
+    def add(
+        self,
+        *,
+        live: Bool[Array, "batch"],
+        num_proposed: Int[Array, "batch"],
+        num_accepted: Int[Array, "batch"],
+        num_appended: Int[Array, "batch"],
+        verified: Bool[Array, "batch gamma"],
+        beta: Float[Array, "batch gamma"],
+    ) -> "DecodeStats":
+        """With one iteration more. What a row would have got after its end does not count."""
+        positions = jnp.arange(verified.shape[1])[None, :]
+        accepted_here = positions < num_accepted[:, None]
+        return self.replace(
+            target_calls=self.target_calls + live,
+            appended=self.appended + num_appended,
+            proposed=self.proposed + num_proposed * live,
+            accepted=self.accepted + num_accepted,
+            accepted_by_position=self.accepted_by_position + accepted_here,
+            verified_by_position=self.verified_by_position + verified,
+            beta_sum=self.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
+        )
+
+    def add_plain(
+        self, *, live: Bool[Array, "batch"], num_appended: Int[Array, "batch"]
+    ) -> "DecodeStats":
+        """With one plain step more, in which nothing was proposed."""
+        return self.replace(
+            target_calls=self.target_calls + live,
+            plain_steps=self.plain_steps + live,
+            appended=self.appended + num_appended,
+        )
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeState:
+    """All that one iteration hands to the next."""
+
+    # Sequences, lengths, limits, ended rows and scores.
+    outputs: Outputs
+    # The target's cache: every token of a row but its last one.
+    target_cache: Cache
+    # Whatever the draft keeps.
+    draft_state: DraftState
+    # Where the rows' random numbers come from.
+    stream: Stream
+    # The target's last decoder state, for drafts that use it (see ``Context``).
+    target_states: Float[Array, "batch embed"] | None
+    stats: DecodeStats
+
+
+@flax.struct.dataclass(kw_only=True)
+class Iteration:
+    """What happened in one iteration: a line of Figure 1."""
+
+    # What the draft proposed, and how many tokens of it count. Of a tree, the drafts that
+    # were accepted and the first of those refused after them.
+    proposed: Int[Array, "batch gamma"]
+    num_proposed: Int[Array, "batch"]
+    # How many leading proposals entered the output; the next one was rejected,
+    # unless the row ended before it or all were accepted.
+    num_accepted: Int[Array, "batch"]
+    # Tokens appended, and how many of them count: the accepted proposals, then
+    # (unless the row ended before it) the target's own token.
+    appended: Int[Array, "batch gamma+1"]
+    num_appended: Int[Array, "batch"]
+    ended: Array
+
+
+def init(
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    stream: Stream,
+    *,
+    gamma: int,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "*steps"] | None = None,
+    num_decodes: int = 1,
+    num_nodes: int | None = None,
+    lazy: bool = False,
+) -> DecodeState:
+    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
+
+    ``num_nodes`` is how many tokens one target call is fed: ``gamma + 1`` unless the
+    draft proposes a tree. If ``lazy`` the draft's state is zeros, and ``prefill_draft``
+    left to the caller.
+    """
+    num_nodes = num_nodes or gamma + 1
+    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
+    max_length = _max_length(max_decode_len, num_nodes)
+    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
+    outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), num_decodes)
+    make_draft_state = functools.partial(
+        prefill_draft,
+        draft,
+        inputs,
+        prompts,
+        max_decode_len=max_decode_len,
+        num_decodes=num_decodes,
+        num_nodes=num_nodes,
+    )
+    draft_state = make_draft_state() if not lazy else _zeros_like(make_draft_state)
+    rows = outputs.lengths.shape[0]
+    return DecodeState(
+        outputs=outputs,
+        target_cache=target_cache,
+        draft_state=draft_state,
+        stream=stream,
+        target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
+        stats=_no_stats(rows, gamma),
+    )
+
+
+def prefill_draft(
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    *,
+    max_decode_len: int,
+    num_decodes: int,
+    num_nodes: int,
+) -> DraftState:
+    """The draft's first state, of ``num_decodes`` rows of each input."""
+    state = draft.prefill(inputs, prompts, _max_length(max_decode_len, num_nodes))
+    return outputs_lib.repeat_rows(state, num_decodes)
+
+
+def done(state: DecodeState) -> Array:
+    """Whether every row has ended."""
+    return jnp.all(state.outputs.ended)
+
+
+def make_context(
+    state: DecodeState, settings: Sampling, coupled: bool, limit: Int[Array, ""] | None = None
+) -> Context:
+    """What the draft may look at in the coming iteration."""
+    outputs = state.outputs
+    return Context(
+        sequences=outputs.sequences,
+        lengths=outputs.lengths,
+        live=~outputs.ended,
+        draws=draft_draws(state.stream, outputs.lengths, coupled),
+        settings=settings,
+        target_cache=state.target_cache,
+        target_states=state.target_states,
+        limit=limit,
+    )
+
+
+def emitted(drafts: Int[Array, "batch gamma"], verdict) -> Int[Array, "batch gamma+1"]:
+    """The accepted drafts, then the verifier's token (and again, to fill the block)."""
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_draft = jnp.arange(padded.shape[1])[None, :] < verdict.num_accepted[:, None]
+    return jnp.where(is_draft, padded, verdict.next_token[:, None])
+
+
+def states_before(states, num_appended: Int[Array, "batch"]):
+    """The state that each row's last token was predicted from."""
+    if states is None:
+        return None
+    last = jnp.maximum(num_appended - 1, 0)[:, None, None]
+    return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
+
+
+def _max_length(max_decode_len: int, num_nodes: int) -> int:
+    """The caches': the last call may start at max_decode_len (an ended row) and runs on."""
+    return max_decode_len + num_nodes
+
+
+def _zeros_like(make: Callable[[], PyTree]) -> PyTree:
+    """Zeros in the shapes of what ``make`` would have made."""
+    structures = []
+
+    def leaves():
+        flat, structure = jax.tree.flatten(make())
+        structures.append(structure)
+        return flat
+
+    shapes = jax.eval_shape(leaves)
+    return structures[0].unflatten([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
+
+
+def _no_stats(batch: int, gamma: int) -> DecodeStats:
+    zeros, by_position = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, gamma), jnp.int32)
+    return DecodeStats(
+        target_calls=zeros,
+        plain_steps=zeros,
+        appended=zeros,
+        proposed=zeros,
+        accepted=zeros,
+        accepted_by_position=by_position,
+        verified_by_position=by_position,
+        beta_sum=jnp.zeros(batch, jnp.float32),
+    )

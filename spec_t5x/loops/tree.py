@@ -1,0 +1,283 @@
+"""Speculative decoding with trees: several drafts for one place, one target call.
+
+As ``speculative.py``, but the draft proposes a static tree. All nodes are scored in ONE
+target call, each attending to the row's text and to its own path. The verifier walks
+down from the root: at each node the children are tested one after the other (``node_
+verification``; at temperature 0, for being the argmax), the first accepted one is gone
+to, and where none is, a token of the target's own follows. What the target cached for
+the nodes of the path is moved to where the text is kept; the rest is rolled back.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import (
+    Context,
+    NodeTarget,
+    Outcome,
+    Proposal,
+    StatefulNodeTarget,
+    TreeDraft,
+    TreeProposal,
+)
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.decode_state import DecodeState, Iteration, emitted, make_context, states_before
+from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
+from spec_t5x.sampling.draws import RowStream, purpose_keys
+from spec_t5x.sampling.log_probs import token_log_probs
+from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.sampling.verification import node_verification
+from spec_t5x.types import EOS_ID, Array, Float, Float32, Int, Key
+from spec_t5x.verifiers import overlap_chances
+
+
+@flax.struct.dataclass
+class TreeVerdict:
+    """What was decided for one row (or, after ``vmap``, for each row)."""
+
+    # How far down the tree the accepted drafts go.
+    num_accepted: Int[Array, "*batch"]
+    # The node at depth 0, 1, …; from the last accepted one on, that one again.
+    path: Int[Array, "*batch levels"]
+    # The token that follows the accepted drafts.
+    next_token: Int[Array, "*batch"]
+
+
+def step(
+    target: NodeTarget,
+    draft: TreeDraft,
+    state: DecodeState,
+    settings: Sampling,
+    *,
+    tree: Tree,
+    eos_id: Int[Array, ""] | int = EOS_ID,
+    rescale_log_probs: bool = True,
+) -> tuple[DecodeState, Iteration]:
+    """One iteration: 1 to ``tree.depth + 1`` tokens for each live row."""
+    outputs, old_lengths = state.outputs, state.outputs.lengths
+    context = make_context(state, settings, coupled=False)
+    proposal, draft_state = draft.propose_tree(state.draft_state, context, tree)
+    if proposal.probs is not None:
+        check_float32(proposal.probs, "a tree's probs")
+    logits, states, cache = _score(target, draft, state.target_cache, context, proposal, tree)
+    probs = standardize(logits, settings)
+
+    verdict = verify_tree(state.stream, old_lengths, proposal, logits, probs, settings, tree)
+    on_path = functools.partial(_along, indices=verdict.path)
+    path_tokens = _path_tokens(proposal, verdict.path)
+    tokens = emitted(path_tokens, verdict)
+    # To be shown: the path, and after it the first of the drafts that were refused there.
+    num_shown = jnp.where(outputs.ended, 0, jnp.minimum(verdict.num_accepted + 1, proposal.depths))
+    is_accepted = jnp.arange(tree.depth)[None, :] < verdict.num_accepted[:, None]
+    shown = jnp.where(is_accepted, path_tokens, _first_tokens(proposal, verdict.path, tree))
+    log_probs = token_log_probs(
+        on_path(logits), on_path(probs), tokens, settings, rescale_log_probs
+    )
+    outputs, num_appended = outputs_lib.append(
+        outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
+    )
+    num_accepted = jnp.minimum(verdict.num_accepted, num_appended)
+
+    drafts = verdict.path[:, 1:]
+    cache = target.move(cache, old_lengths[:, None] + drafts, old_lengths + 1)
+    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
+    state = state.replace(
+        outputs=outputs,
+        target_cache=target.rollback(cache, outputs.lengths),
+        draft_state=draft.commit_tree(draft_state, outcome, drafts),
+        target_states=_last_state(states, on_path, num_appended),
+        stats=_count(
+            state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree
+        ),
+    )
+    return state, Iteration(
+        proposed=shown,
+        num_proposed=num_shown,
+        num_accepted=num_accepted,
+        appended=tokens,
+        num_appended=num_appended,
+        ended=outputs.ended,
+    )
+
+
+def verify_tree(
+    stream: RowStream,
+    lengths: Int[Array, "batch"],
+    proposal: TreeProposal,
+    logits: Float32[Array, "batch nodes vocab"],
+    probs: Float32[Array, "batch nodes vocab"],
+    settings: Sampling,
+    tree: Tree,
+) -> TreeVerdict:
+    """A verdict for each row; ``logits`` and ``probs`` are the target's at each node."""
+    if settings.greedy:
+        walk = functools.partial(walk_argmax, tree=tree)
+        return jax.vmap(walk)(proposal.tokens, argmax(logits), proposal.depths)
+    emit_keys, accept_keys, _ = purpose_keys(stream, lengths)
+    draft_probs = proposal.probs
+    if draft_probs is None:
+        firsts = proposal.tokens[:, tree.first_children - 1]
+        draft_probs = jax.nn.one_hot(firsts, probs.shape[-1], dtype=jnp.float32)
+    proposed = tree.depths[None, : tree.num_inner] < proposal.depths[:, None]
+    draft_probs = jnp.where(proposed[..., None], draft_probs, 0.0)
+    walk = functools.partial(walk_sampled, tree=tree)
+    return jax.vmap(walk)(accept_keys, emit_keys, proposal.tokens, draft_probs, probs)
+
+
+def walk_sampled(
+    key: Key[Array, ""],
+    emit_key: Key[Array, ""],
+    draft_tokens: Int[Array, "drafts"],
+    draft_probs: Float[Array, "inner vocab"],
+    target_probs: Float[Array, "nodes vocab"],
+    *,
+    tree: Tree,
+) -> TreeVerdict:
+    """Walks down one row's tree with ``node_verification``: exact, for any draft."""
+    uniforms = jax.random.uniform(key, (sum(tree.branching),))
+    starts = np.cumsum((0, *tree.branching))
+
+    def children_verdict(depth, node, children):
+        return node_verification(
+            uniforms[starts[depth] : starts[depth + 1]],
+            draft_tokens[children - 1],
+            draft_probs[node],
+            target_probs[node],
+        )
+
+    path, accepted, emission = _walk(tree, target_probs, children_verdict)
+    return TreeVerdict(accepted, path, sample(emit_key, emission))
+
+
+def walk_argmax(
+    draft_tokens: Int[Array, "drafts"],
+    target_tokens: Int[Array, "nodes"],
+    num_levels: Int[Array, ""],
+    *,
+    tree: Tree,
+) -> TreeVerdict:
+    """Walks down one row's tree at temperature 0: to the child that is the argmax."""
+
+    def children_verdict(depth, node, children):
+        matches = (depth < num_levels) & (draft_tokens[children - 1] == target_tokens[node])
+        indices = jnp.arange(children.shape[0], dtype=jnp.int32)
+        chosen = jnp.min(jnp.where(matches, indices, children.shape[0]))
+        return chosen, target_tokens[node]
+
+    path, accepted, token = _walk(tree, target_tokens, children_verdict)
+    return TreeVerdict(accepted, path, token)
+
+
+def _walk(tree: Tree, at_leaf: Array, children_verdict):
+    """Goes from the root to the last accepted node of one row.
+
+    Args:
+      tree: the tree.
+      at_leaf: for each node, what to emit from where it is a leaf.
+      children_verdict: ``(depth, node, children)`` to the index of the accepted child
+        (or their number) and what to emit from if there is none.
+
+    Returns:
+      The path, the depth reached, and what to emit from.
+    """
+    first_children = jnp.asarray(tree.first_children)
+    node, going = jnp.int32(0), jnp.asarray(True)
+    accepted, path, emit_from = jnp.int32(0), [node], at_leaf[0]
+    for depth, branching in enumerate(tree.branching):
+        # A row that has stopped looks at the children of some node of this level.
+        level = tree.level_starts[depth]
+        inner = jnp.clip(node, level, level + tree.level_sizes[depth] - 1)
+        children = first_children[inner] + jnp.arange(branching)
+        chosen, otherwise = children_verdict(depth, inner, children)
+        goes_on = going & (chosen < branching)
+        emit_from = jnp.where(going & ~goes_on, otherwise, emit_from)
+        node = jnp.where(goes_on, children[jnp.minimum(chosen, branching - 1)], node)
+        node = node.astype(jnp.int32)
+        accepted += goes_on
+        path.append(node)
+        going = goes_on
+    return jnp.stack(path), accepted, jnp.where(going, at_leaf[node], emit_from)
+
+
+def check_tree(target, draft, stream) -> None:
+    """Raises ``InputError`` for models or streams that trees cannot be used with."""
+    if not isinstance(target, NodeTarget):
+        raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
+    if not isinstance(draft, TreeDraft):
+        raise InputError(
+            f"{type(draft).__name__} proposes no trees: use a transformer or medusa draft, or a "
+            "verifier of chains"
+        )
+    if draft.uses_target_states and not isinstance(target, StatefulNodeTarget):
+        raise InputError(
+            f"{type(draft).__name__} needs the target's states and {type(target).__name__} has no "
+            "score_node_states: use another draft, or a verifier of chains"
+        )
+    if not isinstance(stream, RowStream):
+        raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
+
+
+def _score(target, draft, cache, context: Context, proposal: TreeProposal, tree: Tree):
+    """ONE target call over the row's last token and all nodes."""
+    tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
+    nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
+    if draft.uses_target_states:
+        return target.score_node_states(cache, nodes)
+    logits, cache = target.score_nodes(cache, nodes)
+    return logits, None, cache
+
+
+def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:
+    return jnp.take_along_axis(values, indices[:, :, None], axis=1)
+
+
+def _path_tokens(
+    proposal: TreeProposal, path: Int[Array, "batch levels"]
+) -> Int[Array, "batch depth"]:
+    """The drafts along each row's path."""
+    return jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
+
+
+def _first_tokens(
+    proposal: TreeProposal, path: Int[Array, "batch levels"], tree: Tree
+) -> Int[Array, "batch depth"]:
+    """The first draft under each node of the path but its last one."""
+    firsts = jnp.asarray(tree.first_children)[_inner(path, tree)]
+    return jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
+
+
+def _inner(path: Int[Array, "batch levels"], tree: Tree) -> Int[Array, "batch depth"]:
+    """The nodes of each path whose children were tested; some inner node after them."""
+    return jnp.minimum(path[:, :-1], tree.num_inner - 1)
+
+
+def _last_state(states, on_path, num_appended):
+    return None if states is None else states_before(on_path(states), num_appended)
+
+
+def _count(
+    state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree: Tree
+):
+    """Adds one iteration; all nodes count as proposed, the path's as verified.
+
+    Beta is that of a chain: of the first child of each node of the path.
+    """
+    levels, draft_probs = jnp.arange(tree.depth)[None, :], proposal.probs
+    if draft_probs is not None:
+        draft_probs = _along(draft_probs, _inner(verdict.path, tree))
+    chain = Proposal(_first_tokens(proposal, verdict.path, tree), draft_probs)
+    on_path = functools.partial(_along, indices=verdict.path)
+    return state.stats.add(
+        live=~state.outputs.ended,
+        num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
+        num_accepted=num_accepted,
+        num_appended=num_appended,
+        verified=levels < jnp.minimum(num_appended, proposal.depths)[:, None],
+        beta=overlap_chances(chain, on_path(logits), on_path(probs), settings),
+    )

@@ -1,0 +1,269 @@
+"""What the networks call: products, norms, and attention over a cache.
+
+``in_use`` says, while a program is traced, whether its decoder steps go through the kernels.
+A model on one CPU device switches it on (``T5Model.create``); training, and any other
+device, is XLA's alone.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.machine.cpu_kernels.library import available
+from spec_t5x.types import Array, Bool, Float32, Int, PyTree
+
+_NO_BIAS = np.zeros((0, 0), np.float32)
+_active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
+_used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
+
+
+def in_use(inputs: Array) -> bool:
+    """Whether what is being traced goes through the kernels, and so do these inputs."""
+    return _active.get() and inputs.dtype == jnp.float32
+
+
+@contextlib.contextmanager
+def using(active: bool) -> Iterator[None]:
+    """Within it, decoder steps are traced with the kernels, or without them."""
+    token = _active.set(active)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextlib.contextmanager
+def using_first(num: Int[Array, ""]) -> Iterator[None]:
+    """Within it, the kernels compute the first ``num`` new tokens of each row.
+
+    Their results are zeros for the others, of which nothing enters a cache either.
+    """
+    token = _used.set(num)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+def suit(params: PyTree) -> bool:
+    """Whether a model with these parameters can use the kernels.
+
+    They must be float32 arrays, all of them on one CPU device, and the kernels be available.
+    """
+    leaves = jax.tree.leaves(params)
+    if not leaves or not all(map(_is_suitable, leaves)):
+        return False
+    devices = set().union(*(leaf.devices() for leaf in leaves))
+    return len(devices) == 1 and devices.pop().platform == "cpu" and available()
+
+
+def multiply(
+    inputs: Float32[Array, "*rows inner"], weights: Sequence[Float32[Array, "inner _"]]
+) -> list[Float32[Array, "*rows _"]]:
+    """``inputs @ weight`` for each weight; the inputs are read once."""
+    rows = inputs.shape[:-1]
+    shapes = [jax.ShapeDtypeStruct((*rows, weight.shape[1]), jnp.float32) for weight in weights]
+    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, _num_used(inputs), *weights)
+
+
+def dot_with_table(
+    inputs: Float32[Array, "*rows inner"], table: Float32[Array, "vocab inner"]
+) -> Float32[Array, "*rows vocab"]:
+    """``inputs @ table.T``, without a transposed table."""
+    shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs), table)
+
+
+def normalize(
+    inputs: Float32[Array, "*rows width"],
+    scale: Float32[Array, "width"],
+    epsilon: float,
+    centred: bool = False,
+) -> Float32[Array, "*rows width"]:
+    """``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale``; centred, less their mean first."""
+    shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XNormalize", shape)(
+        inputs, _num_used(inputs), scale, epsilon=np.float32(epsilon), centred=centred
+    )
+
+
+def can_summarize(values: Array) -> bool:
+    """Whether the kernels over a vocabulary are for these: float32, and the device is one CPU."""
+    return (
+        values.dtype == jnp.float32
+        and jax.default_backend() == "cpu"
+        and jax.local_device_count() == 1
+        # Beside other processes only where each works for itself, not on one mesh.
+        and jax.sharding.get_abstract_mesh().empty
+        and available()
+    )
+
+
+def summarize(
+    values: Float32[Array, "*rows width"], with_sums: bool = True
+) -> tuple[Int[Array, "*rows"], Float32[Array, "*rows"]]:
+    """Where each row's largest value is (the first of several), and ``log sum exp`` of the row.
+
+    Without sums the second array means nothing.
+    """
+    rows = values.shape[:-1]
+    shapes = [jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.float32)]
+    call = jax.ffi.ffi_call("SpecT5XSummarize", shapes, vmap_method="broadcast_all")
+    return tuple(call(values, with_sums=with_sums))
+
+
+def standardize(
+    logits: Float32[Array, "*rows width"],
+    temperatures: Float32[Array, "*rows"],
+    *,
+    top_k: int,
+    top_p: float,
+    least_temperature: float,
+) -> Float32[Array, "*rows width"]:
+    """The distribution that is sampled, row by row, in few passes over a row.
+
+    Softmax at the row's temperature of the ``top_k`` largest logits, or the nucleus of mass
+    ``top_p`` of it (0 keeps all); argmax, the first of several, up to ``least_temperature``.
+    """
+    shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
+    call = jax.ffi.ffi_call("SpecT5XStandardize", shape, vmap_method="broadcast_all")
+    return call(
+        logits,
+        temperatures,
+        top_k=np.int64(top_k),
+        top_p=np.float32(top_p),
+        least_temperature=np.float32(least_temperature),
+    )
+
+
+def compare(
+    target_probs: Float32[Array, "*batch rows width"],
+    draft_probs: Float32[Array, "*batch drafts width"],
+    factors: Float32[Array, "*batch rows"],
+) -> tuple[Float32[Array, "*batch drafts"], Float32[Array, "*batch rows"]]:
+    """``sum min(p, q)`` and ``sum max(f p - q, 0)`` of rows of both, f a factor for each.
+
+    Where the target has a row more than the draft, q is zero.
+    """
+    shapes = [jax.ShapeDtypeStruct(a.shape[:-1], jnp.float32) for a in (draft_probs, target_probs)]
+    call = jax.ffi.ffi_call("SpecT5XCompare", shapes, vmap_method="broadcast_all")
+    return tuple(call(target_probs, draft_probs, factors))
+
+
+def sample(
+    probs: Float32[Array, "*rows width"], uniforms: Float32[Array, "*rows 2"]
+) -> Int[Array, "*rows"]:
+    """A token of each row's distribution, by two numbers in [0, 1): ``distributions.sample``."""
+    shape = jax.ShapeDtypeStruct(probs.shape[:-1], jnp.int32)
+    return jax.ffi.ffi_call("SpecT5XSample", shape, vmap_method="broadcast_all")(probs, uniforms)
+
+
+def sample_residual(
+    target_probs: Float32[Array, "*rows width"],
+    draft_probs: Float32[Array, "*rows width"],
+    uniforms: Float32[Array, "*rows 2"],
+) -> Int[Array, "*rows"]:
+    """The same, of ``max(p - q, 0)``; of p where nothing is left."""
+    shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
+    call = jax.ffi.ffi_call("SpecT5XSampleResidual", shape, vmap_method="broadcast_all")
+    return call(target_probs, draft_probs, uniforms)
+
+
+def extend_attention(
+    queries: Float32[Array, "batch new joined"],
+    new_keys: Float32[Array, "batch new joined"],
+    new_values: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "batch heads length head_dim"],
+    values: Float32[Array, "batch heads length head_dim"],
+    starts: Int[Array, "batch"],
+    bias: Float32[Array, "heads length"] | None,
+    scale: float = 1.0,
+) -> tuple[
+    Float32[Array, "batch new joined"],
+    Float32[Array, "batch heads length head_dim"],
+    Float32[Array, "batch heads length head_dim"],
+]:
+    """Writes new keys and values at ``starts``, then attends to what each query may see.
+
+    A query at position p sees positions 0 … p of its row: the cost grows with the text, not
+    with the cache's length.
+
+    Args:
+      queries, new_keys, new_values: of the new tokens, heads joined.
+      keys, values: the cache, updated in place.
+      starts: position of each row's first new token.
+      bias: added to the scores by distance; None for none.
+      scale: factor of the scores before the bias.
+
+    Returns:
+      The contexts, heads joined, and the cache.
+    """
+    bias = _NO_BIAS if bias is None else bias
+    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
+    call = jax.ffi.ffi_call("SpecT5XExtend", shapes, input_output_aliases={4: 1, 5: 2})
+    operands = (queries, _num_used(queries), new_keys, new_values, keys, values, starts, bias)
+    return tuple(call(*operands, scale=np.float32(scale)))
+
+
+def extend_attention_nodes(
+    queries: Float32[Array, "batch new joined"],
+    new_keys: Float32[Array, "batch new joined"],
+    new_values: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "batch heads slots head_dim"],
+    values: Float32[Array, "batch heads slots head_dim"],
+    slots: Int[Array, "batch new"],
+    slot_positions: Int[Array, "batch slots"],
+    visible: Bool[Array, "batch new slots"],
+    bias: Float32[Array, "heads slots"] | None,
+    scale: float = 1.0,
+) -> tuple[
+    Float32[Array, "batch new joined"],
+    Float32[Array, "batch heads slots head_dim"],
+    Float32[Array, "batch heads slots head_dim"],
+]:
+    """``extend_attention`` of tokens that need not follow one another (``interfaces.Nodes``).
+
+    What a token is given is, bit for bit, what ``extend_attention`` gives at the end of the
+    token's text.
+    """
+    bias = _NO_BIAS if bias is None else bias
+    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
+    call = jax.ffi.ffi_call("SpecT5XExtendNodes", shapes, input_output_aliases={3: 1, 4: 2})
+    operands = (queries, new_keys, new_values, keys, values, slots, slot_positions, visible, bias)
+    return tuple(call(*operands, scale=np.float32(scale)))
+
+
+def source_attention(
+    queries: Float32[Array, "batch new joined"],
+    keys: Float32[Array, "inputs heads source head_dim"],
+    values: Float32[Array, "inputs heads source head_dim"],
+    mask: Float32[Array, "inputs source"],
+    scale: float = 1.0,
+) -> Float32[Array, "batch new joined"]:
+    """Attends to sources, each read by as many rows as there are for an input, in their order.
+
+    ``mask`` is added to the scores, negative where there is no token.
+    """
+    shape = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    return jax.ffi.ffi_call("SpecT5XAttend", shape)(
+        queries, _num_used(queries), keys, values, mask, scale=np.float32(scale)
+    )
+
+
+def _num_used(inputs: Array) -> Int[Array, ""]:
+    """How many new tokens of ``inputs [..., new, width]`` count."""
+    used = _used.get()
+    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if used is None else used
+
+
+def _is_suitable(leaf) -> bool:
+    # A traced model's devices are not known.
+    return (
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.dtype == jnp.float32
+    )

@@ -1,0 +1,167 @@
+"""Compiles the kernels with the machine's C++ compiler, once, and registers them with XLA."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from filelock import FileLock
+
+from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
+
+# "0" keeps to XLA's own operations.
+SWITCH = "SPEC_T5X_CPU_KERNELS"
+
+_SOURCE = Path(__file__).with_name("decoder_kernels.cc")
+# And for this very processor: the library is kept under a hash of it.
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+# Seconds that another process has to compile them.
+_PATIENCE = 300
+_SYMBOLS = (
+    "SpecT5XMultiply",
+    "SpecT5XDot",
+    "SpecT5XNormalize",
+    "SpecT5XSummarize",
+    "SpecT5XStandardize",
+    "SpecT5XCompare",
+    "SpecT5XSample",
+    "SpecT5XSampleResidual",
+    "SpecT5XExtend",
+    "SpecT5XExtendNodes",
+    "SpecT5XAttend",
+)
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels can be called; the first question compiles and registers them.
+
+    Where they cannot, why is said once on standard error, with the remedy.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return False
+    compiler = _compiler()
+    if compiler is None:
+        _say("there is no C++ compiler: install g++ or clang++, or set CXX")
+        return False
+    try:
+        library = ctypes.CDLL(str(_kept_or_built(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = (getattr(error, "stderr", None) or "").strip() or str(error)
+        _say(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
+        return False
+    for symbol in _SYMBOLS:
+        handler = jax.ffi.pycapsule(getattr(library, symbol))
+        jax.ffi.register_ffi_target(symbol, handler, platform="cpu")
+    return True
+
+
+def build(compiler: Sequence[str], directory: Path) -> Path:
+    """The compiled library, from ``directory`` or made there.
+
+    Of several processes that ask for it at once, one compiles and the others wait.
+
+    Args:
+      compiler: the program, and arguments that come before others.
+      directory: where the library is kept; made if absent.
+
+    Raises:
+      OSError: the directory cannot be written to, or the compiler not run.
+      subprocess.CalledProcessError: the compiler refuses.
+    """
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, _processor()))
+    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
+    library = directory / f"decoder_kernels_{digest}.so"
+    if library.exists():
+        return library
+    directory.mkdir(parents=True, exist_ok=True)
+    with FileLock(directory / ".lock", timeout=_PATIENCE):
+        if not library.exists():
+            # One that is killed leaves no half of a library.
+            with tempfile.TemporaryDirectory(dir=directory) as place:
+                made = Path(place) / library.name
+                _compile(compiler, made)
+                made.replace(library)
+    return library
+
+
+def _kept_or_built(compiler: Sequence[str]) -> Path:
+    """The library, from the user's cache or, where that cannot be written, for this process."""
+    directory = user_cache() / "kernels"
+    try:
+        return build(compiler, directory)
+    # The second is of a file system without locks.
+    except (OSError, NotImplementedError) as error:
+        print(
+            f"spec-t5x: every start compiles the kernels, {directory} cannot be written "
+            f"({error}): set XDG_CACHE_HOME to another place",
+            file=sys.stderr,
+        )
+        return build(compiler, temporary_cache())
+
+
+def _compile(compiler: Sequence[str], library: Path) -> None:
+    def run(native: str) -> subprocess.CompletedProcess:
+        command = [*compiler, *_FLAGS, native, f"-I{jax.ffi.include_dir()}", str(_SOURCE)]
+        return subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
+
+    first = run("-march=native")
+    # Apple's clang calls it otherwise on its own processors.
+    if first.returncode and run("-mcpu=native").returncode:
+        first.check_returncode()
+
+
+def _compiler() -> list[str] | None:
+    """``CXX`` with its arguments, or what the system has where there is no such program."""
+    given = os.environ.get("CXX")
+    wanted = _words(given) if given else []
+    for command in filter(None, (wanted, ["g++"], ["clang++"])):
+        if shutil.which(command[0]):
+            if wanted and command is not wanted:
+                print(
+                    f"spec-t5x: CXX is {given!r} and there is no such program: {command[0]} "
+                    "compiles the kernels",
+                    file=sys.stderr,
+                )
+            return command
+    return None
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        # A quote that is not closed.
+        return [command]
+
+
+def _version(compiler: Sequence[str]) -> str:
+    run = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True)
+    return run.stdout
+
+
+def _processor() -> str:
+    """What the compiler's ``native`` depends on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        wanted = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return platform.processor() + platform.machine()
+
+
+def _say(why: str) -> None:
+    print(
+        f"spec-t5x: decoding on this CPU takes longer than it could, {why} "
+        f"({SWITCH}=0 says that this is meant)",
+        file=sys.stderr,
+    )

@@ -1,0 +1,355 @@
+"""Verifiers: which drafts to keep, and the token that follows them.
+
+A verifier is a pure function of arrays and a key. It knows no model, so it can be
+enumerated exactly (``tests/sampling/test_verification.py`` does) and serves any use of
+speculative sampling. All functions here are for one row; ``verifiers.py`` binds them to
+the loops.
+
+Shapes: ``draft_tokens [gamma]``, ``draft_probs [gamma, vocab]`` (the very distributions
+they were drawn from), ``target_probs [gamma + 1, vocab]`` (at each draft, and after the
+last one). A row may propose fewer than gamma tokens: a row of zeros in ``draft_probs``
+means that nothing was proposed there or after it (``mask_unproposed``), and whatever is
+emitted there comes from the target's own distribution.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.sampling.distributions import excess, normalize, residual, sample, sample_residual
+from spec_t5x.types import Array, Bool, Float, Int, Key
+
+
+@flax.struct.dataclass
+class Verdict:
+    """What a verifier decided for one row (or, after ``vmap``, for each row)."""
+
+    # How many of the drafts stand, 0 … gamma.
+    num_accepted: Int[Array, "*batch"]
+    # The token that follows them: a correction, or a bonus after the last draft.
+    next_token: Int[Array, "*batch"]
+
+
+def mask_unproposed(
+    draft_probs: Float[Array, "gamma vocab"], num_proposed: Int[Array, ""]
+) -> Float[Array, "gamma vocab"]:
+    """Zeros where nothing was proposed."""
+    proposed = jnp.arange(draft_probs.shape[0]) < num_proposed
+    return jnp.where(proposed[:, None], draft_probs, 0.0)
+
+
+# Token verification, Algorithm 1
+
+
+def token_verification(
+    key: Key[Array, ""],
+    emit_key: Key[Array, ""],
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+    lenience: float = 1.0,
+) -> Verdict:
+    """Speculative sampling, token by token (Algorithm 1 of Leviathan et al. 2023).
+
+    The emitted tokens follow the target's distribution exactly, for any draft, as long
+    as ``lenience`` is 1. Below it (section A.5) more is accepted, and no token comes
+    with more than ``1 / lenience`` times its probability.
+
+    Args:
+      key: drives the accept/reject decisions.
+      emit_key: draws the token that follows.
+      draft_tokens: the proposals, each drawn from its row of ``draft_probs``.
+      draft_probs: the very distributions the proposals were drawn from.
+      target_probs: the target's, at each draft and after the last one.
+      lenience: multiplies q in the comparison, in (0, 1]; 1 is lossless.
+    """
+    uniforms = jax.random.uniform(key, draft_tokens.shape)
+    accepted = count_accepted(uniforms, draft_tokens, draft_probs, target_probs, lenience)
+    emission = emission_rows(accepted, draft_probs, target_probs)
+    return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
+
+
+def count_accepted(
+    uniforms: Float[Array, "gamma"],
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+    lenience: float = 1.0,
+) -> Int[Array, ""]:
+    """Number of leading drafts with ``u l q(x) < p(x)`` (Algorithm 1; A.5 for l).
+
+    The product needs no guard against division by zero, and a token that the
+    target excludes is never accepted, whatever ``u``.
+    """
+    of_draft = _probability_of(draft_tokens, draft_probs)
+    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    return _leading((of_draft > 0) & (uniforms * lenience * of_draft < of_target))
+
+
+def emission_rows(
+    num_accepted: Int[Array, ""],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
+    """p and q, whose residual the token after ``num_accepted`` drafts is drawn from.
+
+    ``norm(max(0, p - q))`` at the first rejected draft, the target's own after the
+    last one (Algorithm 1).
+    """
+    return target_probs[num_accepted], _draft_row(draft_probs, num_accepted)
+
+
+# Block verification
+
+
+def block_verification(
+    key: Key[Array, ""],
+    emit_key: Key[Array, ""],
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+) -> Verdict:
+    """Verifies the drafts jointly (Sun et al. 2024, arXiv 2403.10444).
+
+    Exact, as ``token_verification`` is, and accepts as many drafts or more in
+    expectation: probability that one position has to spare pays for the next one. The
+    arguments are those of ``token_verification``.
+    """
+    thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
+    accepted = count_block_accepted(jax.random.uniform(key, draft_tokens.shape), thresholds)
+    emission = block_emission_rows(accepted, draft_probs, target_probs, carried)
+    return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
+
+
+def block_thresholds(
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+) -> tuple[Float[Array, "gamma"], Float[Array, "gamma+1"]]:
+    """Probability that each draft is a success, and the ratio carried to each position.
+
+    The carried ratio is ``p_0 = 1, p_i = min(1, p_{i-1} t(x_i) / d(x_i))``; with the
+    mass ``Z_i = sum max(p_i t - d, 0)`` of the row after draft i, it succeeds with
+    probability ``Z_i / (Z_i + 1 - p_i)``. After the last draft d is zero, hence
+    ``Z_i = p_i`` and the probability is ``p_i``.
+    """
+    of_draft = _probability_of(draft_tokens, draft_probs)
+    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    # A draft has a probability of its own; only what was not proposed has none.
+    proposed = of_draft > 0
+
+    def carry(ratio, probabilities):
+        target_prob, draft_prob, proposed = probabilities
+        ratio = jnp.minimum(_divide(ratio * target_prob, draft_prob), 1.0)
+        ratio = jnp.where(proposed, ratio, 0.0)
+        return ratio, ratio
+
+    one = jnp.ones((), target_probs.dtype)
+    _, carried = lax.scan(carry, one, (of_target, of_draft, proposed))
+    carried = jnp.concatenate([one[None], carried])
+    mass = excess(carried, target_probs, draft_probs)[1:]
+    denominator = mass + 1 - carried[1:]
+    # Nothing in the denominator: draft and target agree so far, and in the next row.
+    thresholds = jnp.where(denominator > 0, _divide(mass, denominator), 1.0)
+    return jnp.where(proposed, thresholds, 0.0), carried
+
+
+def count_block_accepted(
+    uniforms: Float[Array, "gamma"], thresholds: Float[Array, "gamma"]
+) -> Int[Array, ""]:
+    """Number of drafts up to the last success; a failure before it does not matter."""
+    positions = jnp.arange(1, uniforms.shape[0] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(uniforms < thresholds, positions, 0), initial=0)
+
+
+def block_emission_rows(
+    num_accepted: Int[Array, ""],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+    carried: Float[Array, "gamma+1"],
+) -> tuple[Float[Array, "vocab"], Float[Array, "vocab"]]:
+    """What the token after ``num_accepted`` drafts of a block is drawn from the residual of.
+
+    ``norm(max(0, p_i t - d))`` with the carried ratio: the residual of token
+    verification, ``norm(max(0, t - d))``, would be wrong here.
+    """
+    scaled = carried[num_accepted] * target_probs[num_accepted]
+    return scaled, _draft_row(draft_probs, num_accepted)
+
+
+# Rejection sampling, the comparison of section A.2
+
+
+def rejection_verification(
+    key: Key[Array, ""],
+    emit_key: Key[Array, ""],
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+) -> Verdict:
+    """Accepts with ``p(x) / (M q(x))``, ``M = max p / q`` (section A.2).
+
+    Exact, and never accepts more often than ``token_verification``: with probability
+    ``1 / M = min q(x) / p(x)``. A rejection says nothing of the token, so what follows
+    it is drawn from the target itself, unmodified: the section's non-iterative version.
+    The arguments are those of ``token_verification``.
+    """
+    uniforms = jax.random.uniform(key, draft_tokens.shape)
+    accepted = count_unrejected(uniforms, draft_tokens, draft_probs, target_probs)
+    return Verdict(num_accepted=accepted, next_token=sample(emit_key, target_probs[accepted]))
+
+
+def count_unrejected(
+    uniforms: Float[Array, "gamma"],
+    draft_tokens: Int[Array, "gamma"],
+    draft_probs: Float[Array, "gamma vocab"],
+    target_probs: Float[Array, "gamma+1 vocab"],
+) -> Int[Array, ""]:
+    """Number of leading drafts with ``u M q(x) < p(x)`` (section A.2)."""
+    of_draft = _probability_of(draft_tokens, draft_probs)
+    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    shares = rejection_acceptance(target_probs[:-1], draft_probs)
+    return _leading((of_draft > 0) & (uniforms * of_draft < shares * of_target))
+
+
+def rejection_acceptance(
+    target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
+) -> Float[Array, "*rows"]:
+    """``1 / M``: how often rejection sampling accepts (section A.2)."""
+    shares = jnp.where(target_probs > 0, _divide(draft_probs, target_probs), jnp.inf)
+    return jnp.min(shares, axis=-1)
+
+
+# Where the tokens of both models are known, and nothing is left to chance
+
+
+def matching_verification(
+    draft_tokens: Int[Array, "gamma"],
+    target_tokens: Int[Array, "gamma+1"],
+    num_proposed: Int[Array, ""],
+) -> Verdict:
+    """Accepts drafts for as long as they are what the target chose.
+
+    At temperature 0 this is ``token_verification``: with all of the target's mass on one
+    token, that token is the only one accepted and the only one emitted, however the
+    draft was drawn. With target tokens chosen by the same Gumbel noise as the drafts
+    (``distributions.gumbel_argmax``) it is coupled verification: the text depends on
+    the noise alone, for any draft (arXiv 2408.07978).
+    """
+    return _accept_leading(draft_tokens == target_tokens[:-1], target_tokens, num_proposed)
+
+
+def lenient_argmax_verification(
+    draft_tokens: Int[Array, "gamma"],
+    target_logits: Float[Array, "gamma+1 vocab"],
+    target_tokens: Int[Array, "gamma+1"],
+    num_proposed: Int[Array, ""],
+    lenience: float,
+) -> Verdict:
+    """Accepts drafts with ``p(x) >= l max(p)``, before standardization (section A.5).
+
+    The paper prints the inequality reversed. Lossy: a text need not be the argmax's.
+
+    Args:
+      draft_tokens: the proposals.
+      target_logits: the target's own, at temperature 1.
+      target_tokens: their argmax.
+      num_proposed: how many of the proposals there are.
+      lenience: l, in (0, 1].
+    """
+    acceptable = lenient_argmax_acceptable(draft_tokens, target_logits[:-1], lenience)
+    return _accept_leading(acceptable, target_tokens, num_proposed)
+
+
+def lenient_argmax_acceptable(
+    draft_tokens: Int[Array, "gamma"], target_logits: Float[Array, "gamma vocab"], lenience: float
+) -> Bool[Array, "gamma"]:
+    """Whether ``p(x) >= l max(p)`` for each draft, before standardization (section A.5)."""
+    largest = jnp.max(target_logits, axis=-1)
+    return _probability_of(draft_tokens, target_logits) - largest >= jnp.log(lenience)
+
+
+def _accept_leading(
+    acceptable: Bool[Array, "gamma"],
+    target_tokens: Int[Array, "gamma+1"],
+    num_proposed: Int[Array, ""],
+) -> Verdict:
+    """The drafts up to the first unacceptable one, then the target's own token."""
+    proposed = jnp.arange(acceptable.shape[0]) < num_proposed
+    accepted = _leading(proposed & acceptable)
+    return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
+
+
+# Several drafts for one place
+
+
+def node_verification(
+    uniforms: Float[Array, "children"],
+    children: Int[Array, "children"],
+    draft_probs: Float[Array, "vocab"],
+    target_probs: Float[Array, "vocab"],
+) -> tuple[Int[Array, ""], Float[Array, "vocab"]]:
+    """Verifies several drafts for one place, drawn without replacement.
+
+    Each is tested against what of the target the ones before it left over (recursive
+    rejection sampling: Jeon et al. 2024, arXiv 2402.14160). The emitted token follows
+    the target's distribution.
+
+    Args:
+      uniforms: one number in [0, 1) for each child.
+      children: distinct tokens in the order they were drawn in; one that the draft
+        could not draw (probability 0 by then) counts as absent.
+      draft_probs: what the first was drawn from.
+      target_probs: the target's distribution at this place.
+
+    Returns:
+      The index of the accepted child, or ``len(children)``, and the distribution to
+      emit from in the latter case.
+    """
+
+    num = children.shape[0]
+
+    def test(carry, child):
+        target, draft, chosen = carry
+        index, uniform, token = child
+        present = draft[token] > 0
+        accept = present & (uniform * draft[token] < target[token])
+        left = residual(target, draft)
+        without = normalize(draft.at[token].set(0.0))
+        chosen = jnp.where((chosen == num) & accept, index, chosen)
+        return (
+            jnp.where(present, left, target),
+            jnp.where(present, without, draft),
+            chosen,
+        ), None
+
+    start = (target_probs, draft_probs, jnp.int32(num))
+    indices = jnp.arange(num, dtype=jnp.int32)
+    (emission, _, chosen), _ = lax.scan(test, start, (indices, uniforms, children))
+    return chosen, emission
+
+
+def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, "vocab"]:
+    """The draft's distribution at a position, zeros after the last one."""
+    last = draft_probs.shape[0] - 1
+    if last < 0:
+        return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
+    return jnp.where(index <= last, draft_probs[jnp.minimum(index, last)], 0.0)
+
+
+def _probability_of(
+    tokens: Int[Array, "rows"], values: Float[Array, "rows vocab"]
+) -> Float[Array, "rows"]:
+    """Each row's value at its token."""
+    return jnp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
+
+
+def _divide(masses: Array, by: Array) -> Array:
+    """The quotient; the dividend where there is nothing to divide by."""
+    return masses / jnp.where(by > 0, by, 1.0)
+
+
+def _leading(accepted: Bool[Array, "gamma"]) -> Int[Array, ""]:
+    """How many entries are true before the first false one."""
+    return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32)), dtype=jnp.int32)

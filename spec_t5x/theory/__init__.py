@@ -1,0 +1,1 @@
+"""The paper's closed forms, and estimates of acceptance with intervals."""

@@ -1,0 +1,623 @@
+"""Beam search: what T5X finds, and the same in fewer target calls."""
+
+import collections
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.beams import hypotheses, slots
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.checkpoints.huggingface.reading import export_huggingface
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+EOS = 1
+# No token has this id: hypotheses end at their limit alone.
+NO_EOS = -1
+
+# --- an independent search, over texts -----------------------------------------
+
+
+def search_texts(log_probs, prompt, *, beams, alpha, limit, max_decode_len, eos_id=EOS):
+    """T5X's search as its rules read: over tuples of tokens, for one input.
+
+    Args:
+      log_probs: log-probabilities ``[vocab]`` of the token after a text.
+      prompt: what every text begins with.
+      beams: hypotheses kept.
+      alpha: of the brevity penalty.
+      limit: length at which the search ends.
+      max_decode_len: the longest text that T5X reckons with.
+      eos_id: what ends a text.
+
+    Returns:
+      Texts and their scores, by increasing score, and the number of steps made.
+    """
+
+    def penalty(length):
+        return ((5 + length) / 6) ** alpha
+
+    live, finished, steps = {tuple(prompt): 0.0}, {}, 0
+    while live and len(next(iter(live))) < limit:
+        if len(finished) == beams:
+            # T5X counts the start token here.
+            within_reach = max(live.values()) / penalty(max_decode_len + 1)
+            if min(finished.values()) > within_reach:
+                break
+        candidates = {
+            (*text, token): total + log_prob
+            for text, total in live.items()
+            for token, log_prob in enumerate(log_probs(text))
+            if log_prob > -math.inf
+        }
+        best = sorted(candidates, key=candidates.get, reverse=True)[: 2 * beams]
+        ended = {text: candidates[text] / penalty(len(text)) for text in best if text[-1] == eos_id}
+        finished |= ended
+        kept = sorted(finished, key=finished.get, reverse=True)[:beams]
+        finished = {text: finished[text] for text in kept}
+        going_on = [text for text in best if text[-1] != eos_id][:beams]
+        live = {text: candidates[text] for text in going_on}
+        steps += 1
+    found = finished or live
+    return sorted(found.items(), key=lambda item: item[1]), steps
+
+
+@jax.jit
+def table_log_probs(target, source, prefix):
+    return jax.nn.log_softmax(target.next_logits(source[None], prefix[None])[0])
+
+
+@jax.jit
+def t5_log_probs(model, source, prefix):
+    """By the training path: no cache."""
+    inputs = (source[None], prefix[None], jnp.ones_like(prefix)[None])
+    logits = model.module.apply({"params": model.params}, *inputs, enable_dropout=False)
+    return jax.nn.log_softmax(logits[0])
+
+
+def after_each_text(model, source, max_decode_len):
+    """``log_probs`` for ``search_texts``."""
+    of_prefix = t5_log_probs if isinstance(model, T5Model) else table_log_probs
+
+    @functools.cache
+    def log_probs(text):
+        prefix = np.zeros(max_decode_len + 1, np.int32)
+        prefix[1 : 1 + len(text)] = text
+        return np.asarray(of_prefix(model, source, prefix)[len(text)], np.float64)
+
+    return log_probs
+
+
+def assert_finds(result, row, expected, atol=1e-4):
+    """One row of a result holds these texts and scores, and nothing else."""
+    texts_scores, steps = expected
+    num_empty = result.tokens.shape[1] - len(texts_scores)
+    for place, length in enumerate(result.lengths[row].tolist()):
+        tokens = result.tokens[row, place].tolist()
+        if place < num_empty:
+            assert (length, float(result.scores[row, place])) == (0, hypotheses.EMPTY_SCORE)
+            text = ()
+        else:
+            text, score = texts_scores[place - num_empty]
+            assert float(result.scores[row, place]) == pytest.approx(score, abs=atol)
+            assert length == len(text)
+        assert tokens == [*text] + [0] * (len(tokens) - len(text))
+    assert int(result.stats.steps[row]) == steps
+
+
+# --- rules -----------------------------------------------------------------------
+
+
+def test_brevity_penalty_is_that_of_the_formula():
+    lengths = jnp.array([1, 7, 13])
+    np.testing.assert_allclose(hypotheses.brevity_penalty(1.0, lengths), [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(hypotheses.brevity_penalty(0.5, lengths), np.sqrt([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(hypotheses.brevity_penalty(0.0, lengths), [1.0, 1.0, 1.0])
+
+
+def test_hypotheses_that_share_a_lineage_see_the_same_slots():
+    """The two of ``beam_slots``' docstring."""
+    nodes = slots.nodes(
+        tokens=jnp.array([[7, 8]]),
+        positions=jnp.array([[3, 3]]),
+        places=jnp.array([[0, 1]]),
+        # What stands at position 4 is not there yet.
+        lineages=jnp.array([[[0, 0, 1, 0, 1], [0, 0, 1, 1, 1]]]),
+        width=2,
+    )
+    np.testing.assert_array_equal(nodes.slots, [[6, 7]])
+    np.testing.assert_array_equal(nodes.slot_positions, [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
+    seen = [np.flatnonzero(row).tolist() for row in nodes.visible[0]]
+    assert seen == [[0, 2, 5, 6], [0, 2, 5, 7]]
+
+
+def test_continuations_are_the_likeliest_tokens_and_their_log_probabilities():
+    logits = jnp.log(jnp.array([[[0.1, 0.4, 0.0, 0.3, 0.2], [0.2, 0.2, 0.2, 0.2, 0.2]]]) * 5)
+    found = hypotheses.continuations(logits, 2)
+    np.testing.assert_array_equal(found.tokens, [[[1, 3, 4, 0], [0, 1, 2, 3]]])
+    expected = np.log([[[0.4, 0.3, 0.2, 0.1], [0.2] * 4]])
+    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-5)
+
+
+def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
+    following = hypotheses.Continuations(
+        tokens=jnp.array([[[3, 1], [4, 5]]]), log_probs=jnp.array([[[jnp.nan, 0.0], [-1.0, -2.0]]])
+    )
+    found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following, beams=1)
+    np.testing.assert_array_equal(found.tokens, [[4, 5]])
+    np.testing.assert_array_equal(found.parents, [[1, 1]])
+    np.testing.assert_allclose(found.log_probs, [[-1.5, -2.5]])
+
+
+# --- the plain search ------------------------------------------------------------
+
+VOCAB = 17
+MAX_LEN = 9
+
+
+def ending(table, bonus):
+    """The table with another logit of the end of sequence."""
+    return TableTarget(table.table.at[:, EOS].add(bonus))
+
+
+@functools.cache
+def tables():
+    """Targets of one shape: texts that end late, early and often; impossible tokens."""
+    table = TableTarget.create(0, VOCAB)
+    return {
+        "late": table,
+        "early": ending(TableTarget.create(1, VOCAB), 2.0),
+        "peaked": ending(TableTarget.create(2, VOCAB, scale=4.0), 3.0),
+        "impossible tokens": TableTarget.create(3, VOCAB, zeros=0.8),
+    }
+
+
+def rows():
+    """Sources, prompts and limits that differ by row; the last row may write nothing."""
+    rng = np.random.default_rng(5)
+    sources = jnp.asarray(rng.integers(2, VOCAB, (6, 3)), jnp.int32)
+    # The fourth has the end of sequence in its prompt.
+    prompts = [[0, 0, 0, 0], [0, 4, 0, 0], [0, 5, 6, 7], [0, 3, 1, 0], [0, 0, 0, 0], [0, 8, 0, 0]]
+    steps = [99, 99, 99, 99, 4, 0]
+    return sources, jnp.asarray(prompts, jnp.int32), jnp.asarray(steps, jnp.int32)
+
+
+def search_tables(target, width, alpha=0.6, **options):
+    sources, prompts, steps = rows()
+    return jax.device_get(
+        beam_search(
+            target,
+            sources,
+            prompts,
+            beams=width,
+            alpha=alpha,
+            max_decode_len=MAX_LEN,
+            max_decode_steps=steps,
+            **options,
+        )
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_plain_search_finds_what_a_search_over_texts_finds(width):
+    sources, prompts, max_steps = (np.asarray(leaf) for leaf in rows())
+    num_finished = num_early = 0
+    for name, alpha in (
+        ("late", 0.6),
+        ("early", 0.0),
+        ("early", 1.5),
+        ("peaked", 0.6),
+        ("impossible tokens", 0.6),
+    ):
+        target = tables()[name]
+        result = search_tables(target, width, alpha)
+        for row, prompt in enumerate(prompts):
+            text = prompt[1:][prompt[1:] > 0].tolist()
+            expected = search_texts(
+                after_each_text(target, sources[row], MAX_LEN),
+                text,
+                beams=width,
+                alpha=alpha,
+                limit=min(MAX_LEN, len(text) + max_steps[row]),
+                max_decode_len=MAX_LEN,
+            )
+            assert_finds(result, row, expected)
+            num_finished += sum(text[-1:] == (EOS,) for text, _ in expected[0])
+            num_early += len(text) + expected[1] < min(MAX_LEN, len(text) + max_steps[row])
+        np.testing.assert_array_equal(result.stats.target_calls, result.stats.steps)
+        assert np.all(np.diff(result.scores, axis=1) >= 0)
+    # Both ways to end were taken.
+    assert num_finished > 10
+    assert num_early > 3
+
+
+def test_one_beam_is_greedy_decoding_where_nothing_ends():
+    """And a T5's ``score_nodes`` is its ``score``, then."""
+    model = tiny_t5(0)
+    sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, (3, 6)), jnp.int32)
+    prompts = jnp.asarray([[0, 0, 0], [0, 7, 0], [0, 8, 9]], jnp.int32)
+    options = {"max_decode_len": 12, "eos_id": NO_EOS}
+    found = beam_search(model, sources, prompts, beams=1, **options)
+    greedy = autoregressive_decode(
+        model,
+        sources,
+        prompts,
+        jax.random.key(0),
+        sampling(0.0),
+        rescale_log_probs=False,
+        **options,
+    )
+    np.testing.assert_array_equal(found.tokens, greedy.tokens)
+    np.testing.assert_array_equal(found.lengths, 12)
+    np.testing.assert_allclose(found.scores, greedy.scores, atol=1e-4)
+
+
+def test_results_equal_those_of_t5x():
+    """Where T5X is installed; prompts are forced there, which comes to the same."""
+    t5x_decoding = pytest.importorskip("t5x.decoding", reason="needs T5X")
+    sources, prompts, _ = rows()
+    # An end of sequence inside a forced prompt ends it there.
+    prompts = prompts.at[3].set(0)
+    num_finished = 0
+    for name, width, alpha in (("late", 2, 0.6), ("early", 4, 0.0), ("peaked", 8, 1.5)):
+        target = tables()[name]
+
+        def tokens_to_logits(state, target=target, width=width):
+            repeated = jnp.repeat(sources, width, axis=0)
+            logits = target.next_logits(repeated, state.sequences)
+            return logits[:, state.cur_index], state.cache
+
+        expected_tokens, expected_scores = t5x_decoding.beam_search(
+            jnp.pad(prompts, ((0, 0), (0, MAX_LEN + 1 - prompts.shape[1]))),
+            {},
+            tokens_to_logits,
+            EOS,
+            num_decodes=width,
+            alpha=alpha,
+            max_decode_len=MAX_LEN,
+        )
+        found = beam_search(
+            target, sources, prompts, beams=width, alpha=alpha, max_decode_len=MAX_LEN
+        )
+        np.testing.assert_array_equal(found.tokens, expected_tokens)
+        np.testing.assert_allclose(found.scores, expected_scores, rtol=1e-6, atol=1e-4)
+        num_finished += int(np.sum(np.asarray(found.tokens) == EOS))
+    assert num_finished > 20
+
+
+# --- the speculative search --------------------------------------------------------
+
+
+def assert_same_result(found, plain, atol=1e-4):
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    np.testing.assert_array_equal(found.lengths, plain.lengths)
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-6, atol=atol)
+    np.testing.assert_array_equal(found.stats.steps, plain.stats.steps)
+
+
+@functools.cache
+def table_drafts(name):
+    """Drafts of one shape for a target of ``tables``, by name."""
+    target = tables()[name]
+    noise = np.random.default_rng(8).normal(scale=0.3, size=target.table.shape)
+    constant = jnp.full_like(target.table, -9.0)
+    return {
+        "same": target,
+        "similar": TableTarget(target.table + noise.astype(np.float32)),
+        "random": TableTarget.create(11, VOCAB),
+        "impossible tokens": TableTarget.create(12, VOCAB, zeros=0.8),
+        "adversarial": TableTarget(jnp.nan_to_num(-target.table, posinf=9.0)),
+        "one token": TableTarget(constant.at[:, 5].set(9.0)),
+        "end of sequence": TableTarget(constant.at[:, EOS].set(9.0)),
+    }
+
+
+@functools.cache
+def plain_of_tables(name, width):
+    return search_tables(tables()[name], width)
+
+
+@pytest.mark.parametrize(
+    ("width", "gamma"),
+    [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (2, 4), (4, 2), (4, 4), (8, 1), (8, 3)],
+)
+def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma):
+    sources, prompts, steps = rows()
+    accepted = collections.Counter()
+    for name, target in tables().items():
+        plain = plain_of_tables(name, width)
+        for draft_name, draft in table_drafts(name).items():
+            found = speculative_beam_search(
+                target,
+                draft,
+                sources,
+                prompts,
+                beams=width,
+                gamma=gamma,
+                max_decode_len=MAX_LEN,
+                max_decode_steps=steps,
+            )
+            assert_same_result(found, plain)
+            calls = np.asarray(found.stats.target_calls)
+            assert np.all(calls <= plain.stats.steps)
+            assert np.all(calls * (gamma + 1) >= plain.stats.steps)
+            if draft_name == "same":
+                # gamma + 1 steps in every call but the last.
+                np.testing.assert_array_equal(calls, -(-plain.stats.steps // (gamma + 1)))
+            accepted[draft_name] += int(np.sum(plain.stats.steps) - np.sum(calls))
+    # Steps that cost no call: some that a similar draft foresaw, few of a useless one's.
+    assert 0 < accepted["similar"] < accepted["same"]
+    assert max(accepted["one token"], accepted["end of sequence"]) < accepted["similar"]
+
+
+def test_more_draft_beams_cover_more_steps():
+    """``top_w(M_p)`` is easier to have in a larger ``top_u(M_q)`` (A.4)."""
+    sources, prompts, steps = rows()
+    calls = collections.Counter()
+    for name in ("early", "impossible tokens"):
+        target = tables()[name]
+        for draft_name in ("similar", "impossible tokens"):
+            for draft_beams in (None, 6):
+                found = speculative_beam_search(
+                    target,
+                    table_drafts(name)[draft_name],
+                    sources,
+                    prompts,
+                    beams=2,
+                    gamma=3,
+                    draft_beams=draft_beams,
+                    max_decode_len=MAX_LEN,
+                    max_decode_steps=steps,
+                )
+                assert_same_result(found, plain_of_tables(name, 2))
+                calls[draft_beams] += int(np.sum(found.stats.target_calls))
+    assert calls[6] < calls[None]
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    """Neither its result nor its statistics, though rows advance at their own pace."""
+    sources, prompts, steps = rows()
+    target = tables()["early"]
+    draft = table_drafts("early")["similar"]
+    search = functools.partial(
+        speculative_beam_search, target, draft, beams=2, gamma=2, max_decode_len=MAX_LEN
+    )
+    together = search(sources, prompts, max_decode_steps=steps)
+    paces = set(np.asarray(together.stats.block_efficiency[:5]).round(3).tolist())
+    assert len(paces) > 2
+    for row in range(len(sources)):
+        at = slice(row, row + 1)
+        alone = search(sources[at], prompts[at], max_decode_steps=steps[at])
+        for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+            np.testing.assert_allclose(one[0], other[row], rtol=1e-6)
+
+
+@functools.cache
+def t5_rows():
+    sources = np.random.default_rng(1).integers(2, 30, (4, 7)).astype(np.int32)
+    sources[1, 4:] = 0
+    prompts = jnp.asarray([[0, 0, 0], [0, 7, 0], [0, 8, 9], [0, 0, 0]], jnp.int32)
+    return jnp.asarray(sources), prompts
+
+
+def test_searches_with_a_t5_find_what_a_search_over_texts_finds():
+    """The oracle's log-probabilities are teacher-forced: nothing of the cache takes part."""
+    model, max_decode_len, width, gamma = tiny_t5(0), 11, 3, 3
+    kernel = model.params["decoder"]["logits_dense"]["kernel"]
+    noise = 0.15 * jax.random.normal(jax.random.key(0), kernel.shape)
+    decoder = {**model.params["decoder"], "logits_dense": {"kernel": kernel + noise}}
+    similar = model.replace(params={**model.params, "decoder": decoder})
+    sources, prompts = t5_rows()
+    options = {"beams": width, "max_decode_len": max_decode_len}
+    plain = jax.device_get(beam_search(model, sources, prompts, **options))
+    for row, prompt in enumerate(np.asarray(prompts)):
+        expected = search_texts(
+            after_each_text(model, np.asarray(sources[row]), max_decode_len),
+            prompt[prompt > 0].tolist(),
+            beams=width,
+            alpha=0.6,
+            limit=max_decode_len,
+            max_decode_len=max_decode_len,
+        )
+        assert_finds(plain, row, expected)
+    calls = {}
+    for name, draft in {"same": model, "similar": similar, "random": tiny_t5(1)}.items():
+        found = speculative_beam_search(model, draft, sources, prompts, gamma=gamma, **options)
+        assert_same_result(found, plain)
+        calls[name] = np.asarray(found.stats.target_calls)
+    np.testing.assert_array_equal(calls["same"], -(-plain.stats.steps // (gamma + 1)))
+    assert calls["same"].sum() < calls["similar"].sum() < plain.stats.steps.sum()
+
+
+# --- transformers ------------------------------------------------------------------
+
+
+def test_hypotheses_equal_those_of_transformers(tiny_pair, tmp_path):
+    """With ``length_penalty=0`` and ``early_stopping="never"``, our alpha of 0.
+
+    All hypotheses and their scores where nothing ends; the best ones where texts do end
+    before the limit. Two rules differ, so that the others may: transformers lets a
+    candidate end only if it is among the ``num_beams`` likeliest, and puts unfinished
+    hypotheses beside finished ones at the limit.
+    """
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    # Of one number of layers in encoder and decoder: transformers 5.23 needs that.
+    loaded = load(tiny_pair / "draft")
+    export_huggingface(tmp_path / "theirs", loaded)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "theirs").eval()
+    ours = T5Model.create(loaded.params, loaded.config)
+    sources = np.random.default_rng(2).integers(3, 120, (6, 8)).astype(np.int32)
+    sources[:, -1] = EOS
+    prompts = jnp.zeros((6, 1), jnp.int32)
+    num_beams = 4
+
+    def both(eos_id, length):
+        output = theirs.generate(
+            torch.tensor(sources).long(),
+            attention_mask=torch.tensor(sources != 0).long(),
+            do_sample=False,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            length_penalty=0.0,
+            early_stopping="never",
+            max_new_tokens=length,
+            eos_token_id=None if eos_id == NO_EOS else eos_id,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        texts = output.sequences.numpy()[:, 1:]
+        texts = np.pad(texts, ((0, 0), (0, length - texts.shape[1])))
+        # They fill up with the end of sequence.
+        texts[:, 1:][np.logical_or.accumulate(texts == eos_id, axis=1)[:, :-1]] = 0
+        found = beam_search(
+            ours,
+            jnp.asarray(sources),
+            prompts,
+            beams=num_beams,
+            alpha=0.0,
+            max_decode_len=length,
+            eos_id=eos_id,
+        )
+        # Theirs come best first.
+        return (
+            jax.device_get(found),
+            texts.reshape(6, num_beams, length)[:, ::-1],
+            output.sequences_scores.numpy().reshape(6, num_beams)[:, ::-1],
+        )
+
+    found, texts, scores = both(NO_EOS, 8)
+    np.testing.assert_array_equal(found.tokens, texts)
+    np.testing.assert_allclose(found.scores, scores, atol=5e-4)
+
+    found, texts, scores = both(EOS, 60)
+    ended = (found.tokens == EOS).any(axis=2).all(axis=1)
+    assert ended.sum() > 2
+    assert np.max(found.lengths[ended, -1]) > 5
+    np.testing.assert_array_equal(found.tokens[ended, -1], texts[ended, -1])
+    np.testing.assert_allclose(found.scores[ended, -1], scores[ended, -1], atol=5e-4)
+
+
+# --- the packaged pair -------------------------------------------------------------
+
+SENTENCES = [
+    "Where is the station?",
+    "The file could not be opened.",
+    "This package contains the documentation.",
+    "We will come back tomorrow with our friends.",
+    "Please enter your name and your address.",
+]
+
+
+@pytest.fixture(scope="module")
+def packaged():
+    return Generator.load("ende-target", "ende-draft")
+
+
+def search_sentences(generator, texts, width, gamma):
+    """Both searches, of all texts in one batch."""
+    (batch,) = generator.batches(texts, GenerateOptions(batch_size=len(texts)))
+    prompts = jnp.zeros((len(texts), 1), jnp.int32)
+    options = {"beams": width, "max_decode_len": 48}
+    plain = beam_search(generator.target, batch.tokens, prompts, **options)
+    draft = generator.draft.model
+    found = speculative_beam_search(
+        generator.target, draft, batch.tokens, prompts, gamma=gamma, **options
+    )
+    return jax.device_get((plain, found))
+
+
+@pytest.mark.parametrize(("width", "gamma"), [(1, 4), (2, 3), (4, 3), (8, 1)])
+def test_packaged_pair_finds_the_same_hypotheses(packaged, width, gamma):
+    plain, found = search_sentences(packaged, SENTENCES, width, gamma)
+    assert_same_result(found, plain)
+    # Texts that ended, all different.
+    np.testing.assert_array_equal(np.sum(plain.tokens == EOS, axis=2), 1)
+    for texts in plain.tokens.tolist():
+        assert len(set(map(tuple, texts))) == width
+    assert np.sum(found.stats.target_calls) < np.sum(plain.stats.target_calls)
+
+
+@pytest.mark.parametrize(("width", "gamma", "count"), [(1, 4, 5), (2, 3, 5), (4, 3, 20), (8, 1, 5)])
+def test_packaged_pair_finds_the_same_for_real_sentences(
+    packaged, shared_data, width, gamma, count
+):
+    pairs = read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3)
+    # As short as the sentences above, for the same programs.
+    texts = [text for text, _ in pairs if 8 < len(packaged.vocabulary.encode(text)) < 16]
+    for first in range(0, count, len(SENTENCES)):
+        some = texts[first : first + len(SENTENCES)]
+        plain, found = search_sentences(packaged, some, width, gamma)
+        assert_same_result(found, plain)
+
+
+# --- refusals ----------------------------------------------------------------------
+
+
+class CannotScoreNodes:
+    """A target as far as the other loops are concerned."""
+
+    vocab_size = VOCAB
+
+    def prefill(self, inputs, max_length):
+        raise AssertionError("refused before anything is run")
+
+    score = rollback = prefill
+
+
+jax.tree_util.register_pytree_node(
+    CannotScoreNodes, lambda model: ((), None), lambda *_: CannotScoreNodes()
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beams": 0}, "beams is 0: give at least 1"),
+        ({"beams": 9}, "beams is 9 and the vocabulary has 17 tokens: give at most 8"),
+        ({"gamma": 0}, "gamma is 0: give at least 1"),
+        ({"draft_beams": 1}, "draft_beams is 1 and beams is 2"),
+        ({"draft_beams": 9}, "draft_beams is 9 and the vocabulary has 17 tokens"),
+        ({"max_decode_len": 2}, "prompts hold 3 tokens and max_decode_len is 2"),
+        ({"target": CannotScoreNodes()}, "CannotScoreNodes has no score_nodes"),
+        ({"draft_model": CannotScoreNodes()}, "CannotScoreNodes has no score_nodes"),
+        ({"draft_model": TableTarget.create(0, 18)}, "the draft has 18 tokens and the target 17"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_unusable_arguments_are_refused(changes, message):
+    sources, prompts, _ = rows()
+    target = tables()["late"]
+    arguments = {
+        "target": target,
+        "draft_model": target,
+        "inputs": sources,
+        "prompts": prompts,
+        "beams": 2,
+        "gamma": 2,
+        "max_decode_len": MAX_LEN,
+        **changes,
+    }
+    with pytest.raises(InputError) as raised:
+        speculative_beam_search(**arguments)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    if not {"gamma", "draft_beams", "draft_model"} & set(changes):
+        for name in ("gamma", "draft_model"):
+            del arguments[name]
+        with pytest.raises(InputError) as raised:
+            beam_search(**arguments)
+        assert message in str(raised.value)

@@ -1,0 +1,139 @@
+"""Where gin files are looked for, and what is said of those that cannot be used."""
+
+import gin
+import pytest
+
+from spec_t5x.cli import gin_files
+from spec_t5x.cli.gin_files import add_search_paths, parse_gin
+from spec_t5x.cli.main import main
+from spec_t5x.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def nothing_bound(monkeypatch):
+    """Nothing bound, and search paths as they were."""
+    monkeypatch.setattr(gin_files, "_search_paths", list(gin_files._search_paths))
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """``top/top.gin`` includes ``parts/part.gin``, which includes ``inner.gin``."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "top" / "top.gin", "include 'parts/part.gin'\nTOP = 1")
+    write(tmp_path / "top" / "parts" / "part.gin", 'include "inner.gin"  # beside it\nPART = %TOP')
+    write(tmp_path / "top" / "parts" / "inner.gin", "INNER = 3")
+    return tmp_path
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def macro(name):
+    return gin.query_parameter(f"%{name}")
+
+
+def test_includes_are_found_beside_the_file_that_includes_them(folder):
+    parse_gin(["top/top.gin"], ["--gin.TOP=5"])
+    assert (macro("TOP"), macro("INNER")) == (5, 3)
+
+
+def test_includes_are_found_in_the_current_folder_first(folder):
+    write(folder / "parts" / "part.gin", "INNER = 4")
+    parse_gin(["top/top.gin"], [])
+    assert macro("INNER") == 4
+
+
+def test_includes_are_found_in_the_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "mine.gin", "include 'gin_configs/data/ende.gin'")
+    from spec_t5x.training import run  # noqa: F401, what the file binds
+
+    parse_gin([str(path)], [])
+    assert gin.query_parameter("DataOptions.num_columns") == 3
+
+
+def test_files_and_includes_are_found_in_search_paths(folder):
+    write(folder / "elsewhere" / "run.gin", "include 'more/deep.gin'")
+    write(folder / "library" / "more" / "deep.gin", "DEEP = 7")
+    add_search_paths(["elsewhere", "library"])
+    parse_gin(["run.gin"], [])
+    assert macro("DEEP") == 7
+
+
+def test_the_command_line_takes_search_paths(folder, capsys):
+    write(folder / "library" / "run.gin", "GenerateOptions.gamma = -7")
+    arguments = ["generate", "x", "--gin_file=run.gin"]
+    assert main(arguments) == 2
+    assert "no gin file run.gin" in capsys.readouterr().err
+    assert main([*arguments, "--gin_search_paths=top,library"]) == 2
+    assert "gamma is -7" in capsys.readouterr().err
+    assert main([*arguments, "--gin_search_paths=nowhere"]) == 2
+    assert "no folder nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("include 'absent.gin'", r"mine.gin includes absent.gin, which does not exist"),
+        ("include 'mine.gin'", "mine.gin includes itself"),
+        ("A = %ABSENT", "mine.gin needs the macro ABSENT"),
+        ("A = %gin.REQUIRED\nB = %A", "needs the macro A: add --gin.A=VALUE"),
+        ("include 'part.gin'", "part.gin needs the macro LEFT_OPEN"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "part.gin", "C = %LEFT_OPEN")
+    write(tmp_path / "mine.gin", text)
+    with pytest.raises(InputError, match=message):
+        parse_gin(["mine.gin"], [])
+
+
+def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
+    path = write(tmp_path / "mine.gin", "A = %gin.REQUIRED\nB = %A  # %COMMENT\nC = '%TEXT'")
+    parse_gin([str(path)], ["--gin.A='x'"])
+    assert macro("A") == "x"
+
+
+@pytest.mark.parametrize(
+    "value", ["dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv", "gs://bucket/run", "some:task"]
+)
+def test_a_path_needs_no_quotes(tmp_path, value):
+    path = write(tmp_path / "mine.gin", "B = %A")
+    parse_gin([str(path)], [f"--gin.A={value}"])
+    assert macro("A") == value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("'x'", "x"), ("6", 6), ("None", None), ("True", True), ("1e-3", 1e-3), ("(1, 2)", (1, 2))],
+)
+def test_what_gin_understands_is_left_as_it_is(tmp_path, value, expected):
+    path = write(tmp_path / "mine.gin", "B = %A")
+    parse_gin([str(path)], [f"--gin.A={value}"])
+    assert macro("A") == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--gin.GAMA=6", "nothing uses --gin.GAMA: did you mean --gin.GAMMA"),
+        ("--gin.COLOUR=6", "nothing uses --gin.COLOUR: leave it out"),
+    ],
+)
+def test_a_macro_that_nothing_uses_is_refused(tmp_path, flag, message):
+    path = write(tmp_path / "mine.gin", "B = %GAMMA  # not %COLOUR\nGAMMA = 4")
+    with pytest.raises(InputError, match=message):
+        parse_gin([str(path)], [flag])
+
+
+def test_a_flag_may_use_a_macro_of_another_flag(tmp_path):
+    path = write(tmp_path / "mine.gin", "B = %A\nA = 1")
+    parse_gin([str(path)], ["--gin.A=%C", "--gin.C=5"])
+    assert macro("C") == 5

@@ -1,0 +1,61 @@
+"""The notebooks run from top to bottom, and are stored without their outputs."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests import quick_compilation
+
+REPOSITORY = Path(__file__).parents[2]
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+# What must be seen in the outputs of each.
+SHOWN = {
+    "beyond_text": ["% accepted", "always_left"],
+    "own_checkpoints": ["block efficiency", "| ngram |", "speed-up"],
+    "t5x_on_tpu": ["t5x.infer", "scripts/constraints.txt", "T(verify)"],
+    "theory": ["0.600", "6.86", "image/png"],
+    "tour": ["block efficiency", "drafts accepted", "identical", "[END]"],
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """The kernels' own: this package, on the CPU, in as little of it as they need."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # Their programs run for a moment: compiling them is the cost.
+    for name, value in quick_compilation.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_stored_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs and cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    client.execute(env=dict(os.environ))
+    shown = "\n".join(_texts(notebook))
+    for expected in SHOWN[path.stem]:
+        assert expected in shown
+
+
+def _texts(notebook):
+    """What the cells and widgets printed or show, as text; a picture is its type."""
+    yield json.dumps(notebook.metadata.get("widgets", {}))
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error", output
+            yield output.get("text", "")
+            yield from (f"{kind} {value}" for kind, value in output.get("data", {}).items())

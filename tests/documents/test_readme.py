@@ -1,0 +1,49 @@
+"""The README's Python examples run as they stand."""
+
+import re
+from pathlib import Path
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.types import Array, Int
+
+README = Path(__file__).parents[2] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_first_example_prints_what_it_asserts(capsys):
+    exec(EXAMPLES[0], {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(float(line.rsplit(maxsplit=1)[1]) > 1 for line in lines)
+
+
+def test_a_draft_of_your_own_keeps_the_text():
+    (example,) = (text for text in EXAMPLES if "class Parrot" in text)
+    names = {
+        "Array": Array,
+        "DraftBase": DraftBase,
+        "Generator": Generator,
+        "Int": Int,
+        "Proposal": Proposal,
+        "flax": flax,
+        "jax": jax,
+        "jnp": jnp,
+    }
+    exec(example, names)
+    assert len(example.strip().splitlines()) <= 20
+    generator, options = names["generator"], GenerateOptions(gamma=2, max_decode_len=24)
+    texts = ["Where is the station?"]
+    (ours,), (plain,) = (
+        next(which.generate(texts, options)) for which in (generator, generator.plain())
+    )
+    assert ours.output_ids == plain.output_ids
+    assert ours.proposed == 2 * ours.target_calls
+
+
+def test_there_is_no_placeholder_left():
+    assert not re.search(r"^[A-Z]+_TABLE$", README.read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,0 +1,33 @@
+"""The README's tables are those of the results that are kept."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "readme_tables.py"))
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_tables_of_its_files():
+    assert README.count("<!-- table: neighbours ") >= 1
+    assert README.count("<!-- table: ") == README.count("<!-- end of table -->")
+    assert SCRIPT["filled"](README, REPOSITORY) == README
+
+
+def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
+    (tmp_path / "figures.json").write_text('{"rows": [3, 4]}', encoding="utf-8")
+    monkeypatch.setitem(SCRIPT["MAKERS"], "sums", lambda values: f"| {sum(values['rows'])} |")
+    text = "before\n<!-- table: sums figures.json -->\nold\n<!-- end of table -->\nafter\n"
+    expected = text.replace("old\n", "\n| 7 |\n\n")
+    assert SCRIPT["filled"](text, tmp_path) == expected
+    # Once more changes nothing.
+    assert SCRIPT["filled"](expected, tmp_path) == expected
+
+
+def test_a_file_that_is_not_there_is_not_passed_over(tmp_path):
+    with pytest.raises(OSError, match="absent.json"):
+        SCRIPT["filled"](
+            "<!-- table: neighbours absent.json -->\n<!-- end of table -->\n", tmp_path
+        )

@@ -1,0 +1,350 @@
+"""The shell scripts: they parse, say what they would do, and pin what setup.py pins."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = sorted((REPOSITORY / "scripts").rglob("*.sh"))
+T5X = "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16"
+TPU = {"TPU_NAME": "my-v4", "ZONE": "us-central2-b"}
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+    """``dry_run(script, *arguments)``: status, the commands it would run, what it says.
+
+    In a copy, which has no environment that could be reused.
+    """
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
+    shutil.copy(REPOSITORY / "setup.py", tmp_path)
+
+    def run(script, *arguments, **variables):
+        result = subprocess.run(
+            ["bash", f"scripts/{script}", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+        )
+        assert not (tmp_path / ".venv").exists()
+        commands = [shlex.split(line) for line in result.stdout.splitlines()]
+        return result.returncode, commands, result.stderr
+
+    return run
+
+
+def requirements_of_setup() -> dict[str, list[Requirement]]:
+    """Of the package ("") and of each extra."""
+    tree = ast.parse((REPOSITORY / "setup.py").read_text(encoding="utf-8"))
+    (call,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
+    ]
+    values = {keyword.arg: keyword.value for keyword in call.keywords}
+    lists = {"": ast.literal_eval(values["install_requires"])}
+    lists |= ast.literal_eval(values["extras_require"])
+    return {extra: [Requirement(text) for text in texts] for extra, texts in lists.items()}
+
+
+def constraints() -> dict[str, str]:
+    text = (REPOSITORY / "scripts" / "constraints.txt").read_text(encoding="utf-8")
+    return dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_there_are_scripts():
+    assert len(SCRIPTS) >= 8
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_parses_and_says_what_it_is_for(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert os.access(path, os.X_OK)
+    text = path.read_text(encoding="utf-8")
+    assert re.match(r"#!/usr/bin/env bash\n# \w", text)
+    if path.parent.name in ("tpu", "gpu") or path.name == "fetch_checkpoints.sh":
+        # Nobody shall think that it was tried where it was not.
+        assert "# Tried: the dry run" in text and " Not tried:" in text
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+def test_shellcheck_finds_nothing():
+    command = ["shellcheck", "--external-sources", *map(str, SCRIPTS)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_constraints_are_what_setup_allows():
+    pins, seen = constraints(), set()
+    for requirement in (r for texts in requirements_of_setup().values() for r in texts):
+        if requirement.name in pins:
+            seen.add(requirement.name)
+            assert pins[requirement.name] in requirement.specifier, requirement
+    assert {r.name for r in requirements_of_setup()[""]} <= seen
+    assert {r.name for r in requirements_of_setup()["t5x"]} <= seen
+
+
+@pytest.mark.parametrize(("machine", "extra"), [("tpu", "tpu"), ("gpu", "gpu")])
+def test_set_up_installs_pinned_versions(dry_run, machine, extra):
+    status, commands, said = dry_run(f"{machine}/setup.sh", "--dry-run")
+    assert status == 0
+    installs = [command for command in commands if "install" in command]
+    package, t5x = installs
+    assert f".[{extra},t5x]" in package
+    assert package[package.index("-c") + 1] == "scripts/constraints.txt"
+    # JAX's version, by setup.py and by the constraints.
+    (jax,) = [r for r in requirements_of_setup()[extra] if r.name == "jax"]
+    assert str(jax.specifier) == f"=={constraints()['jax']}"
+    assert T5X in t5x and "--no-deps" in t5x
+    from_git = [word for word in t5x if " @ git+" in word]
+    assert len(from_git) == 3
+    assert all(re.search(r"@[0-9a-f]{40}$", word) for word in from_git)
+
+    for flags in (("--dry-run", "--no-t5x"), ("--no-t5x", "--dry-run")):
+        status, commands, _ = dry_run(f"{machine}/setup.sh", *flags)
+        (package,) = [command for command in commands if "install" in command]
+        assert (status, package[-1]) == (0, f".[{extra}]")
+    status, commands, said = dry_run(f"{machine}/setup.sh", "--dry-run", "--no-tx5")
+    assert (status, commands) == (2, [])
+    assert "--no-tx5" in said
+
+
+@pytest.mark.parametrize(
+    ("user", "as_root"), [(0, []), (1000, ["sudo", "-n"])], ids=["root", "sudo"]
+)
+def test_a_browser_is_installed_where_there_is_none(tmp_path, user, as_root):
+    def install(*programs):
+        folder = tmp_path / "-".join(["bin", *programs])
+        folder.mkdir()
+        for name, text in {"id": f"echo {user}", **dict.fromkeys(programs, "exit 1")}.items():
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        command = "source scripts/setup_env.sh; DRY_RUN=1 install_browser"
+        result = subprocess.run(
+            [shutil.which("bash"), "-c", command],
+            cwd=REPOSITORY,
+            env={"PATH": str(folder)},
+            capture_output=True,
+            text=True,
+        )
+        said = result.stderr.strip().splitlines()
+        return result.returncode, [shlex.split(x) for x in result.stdout.splitlines()], said
+
+    assert install("apt-get", "chromium", "chromedriver") == (0, [], [])
+    status, (update, chromium), said = install("apt-get")
+    assert (status, said) == (0, ["== installing Chromium"])
+    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]
+    assert update == [*apt, "update", "-qq"]
+    assert chromium[: len(apt) + 1] == [*apt, "install"]
+    assert chromium[-2:] == ["chromium", "chromium-driver"]
+    # One of the two is not enough.
+    assert install("apt-get", "chromium")[1] == [update, chromium]
+    status, commands, said = install()
+    assert (status, commands) == (1, [])
+    assert said == ["no Chromium and no apt-get: install chromium and chromedriver"]
+
+
+@pytest.mark.parametrize("machine", ["tpu", "gpu"])
+def test_launch_takes_commands_and_t5xs_programs(dry_run, machine):
+    script, binding = f"{machine}/launch.sh", "--gin.X='a b'"
+    _, (ours,), _ = dry_run(script, "--dry-run", "infer", binding)
+    assert ours == [".venv/bin/python", "-m", "spec_t5x.cli.main", "infer", binding]
+    _, (theirs,), _ = dry_run(script, "--dry-run", "t5x.infer", binding)
+    assert theirs == [".venv/bin/python", "-m", "t5x.infer", binding]
+    status, commands, said = dry_run(script, "--dry-run")
+    assert (status, commands) == (2, [])
+    assert "nothing to launch" in said
+
+
+def test_a_pod_runs_the_same_on_every_host(dry_run):
+    script, binding = "tpu/launch_pod.sh", "--gin.X='a b'"
+    status, (ssh,), _ = dry_run(script, "--dry-run", "infer", "--multiprocess", binding, **TPU)
+    assert status == 0
+    assert ssh[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-v4"]
+    assert {"--zone=us-central2-b", "--worker=all"} <= set(ssh)
+    remote = shlex.split(ssh[-1].removeprefix("--command="))
+    expected = ["bash", "scripts/tpu/launch.sh", "infer", "--multiprocess", binding]
+    assert remote == ["cd", "spec_t5x", "&&", *expected]
+
+    _, (archive, copy, ssh), _ = dry_run(script, "--dry-run", "setup", **TPU, PROJECT="p")
+    assert archive[:2] == ["git", "archive"]
+    assert copy[4] == "scp" and copy[-3:] == [*ssh[6:8], "--worker=all"]
+    assert "--project=p" in copy
+    assert ssh[-1].endswith("bash spec_t5x/scripts/tpu/setup.sh")
+
+    status, commands, said = dry_run(script, "--dry-run", "setup", TPU_NAME="x", ZONE="")
+    assert (status, commands) == (2, [])
+    assert "TPU_NAME is 'x' and ZONE '': set both" in said
+
+
+def test_checkpoints_are_fetched_from_where_they_lie(dry_run):
+    script = "fetch_checkpoints.sh"
+    names = ("t5_1_1_xxl", "t5_1_0_base", "flan_t5_small", "mt5_xl", "byt5_large")
+    status, commands, _ = dry_run(script, "--dry-run", "--to", "there", *names)
+    assert status == 0
+    copies = {c[-2].removeprefix("gs://t5-data/"): c[-1] for c in commands if c[0] == "gcloud"}
+    models = "pretrained_models/t5x"
+    assert copies == {
+        f"{models}/t5_1_1_xxl/checkpoint_1000000": "there/t5_1_1_xxl/",
+        f"{models}/t5_base/checkpoint_999900": "there/t5_1_0_base/",
+        f"{models}/flan_t5_small/checkpoint_1198000": "there/flan_t5_small/",
+        f"{models}/mt5_xl/checkpoint_1000000": "there/mt5_xl/",
+        f"{models}/byt5_large/checkpoint_1000000": "there/byt5_large/",
+        "vocabs/cc_all.32000.100extra": "there/vocabularies/",
+        "vocabs/mc4.250000.100extra": "there/vocabularies/",
+    }
+    status, names, _ = dry_run(script, "--list")
+    assert (status, len(names)) == (0, 30)
+    status, _, said = dry_run(script, "--dry-run", "t5_1_1_xxxl")
+    assert (status, "no checkpoint 't5_1_1_xxxl'" in said) == (2, True)
+
+
+@pytest.fixture
+def train_pairs(tmp_path):
+    """``train_pairs(*arguments)``: the script, with a command that only notes its arguments.
+
+    Of a training, the command also writes what was asked for into its folder; of the stage in
+    ``UNFINISHED`` it is out of time.
+    """
+    for folder in ("ende", "summarize"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    command = tmp_path / "spec-t5x"
+    command.write_text(
+        """#!/usr/bin/env bash
+echo "$@" >> "$NOTES"
+for word in "$@"; do
+  case $word in --gin.OUTPUT_DIR=*) folder=$(eval echo "${word#*=}") ;; esac
+done
+if [ -n "${folder:-}" ]; then
+  mkdir -p "$folder/cache"
+  head -c 20000000 /dev/urandom > "$folder/weights"
+  touch "$folder/cache/pairs-1.npz" "$folder/cache/texts-1.npz"
+  [ "${folder##*/}" != "${UNFINISHED:-}" ] || exit 75
+fi
+if [ -n "${SLEEPING:-}" ]; then
+  trap 'echo terminated >> "$NOTES"; exit 1' TERM
+  echo sleeping >> "$NOTES"
+  while :; do sleep 0.05; done
+fi
+"""
+    )
+    command.chmod(0o755)
+
+    notes = tmp_path / "notes"
+
+    def started(*arguments, output="output", **variables):
+        notes.unlink(missing_ok=True)
+        places = ("--data", tmp_path / "data", "--output", tmp_path / output)
+        return subprocess.Popen(
+            ["bash", str(REPOSITORY / "scripts" / "train_pairs.sh"), *map(str, places), *arguments],
+            env={**os.environ, "SPEC_T5X": str(command), "NOTES": str(notes), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(*arguments, **options):
+        script = started(*arguments, **options)
+        _, said = script.communicate()
+        ran = notes.read_text().splitlines() if notes.exists() else []
+        return script.returncode, ran, said
+
+    run.started = started
+    return run
+
+
+def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
+    status, ran, said = train_pairs()
+    assert status == 0, said
+    kinds = [line.split()[0] for line in ran]
+    assert kinds == [
+        *("train", "train", "train-ngram", "train", "distill", "train-heads"),
+        *("train", "train", "train", "distill", "train-ngram"),
+    ]
+    for line in ran:
+        for file in re.findall(r"--gin_file=(\S+)", line):
+            assert (REPOSITORY / file).is_file()
+    # What one stage makes is what the next asks for.
+    assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target/model'" in ran[1]
+    assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[4]
+    assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/model'" in ran[4]
+    assert f"--gin.DATA_DIR='{tmp_path}/data/summarize'" in ran[6]
+    status, ran, said = train_pairs()
+    assert (status, ran) == (0, [])
+    assert "stage heads is done" in said
+
+
+def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_path):
+    pieces = tmp_path / "pieces"
+    arguments = ("--pieces", str(pieces), "target", "target_more", "--", "--gin.X=1")
+    status, ran, said = train_pairs(*arguments, UNFINISHED="target_more")
+    assert status == 75, said
+    assert len(ran) == 2 and ran[0].endswith("--gin.X=1")
+    sizes = {path: path.stat().st_size for path in pieces.glob("piece-*")}
+    assert len(sizes) == 3 and max(sizes.values()) <= 16 * 2**20
+
+    # One of them was not copied: nothing is begun, and all of it is there the next time.
+    last = max(sizes)
+    last.rename(tmp_path / "left_behind")
+    status, ran, said = train_pairs(*arguments, output="elsewhere")
+    assert (status, ran) == (2, [])
+    assert "are not whole: copy all of them" in said
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "left_behind").rename(last)
+
+    status, ran, said = train_pairs(*arguments, output="elsewhere")
+    assert status == 0, said
+    (line,) = ran
+    assert "train_ende_target_more.gin" in line
+    for stage in ("target", "target_more"):
+        assert (tmp_path / "elsewhere" / stage / "cache" / "texts-1.npz").exists()
+    there, here = (tmp_path / name / "target" / "weights" for name in ("elsewhere", "output"))
+    assert there.read_bytes() == here.read_bytes()
+    # Made anew in the stage that was gone on with, and left behind in the other.
+    assert not (tmp_path / "elsewhere" / "target" / "cache" / "pairs-1.npz").exists()
+
+
+def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
+    """And only then is packed what it has made."""
+    script = train_pairs.started("--pieces", str(tmp_path / "pieces"), "target", SLEEPING="1")
+    notes = tmp_path / "notes"
+    while not (notes.exists() and "sleeping" in notes.read_text()):
+        assert script.poll() is None, script.communicate()
+        time.sleep(0.01)
+    script.terminate()
+    script.communicate()
+    assert script.returncode == 128 + signal.SIGTERM
+    assert notes.read_text().splitlines()[-1] == "terminated"
+    assert (tmp_path / "pieces" / "SHA256SUMS").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data",), "--data is the last argument"),
+        (("--date", "x"), "unknown argument '--date'"),
+        (("tarjet",), "no stage 'tarjet': choose of target"),
+        (("--data", "/nowhere"), "no folder /nowhere/ende"),
+        (("--output", "/runs", "--pieces", "/runs/pieces"), "/runs/pieces lies in --output /runs"),
+    ],
+)
+def test_mistakes_of_the_recipe(train_pairs, arguments, message):
+    status, ran, said = train_pairs(*arguments)
+    assert (status, ran) == (2, [])
+    assert message in said
+
+
+def test_a_recipe_without_the_command(train_pairs):
+    status, ran, said = train_pairs(SPEC_T5X="/nowhere/spec-t5x")
+    assert (status, ran) == (2, [])
+    assert "no command /nowhere/spec-t5x: run bash scripts/demo.sh" in said

@@ -1,0 +1,65 @@
+"""Every draft that has a name or a format runs everywhere, and the text is the target's."""
+
+import json
+
+import jax
+import pytest
+
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.inference.placement import Placement
+from spec_t5x.machine.cpu_kernels import library as cpu_kernels
+from spec_t5x.models.partitioning import make_mesh
+from tests.named_drafts import every_named_draft, named
+from tests.simulated_devices import printed_by
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEXTS = ["a green bird sings", "My sister reads a book", "Es regnet", "cat table"]
+OPTIONS = GenerateOptions(gamma=2, max_decode_len=12, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def plain(drafts_of_pair):
+    """What the target writes."""
+    tokens = tokens_of(Generator.load(drafts_of_pair / "target"))
+    assert len({len(each) for each in tokens}) > 1 and len(set(map(tuple, tokens))) == len(TEXTS)
+    return tokens
+
+
+def tokens_of(generator):
+    return [outputs[0].output_ids for outputs in generator.generate(TEXTS, OPTIONS)]
+
+
+@pytest.fixture(scope="module")
+def on_four_devices(drafts_of_pair, tmp_path_factory):
+    """What ``infer`` writes on data 2 x model 2, by draft."""
+    source = tmp_path_factory.mktemp("inputs") / "lines.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    flags = {
+        "input": source,
+        "model_parallel": 2,
+        "gamma": OPTIONS.gamma,
+        "max_decode_len": OPTIONS.max_decode_len,
+        "batch_size": OPTIONS.batch_size,
+    }
+    flags = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    return printed_by("inference/every_draft_program.py", drafts_of_pair, *flags, devices=4)
+
+
+@every_named_draft
+def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
+    generator = Generator.load(drafts_of_pair / "target", named(draft, drafts_of_pair))
+    assert tokens_of(generator) == plain
+
+
+@every_named_draft
+def test_infer_on_several_devices_writes_the_targets_text(draft, on_four_devices, plain):
+    assert on_four_devices[draft] == plain
+
+
+def test_models_on_a_mesh_leave_the_kernels_of_one_cpu(drafts_of_pair):
+    """On several devices the kernels would have each matrix gathered for every step."""
+    loaded = Generator.load(drafts_of_pair / "target", drafts_of_pair / "draft")
+    placed = Placement(mesh=make_mesh(devices=jax.devices()[:1])).generator(loaded)
+    assert loaded.target.kernels == loaded.draft.model.kernels == cpu_kernels.available()
+    assert not placed.target.kernels and not placed.draft.model.kernels

@@ -1,0 +1,363 @@
+"""The plain loop: the baseline of every comparison, checked against no cache at all."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from spec_t5x.errors import InputError
+from spec_t5x.loops import autoregressive
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import RowStream
+from spec_t5x.testing.toy_models import (
+    StubTarget,
+    TableTarget,
+    sequence_law,
+    tiny_t5,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+EOS = 1
+GREEDY = sampling(0.0)
+KEY = jax.random.key(0)
+
+
+def counts_upwards(sources, prefixes):
+    """The token after t is t + 1, by far the likeliest of 8."""
+    return 9.0 * jax.nn.one_hot(prefixes + 1, 8)
+
+
+def copies_the_source(sources, prefixes):
+    """Token t of the text is token t of the source, from t = 1."""
+    width = prefixes.shape[1]
+    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
+    return 9.0 * jax.nn.one_hot(copied, 16)
+
+
+COUNTER = StubTarget(counts_upwards, 8)
+COPIER = StubTarget(copies_the_source, 16)
+
+
+def no_prompts(batch):
+    return jnp.zeros((batch, 1), jnp.int32)
+
+
+def texts(decoded):
+    """The tokens of every row's only decode, by its length."""
+    return [
+        row[:length].tolist()
+        for row, length in zip(
+            np.asarray(decoded.tokens[:, 0]),
+            decoded.lengths[:, 0].tolist(),
+            strict=True,
+        )
+    ]
+
+
+# Exact arrays
+
+
+def test_counting_up_to_the_end_of_sequence_and_to_the_limits():
+    """Three prompts, end of sequence 5, at most 6 tokens and 3 steps.
+
+    1. Nothing, at most 3 steps: 1 2 3, and no end of sequence yet.
+    2. ``2``: 3 4 5, where 5 ends the row as its last step does.
+    3. ``4 5``: the 5 was forced and ends nothing; 6 7, then 8, which is no token:
+       no logit stands out, and 0 is the first of the largest.
+    """
+    decoded = autoregressive_decode(
+        COUNTER,
+        jnp.zeros((3, 1), jnp.int32),
+        jnp.array([[0, 0, 0], [0, 2, 0], [0, 4, 5]]),
+        KEY,
+        GREEDY,
+        max_decode_len=6,
+        max_decode_steps=jnp.int32(3),
+        eos_id=5,
+        rescale_log_probs=False,
+    )
+    np.testing.assert_array_equal(
+        decoded.tokens[:, 0],
+        [[1, 2, 3, 0, 0, 0], [2, 3, 4, 5, 0, 0], [4, 5, 6, 7, 0, 0]],
+    )
+    np.testing.assert_array_equal(decoded.lengths[:, 0], [3, 4, 5])
+    # log(e^9 / (e^9 + 7)) for each generated token; log(1/8) for the 0.
+    sure = 9 - np.log(np.exp(9) + 7)
+    np.testing.assert_allclose(
+        decoded.scores[:, 0], [3 * sure, 3 * sure, 2 * sure - np.log(8)], atol=1e-5
+    )
+    assert decoded.stats is None
+
+
+def copied_texts(max_decode_len):
+    """Sources with the end of sequence at every place, and one without; each once
+    for every limit, which are 0 to ``max_decode_len`` + 1 steps."""
+    places, limits = np.arange(max_decode_len + 1), np.arange(max_decode_len + 2)
+    sources = np.full((len(places), max_decode_len), 7)
+    for place in places[:-1]:
+        sources[place, place] = EOS
+    sources = np.repeat(sources, len(limits), axis=0)
+    steps = np.tile(limits, len(places))
+    ends = np.minimum(np.repeat(places, len(limits)) + 1, np.minimum(steps, max_decode_len))
+    return (
+        sources,
+        steps,
+        [row[:end].tolist() for row, end in zip(sources, ends, strict=True)],
+    )
+
+
+def test_every_end_of_sequence_and_every_limit_end_their_row_alone():
+    sources, steps, expected = copied_texts(7)
+    decoded = autoregressive_decode(
+        COPIER,
+        jnp.asarray(sources),
+        no_prompts(len(sources)),
+        KEY,
+        GREEDY,
+        max_decode_len=7,
+        max_decode_steps=jnp.asarray(steps),
+    )
+    assert texts(decoded) == expected
+    beyond = np.arange(7)[None, :] >= np.asarray(decoded.lengths)
+    assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
+
+
+# A T5 against teacher forcing
+
+SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 30, (6, 7)), jnp.int32)
+SOURCES = SOURCES.at[1, 4:].set(0).at[4, 2:].set(0)
+LENGTH = 16
+
+
+@functools.cache
+def model():
+    return tiny_t5(0)
+
+
+@jax.jit
+def teacher_forced(model, sources, prefixes):
+    """Logits of whole sequences, by the training path: no cache."""
+    return model.module.apply(
+        {"params": model.params},
+        sources,
+        prefixes,
+        jnp.ones_like(prefixes),
+        enable_dropout=False,
+    )
+
+
+def greedy_by_hand(model, sources, prompts):
+    """Argmax decoding with the training path, one whole pass for each token."""
+    texts, scores = [], []
+    for row, prompt in enumerate(prompts):
+        text, score = list(prompt), 0.0
+        while len(text) < LENGTH and not (len(text) > len(prompt) and text[-1] == EOS):
+            prefix = np.zeros((1, LENGTH), np.int32)
+            prefix[0, 1 : 1 + len(text)] = text
+            logits = teacher_forced(model, sources[row : row + 1], jnp.asarray(prefix))
+            logits = np.asarray(logits[0, len(text)], np.float64)
+            first, second = np.sort(logits)[:-3:-1]
+            assert first - second > 1e-3, "a tie that rounding may break: change the seed"
+            text.append(int(np.argmax(logits)))
+            score += logits.max() - np.logaddexp.reduce(logits)
+        texts.append(text)
+        scores.append(score)
+    return texts, scores
+
+
+def test_greedy_decoding_equals_argmax_by_teacher_forcing():
+    prompts = [[], [5, 9], [EOS], [], [3, EOS, 4], [7]]
+    padded = np.zeros((6, 4), np.int32)
+    for row, prompt in enumerate(prompts):
+        padded[row, 1 : 1 + len(prompt)] = prompt
+    expected, scores = greedy_by_hand(model(), SOURCES, prompts)
+    assert len({len(text) for text in expected}) > 2
+    decoded = autoregressive_decode(
+        model(),
+        SOURCES,
+        jnp.asarray(padded),
+        KEY,
+        GREEDY,
+        max_decode_len=LENGTH,
+        rescale_log_probs=False,
+    )
+    assert texts(decoded) == expected
+    np.testing.assert_allclose(decoded.scores[:, 0], scores, atol=1e-4)
+
+
+@functools.cache
+def sampled():
+    """Texts of rows that mix temperatures, each with a key of its own."""
+    keys = jax.random.split(KEY, 6)
+    temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0, 1.5], np.float32)
+    return keys, temperatures, t5_texts(SOURCES, keys, temperatures)
+
+
+def t5_texts(sources, keys, temperatures):
+    decoded = autoregressive_decode(
+        model(),
+        sources,
+        no_prompts(len(sources)),
+        keys,
+        sampling(temperatures),
+        max_decode_len=LENGTH,
+    )
+    return texts(decoded)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    keys, temperatures, together = sampled()
+    order = np.array([4, 2, 5, 0, 3, 1])
+    moved = t5_texts(SOURCES[order], keys[order], temperatures[order])
+    assert moved == [together[row] for row in order]
+    pair = np.array([1, 2])
+    assert t5_texts(SOURCES[pair], keys[pair], temperatures[pair]) == together[1:3]
+
+
+def test_a_row_does_not_depend_on_the_padding_of_its_source():
+    keys, temperatures, together = sampled()
+    wider = jnp.pad(SOURCES, ((0, 0), (0, 5)))
+    assert t5_texts(wider, keys, temperatures) == together
+
+
+def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
+    _, _, together = sampled()
+    expected, _ = greedy_by_hand(model(), SOURCES[::4], [[], []])
+    assert [together[0], together[4]] == expected
+
+
+def test_scores_are_of_the_sampled_distribution_if_rescaled():
+    keys = jax.random.split(KEY, 6)
+    run = functools.partial(
+        autoregressive_decode,
+        model(),
+        SOURCES,
+        no_prompts(6),
+        keys,
+        sampling(0.5),
+        max_decode_len=LENGTH,
+    )
+    rescaled, plain = run(), run(rescale_log_probs=False)
+    np.testing.assert_array_equal(rescaled.tokens, plain.tokens)
+    prefixes = np.zeros((6, LENGTH), np.int32)
+    prefixes[:, 1:] = rescaled.tokens[:, 0, :-1]
+    logits = np.asarray(teacher_forced(model(), SOURCES, jnp.asarray(prefixes)), np.float64)
+    is_text = np.arange(LENGTH)[None, :] < np.asarray(rescaled.lengths)
+    for decoded, warped in [(rescaled, logits / 0.5), (plain, logits)]:
+        log_probs = warped - np.logaddexp.reduce(warped, axis=-1, keepdims=True)
+        of_tokens = np.take_along_axis(log_probs, np.asarray(decoded.tokens[:, 0])[..., None], -1)
+        expected = np.sum(of_tokens[..., 0], axis=1, where=is_text)
+        np.testing.assert_allclose(decoded.scores[:, 0], expected, atol=1e-4)
+
+
+# The law
+
+
+def test_sampled_texts_follow_the_enumerated_law():
+    target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
+    rows = 30_000
+    groups = [([2, 3], ()), ([3, 0], (2,)), ([2, 2], (EOS, 3))]
+    prompts = np.zeros((3, 3), np.int32)
+    for row, (_, prompt) in enumerate(groups):
+        prompts[row, 1 : 1 + len(prompt)] = prompt
+    sources = jnp.asarray([source for source, _ in groups])
+    decoded = autoregressive_decode(
+        target,
+        jnp.tile(sources, (rows // 3, 1)),
+        jnp.tile(jnp.asarray(prompts), (rows // 3, 1)),
+        KEY,
+        sampling(1.2, top_p=0.9),
+        max_decode_len=4,
+    )
+    found = texts(decoded)
+    for group, (source, prompt) in enumerate(groups):
+        law = sequence_law(
+            target, source, sampling(1.2, top_p=0.9), max_decode_len=4, prompt=prompt
+        )
+        counts = dict.fromkeys(law, 0)
+        for text in found[group::3]:
+            # A text of probability zero is a KeyError.
+            counts[tuple(text)] += 1
+        expected = np.array(list(law.values())) * (rows // 3)
+        statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
+        assert statistic < stats.chi2.ppf(1 - 1e-6, len(law) - 1)
+
+
+# Several decodes
+
+
+def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
+    target = TableTarget.create(seed=1, vocab_size=6)
+    sources = jnp.array([[2, 3], [4, 5]])
+    run = functools.partial(
+        autoregressive_decode, target, settings=sampling([1.0, 0.7]), max_decode_len=8
+    )
+    three = run(inputs=sources, prompts=no_prompts(2), rng=KEY, num_decodes=3)
+    assert np.all(np.diff(three.scores, axis=1) >= 0)
+    alone = autoregressive_decode(
+        target,
+        jnp.repeat(sources, 3, axis=0),
+        no_prompts(6),
+        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
+        sampling([1.0] * 3 + [0.7] * 3),
+        max_decode_len=8,
+    )
+    for row in range(2):
+        mine = {tuple(tokens) for tokens in np.asarray(three.tokens[row]).tolist()}
+        assert mine == {
+            tuple(tokens) for tokens in np.asarray(alone.tokens[3 * row : 3 * row + 3, 0]).tolist()
+        }
+        assert len(mine) > 1
+
+
+def test_decodes_at_temperature_0_are_all_the_same():
+    decoded = autoregressive_decode(
+        TableTarget.create(seed=1, vocab_size=6),
+        jnp.array([[2, 3], [4, 5]]),
+        no_prompts(2),
+        KEY,
+        GREEDY,
+        max_decode_len=8,
+        num_decodes=2,
+    )
+    np.testing.assert_array_equal(decoded.tokens[:, 0], decoded.tokens[:, 1])
+    np.testing.assert_array_equal(decoded.scores, 0.0)
+
+
+# The loop's parts
+
+
+def test_stepping_by_hand_is_the_compiled_loop():
+    target = TableTarget.create(seed=2, vocab_size=6)
+    sources, prompts = jnp.array([[2, 3], [4, 5]]), jnp.array([[0, 3], [0, 0]])
+    stream = RowStream(outputs_lib.row_keys(KEY, 2))
+    init = jax.jit(functools.partial(autoregressive.init, max_decode_len=6))
+    step = jax.jit(autoregressive.step)
+    state = init(target, sources, prompts, stream)
+    calls = 0
+    while not autoregressive.done(state):
+        np.testing.assert_array_equal(state.cache.lengths, state.outputs.lengths)
+        state = step(target, state, sampling(1.0))
+        calls += 1
+    whole = autoregressive_decode(target, sources, prompts, KEY, sampling(1.0), max_decode_len=6)
+    np.testing.assert_array_equal(state.outputs.sequences[:, 1:7], whole.tokens[:, 0])
+    # One target call for each token of the row that takes longest.
+    assert calls == np.max(np.asarray(whole.lengths[:, 0]) - np.array([1, 0]))
+
+
+def test_prompts_longer_than_the_output_are_refused():
+    with pytest.raises(InputError, match="7 tokens and max_decode_len is 6"):
+        autoregressive_decode(
+            COUNTER,
+            jnp.zeros((1, 1), jnp.int32),
+            jnp.zeros((1, 8), jnp.int32),
+            KEY,
+            GREEDY,
+            max_decode_len=6,
+        )

@@ -1,0 +1,120 @@
+"""What XLA makes of the loops for a TPU v4, without one: no copy of a cache, few passes."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.experiments import tpu_chips
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.testing.compiled_loops import loop_instructions, loop_lengths
+from spec_t5x.testing.toy_models import tiny_t5
+from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
+from tests.named_drafts import every_named_draft, named
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_check_of_types():
+    """What is lowered is described by shapes, which stand where arrays belong."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@every_named_draft
+def test_every_draft(draft, target_of_drafts, v4, compiled):
+    loaded, target, directory = target_of_drafts
+    made = make_draft(named(draft, directory), loaded, target)
+    # Two names of one kind of draft are one program.
+    kind = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made)
+    kind = (type(made), str(jax.tree.structure(made)), str(kind))
+    if kind in compiled:
+        return
+    compiled.add(kind)
+    # At gamma 1 fewer programs for blocks of some length; a fixed gamma needs its own loop.
+    gamma = 1 if made.varies else GAMMA
+    check(on_tpu(v4, target, made, gamma=gamma), target.config, 2, gamma + 1)
+
+
+def test_trees(v4):
+    # Caches of a common size: XLA lays out toys as it does nothing else.
+    sizes = {
+        "emb_dim": 1024,
+        "mlp_dim": 1024,
+        "num_heads": 16,
+        "head_dim": 64,
+        "num_decoder_layers": 1,
+    }
+    target = tiny_t5(0, **sizes)
+    draft = TransformerDraft(tiny_t5(1, **sizes))
+    program = on_tpu(v4, target, draft, verifier=TREE, max_decode_len=117)
+    check(program, target.config, 2, TREE.num_nodes(GAMMA), max_decode_len=117)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The kinds of drafts whose programs were looked at."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def v4():
+    """One chip that programs are compiled for, without one."""
+    pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tpu_chips.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        _, devices = tpu_chips.topology("v4:2x2x1")
+        yield make_mesh(1, 1, devices[:1])
+
+
+def on_tpu(mesh, target, draft, **options):
+    """The compiled loop, of models in bfloat16, at temperature 0: sampling has no cache."""
+
+    def shapes(node):
+        if isinstance(node, T5Model):
+            config = dataclasses.replace(node.config, dtype="bfloat16")
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.params)
+            node = node.replace(params=params, module=Transformer(config), kernels=False)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh)),
+            node,
+        )
+
+    args = (target, draft, *rows(2, 0.0))
+    args = jax.tree.map(shapes, args, is_leaf=lambda node: isinstance(node, T5Model))
+    options = {"gamma": GAMMA, "max_decode_len": MAX_DECODE_LEN, **options}
+    with partitioned(mesh):
+        traced = speculative_decode.trace(*args, **options)
+        program = traced.lower(lowering_platforms=("tpu",)).compile().as_text()
+    # What is looked through holds the steps.
+    assert any("dynamic-update-slice" in line for line in loop_instructions(program))
+    return program
+
+
+@pytest.mark.parametrize("kept", [{"top_k": 40}, {"top_p": 0.9}], ids=["top_k", "top_p"])
+def test_a_filter_passes_over_the_vocabulary_8_times(kept, v4):
+    rows, vocab = 16, 4096
+    logits = jax.ShapeDtypeStruct((rows, vocab), jnp.float32, sharding=replicated(v4))
+    filtered = jax.jit(functools.partial(standardize, settings=sampling(1.0, **kept)))
+    compiled = filtered.trace(logits).lower(lowering_platforms=("tpu",)).compile()
+    program = compiled.as_text()
+    assert loop_lengths(program) == [8]
+    # In each of them one reduction, of 15 thresholds, and none of them is kept.
+    over_the_vocabulary = [
+        line
+        for line in loop_instructions(program)
+        if re.search(rf"\[{rows},15\]\S* reduce\(", line)
+    ]
+    assert len(over_the_vocabulary) == 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * rows * vocab * 4

@@ -1,0 +1,141 @@
+"""The compiled loops copy no cache and do not talk with the host, read from their HLO."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.compiled_loops import (
+    cache_copies,
+    host_transfers,
+    loop_instructions,
+)
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.verifiers import TreeVerifier
+from tests.named_drafts import every_named_draft, named
+
+# What is read here XLA decides before it makes machine code, which need not be fast.
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Lengths of caches that no other array has.
+GAMMA, MAX_DECODE_LEN = 3, 37
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_check_of_types():
+    """What is lowered is described by shapes, which stand where arrays belong."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def rows(batch, temperature):
+    """Sources, prompts, keys and settings."""
+    return (
+        jnp.ones((batch, 7), jnp.int32),
+        jnp.zeros((batch, 1), jnp.int32),
+        jax.random.split(jax.random.key(0), batch),
+        sampling(temperature),
+    )
+
+
+def on_cpu(target, draft, batch, temperature, **options):
+    """The compiled loop; without a draft, that of plain decoding."""
+    inputs, options = rows(batch, temperature), {"max_decode_len": MAX_DECODE_LEN, **options}
+    if draft is None:
+        lowered = autoregressive_decode.lower(target, *inputs, **options)
+    else:
+        lowered = speculative_decode.lower(target, draft, *inputs, gamma=GAMMA, **options)
+    return lowered.compile().as_text()
+
+
+def check(program, config, batch, room=GAMMA + 1, max_decode_len=MAX_DECODE_LEN):
+    shapes = [
+        (batch, config.num_heads, length, config.head_dim)
+        for length in (max_decode_len + 1, max_decode_len + room)
+    ]
+    assert not cache_copies(program, shapes)
+    assert not host_transfers(program)
+
+
+@functools.cache
+def toys():
+    return tiny_t5(0, num_decoder_layers=2), TransformerDraft(tiny_t5(1))
+
+
+TREE = TreeVerifier((2, 2))
+# What is not decided by the draft: the loop.
+LOOPS = {
+    "plain": {"batch": 1, "temperature": 0.0},
+    "speculative": {"batch": 1, "temperature": 0.0},
+    "of several rows": {"batch": 3, "temperature": 1.0},
+    "tree": {"batch": 3, "temperature": 1.0, "verifier": TREE},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_on_a_cpu(loop):
+    target, draft = toys()
+    assert target.kernels
+    options = LOOPS[loop]
+    draft = None if loop == "plain" else draft
+    program = on_cpu(target, draft, **options)
+    # What is looked through holds the steps.
+    assert any("SpecT5XExtend" in line for line in loop_instructions(program))
+    room = TREE.num_nodes(GAMMA) if loop == "tree" else GAMMA + 1
+    check(program, target.config, options["batch"], room)
+
+
+def test_at_temperature_0_no_distribution_of_the_draft_is_written():
+    """Neither by the draft nor by the verifier; at any other, it is."""
+    target, draft = toys()
+    of_drafts = f"f32[3,{GAMMA},{target.vocab_size}]"
+    assert of_drafts in on_cpu(target, draft, 3, 1.0)
+    assert of_drafts not in on_cpu(target, draft, 3, 0.0)
+
+
+def test_on_a_cpu_at_a_pace():
+    """But the zeros that a draft's prefill starts from, once."""
+    target, draft = toys()
+    program = on_cpu(target, draft, 3, 0.0, pace=Pace.start(Costs.by_formula(c=0.1, largest=3)))
+    copies = cache_copies(program, [(3, 2, MAX_DECODE_LEN + GAMMA + 1, 8)])
+    assert all("broadcast" in copy.partition("copy(")[2] for copy in copies)
+
+
+@every_named_draft
+def test_every_draft_on_a_cpu(draft, target_of_drafts):
+    loaded, target, directory = target_of_drafts
+    made = make_draft(named(draft, directory), loaded, target)
+    check(on_cpu(target, made, 3, 1.0), target.config, 3)
+
+
+def test_a_copy_is_seen():
+    @jax.jit
+    def swaps(caches):
+        return jax.lax.fori_loop(0, 5, lambda _, pair: (pair[1] + 1, pair[0]), caches)
+
+    cache = jnp.zeros((3, 4, 5))
+    assert cache_copies(swaps.lower((cache, cache)).compile().as_text(), [(3, 4, 5)])
+    assert not cache_copies(swaps.lower((cache, cache)).compile().as_text(), [(3, 4, 6)])
+    plain = jax.jit(lambda cache: jax.lax.fori_loop(0, 5, lambda _, cache: cache + 1, cache))
+    assert not cache_copies(plain.lower(cache).compile().as_text(), [(3, 4, 5)])
+
+
+def test_talk_with_the_host_is_seen():
+    @jax.jit
+    def loop(number):
+        def body(_, number):
+            jax.debug.callback(lambda _: None, number)
+            return number + 1
+
+        return jax.lax.fori_loop(0, 5, body, number)
+
+    assert host_transfers(loop.lower(1.0).compile().as_text())

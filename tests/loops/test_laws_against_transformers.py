@@ -1,0 +1,185 @@
+"""Sampled texts of a T5 follow the law that transformers computes of the same weights.
+
+From sources to texts, nothing of ours has a part in what is expected: the probability of
+every text of up to three tokens is the product of transformers' softmaxes, in float64.
+Each of thousands of rows is one draw, with a key of its own. A control decodes at a
+temperature that is 5 % off and is found out.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from spec_t5x.checkpoints.huggingface.config import config_values
+from spec_t5x.checkpoints.huggingface.writing import write_weights
+from spec_t5x.checkpoints.storage.files import write_json
+from spec_t5x.checkpoints.storage.weights import ArrayWeights
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.laws import CHANCE
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.types import EOS_ID
+from spec_t5x.verifiers import DEFAULT_WIDTHS, VERIFIERS, verifier
+from tests.drafts import test_every_draft as every_draft
+from tests.drafts.test_heads import random_heads
+from tests.drafts.test_ngram import ngrams
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked", "small_models")
+
+VOCAB = 6
+LENGTH = 3
+GAMMA = 2
+ROWS = 8192
+# Decoder layers of a target that some drafts are made of; the other's programs are small.
+DEEP = 3
+# Of unequal lengths, with something to copy: rows of both kinds take turns.
+SOURCES = np.array([[3, 5, 2, 3, 5, 1], [4, 4, 1, 0, 0, 0]])
+# The random logits are a few units apart: at 1 most texts would be one.
+TEMPERATURE = 2.0
+# Texts that are expected less often are counted together.
+LEAST_EXPECTED = 30
+
+# A draft of drafts once, not in every order.
+COMPOSED = ("cascade of a", "mixed ", "encoder adaptive")
+DRAFTS = {n: d for n, d in every_draft.T5_DRAFTS.items() if not any(c in n for c in COMPOSED)} | {
+    "parrot": lambda: every_draft.Parrot(jnp.array([3, 5]), VOCAB),
+    "medusa": lambda: random_heads(model=target()),
+    "ngram": lambda: ngrams(VOCAB),
+}
+# Every draft, and every verifier with one that knows much and one that seldom has a word.
+PAIRS = [
+    *((draft, "block") for draft in DRAFTS),
+    *itertools.product(("transformer",), [name for name in VERIFIERS if name != "block"]),
+    *itertools.product(("copy",), [n for n in VERIFIERS if n not in ("block", *DEFAULT_WIDTHS)]),
+    ("medusa", "tree"),
+]
+# How often one of all the tests fails by chance alone is ``CHANCE``.
+THRESHOLD = CHANCE / len(PAIRS)
+
+
+def num_layers(draft):
+    """Of the target: more than one for the drafts that are made of its layers."""
+    return DEEP if "early exit" in draft or "shared encoder" in draft else 1
+
+
+@functools.cache
+def target(num_layers=1):
+    """Of this seed, few texts tell temperatures apart, and some end early."""
+    return tiny_t5(3, num_decoder_layers=num_layers, vocab_size=VOCAB)
+
+
+@functools.cache
+def other():
+    """Another model: at this temperature many of its drafts stand."""
+    return tiny_t5(0, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def small_models():
+    """The drafts of ``test_every_draft``, made for this target."""
+    ours = {
+        "VOCAB": VOCAB,
+        "target": functools.partial(target, DEEP),
+        "near": other,
+        "tiny_t5": functools.partial(tiny_t5, vocab_size=VOCAB),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setattr(every_draft, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory):
+    """The law of the target with so many layers."""
+    return {layers: law(target(layers), tmp_path_factory.mktemp("theirs")) for layers in (1, DEEP)}
+
+
+def law(model, directory):
+    """The probability of every text ``[sources, first, second, third token]``.
+
+    What follows the end of a text is 0, as in the loop's output.
+    """
+    write_json(directory / "config.json", config_values(model.config, "float32", "t5"))
+    weights = ArrayWeights(model.params, "random parameters")
+    write_weights(directory, weights, model.config, "float32")
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(directory).double().eval()
+    prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
+    texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))
+    for index, source in enumerate(torch.tensor(SOURCES)):
+        inputs = source.expand(len(prefixes), -1)
+        with torch.no_grad():
+            logits = theirs(
+                input_ids=inputs, attention_mask=(inputs != 0).long(), decoder_input_ids=prefixes
+            ).logits
+        probs = torch.softmax(logits / TEMPERATURE, dim=-1).numpy()
+        probs = probs.reshape(VOCAB, VOCAB, LENGTH, VOCAB)
+        first, second, third = probs[0, 0, 0], probs[:, 0, 1], probs[:, :, 2]
+        texts[index] = first[:, None, None] * second[:, :, None] * third
+        texts[index, :, EOS_ID] = 0.0
+        texts[index, :, EOS_ID, 0] = first * second[:, EOS_ID]
+        texts[index, EOS_ID] = 0.0
+        texts[index, EOS_ID, 0, 0] = first[EOS_ID]
+    np.testing.assert_allclose(texts.sum(axis=(1, 2, 3)), 1.0, rtol=1e-12)
+    return texts
+
+
+@functools.cache
+def made(draft):
+    return DRAFTS[draft]()
+
+
+def decode(draft, verifier_name, temperature=TEMPERATURE, seed=11):
+    return jax.device_get(
+        speculative_decode(
+            target(num_layers(draft)),
+            made(draft),
+            jnp.asarray(np.tile(SOURCES, (ROWS // len(SOURCES), 1))),
+            jnp.zeros((ROWS, 1), jnp.int32),
+            jax.random.key(seed),
+            sampling(temperature),
+            gamma=GAMMA,
+            max_decode_len=LENGTH,
+            verifier=verifier(verifier_name),
+        )
+    )
+
+
+def p_value(law, *runs):
+    """How likely texts of the law are to be at least so far from it (Pearson's test)."""
+    observed = np.zeros(law.shape)
+    for decoded in runs:
+        np.add.at(observed, (np.arange(ROWS) % len(SOURCES), *decoded.tokens[:, 0].T), 1)
+    expected = law * len(runs) * ROWS / len(SOURCES)
+    if np.any(observed[expected == 0]):
+        return 0.0
+    rare = expected < LEAST_EXPECTED
+    observed, expected = (
+        np.append(values[~rare], values[rare].sum()) for values in (observed, expected)
+    )
+    # The rows of each source are known, not only those of all.
+    return stats.chisquare(observed, expected, ddof=len(SOURCES) - 1).pvalue
+
+
+@pytest.mark.parametrize(("draft", "verifier_name"), PAIRS)
+def test_texts_follow_the_law_of_transformers(laws, draft, verifier_name):
+    decoded = decode(draft, verifier_name)
+    accepted = np.sum(decoded.stats.accepted)
+    # Rejection sampling accepts nothing where a draft is sure of one token.
+    assert accepted > 0 or (draft, verifier_name) == ("copy", "rejection")
+    assert accepted < np.sum(decoded.stats.proposed)
+    assert p_value(laws[num_layers(draft)], decoded) > THRESHOLD
+
+
+def test_a_temperature_that_is_off_by_a_twentieth_is_found_out(laws):
+    """By three runs: of so many rows 99 in 100 are."""
+    runs = [decode("transformer", "block", 1.05 * TEMPERATURE, seed) for seed in (11, 12, 13)]
+    assert p_value(laws[1], *runs) < THRESHOLD

@@ -1,0 +1,385 @@
+"""Rows under way: end of sequence, limits, prompts, order, keys and scores."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.errors import InputError
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.sampling.log_probs import token_log_probs
+
+EOS = 1
+ROOM = 4
+
+# Compiled, as in the loops; one program for each shape.
+START = jax.jit(outputs_lib.start, static_argnums=(1, 3))
+APPEND = jax.jit(outputs_lib.append, static_argnums=4)
+FINISH = jax.jit(outputs_lib.finish, static_argnums=(1, 2))
+
+
+def empty(batch, max_decode_len=10, max_decode_steps=None, room=ROOM):
+    """Rows that hold the start token only."""
+    steps = None if max_decode_steps is None else jnp.asarray(max_decode_steps, jnp.int32)
+    return START(jnp.zeros((batch, 1), jnp.int32), max_decode_len, steps, room)
+
+
+def append(outputs, tokens, counts=None, log_probs=None):
+    """``append`` of plain lists; by default whole blocks, of log-probability -1."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    counts = [tokens.shape[1]] * len(tokens) if counts is None else counts
+    log_probs = -np.ones(tokens.shape) if log_probs is None else log_probs
+    return APPEND(
+        outputs,
+        tokens,
+        jnp.asarray(counts, jnp.int32),
+        jnp.asarray(log_probs, jnp.float32),
+        EOS,
+    )
+
+
+def texts(outputs):
+    """The tokens after the start token of each row, by its length."""
+    return [
+        row[1 : 1 + length].tolist()
+        for row, length in zip(np.asarray(outputs.sequences), outputs.lengths, strict=True)
+    ]
+
+
+# append
+
+
+def test_each_row_takes_as_many_tokens_as_it_is_told():
+    outputs, taken = append(empty(5), [[5, 6, 7, 8]] * 5, counts=[0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(taken, [0, 1, 2, 3, 4])
+    assert texts(outputs) == [[5, 6, 7, 8][:n] for n in range(5)]
+    np.testing.assert_array_equal(outputs.last_tokens, [0, 5, 6, 7, 8])
+    np.testing.assert_array_equal(outputs.scores, [0, -1, -2, -3, -4])
+    assert not np.any(outputs.ended)
+
+
+def test_blocks_follow_each_other_at_each_rows_own_length():
+    outputs, _ = append(empty(3), [[5, 6, 7, 8]] * 3, counts=[1, 4, 2])
+    outputs, taken = append(outputs, [[9, 10, 11, 12]] * 3, counts=[2, 1, 4])
+    np.testing.assert_array_equal(taken, [2, 1, 4])
+    assert texts(outputs) == [[5, 9, 10], [5, 6, 7, 8, 9], [5, 6, 9, 10, 11, 12]]
+
+
+@pytest.mark.parametrize("counts", [1, 2, 3, 4])
+def test_end_of_sequence_at_every_offset_ends_the_row_there(counts):
+    # Row i has EOS at offset i, the last one has none; more tokens come behind it.
+    block = np.full((ROOM + 1, ROOM), 7)
+    block[np.arange(ROOM), np.arange(ROOM)] = EOS
+    outputs, taken = append(empty(ROOM + 1), block, [counts] * (ROOM + 1))
+    expected = [min(counts, offset + 1) for offset in range(ROOM)] + [counts]
+    np.testing.assert_array_equal(taken, expected)
+    np.testing.assert_array_equal(outputs.lengths, expected)
+    # EOS beyond the count is not appended and ends nothing.
+    np.testing.assert_array_equal(outputs.ended, [i < counts for i in range(ROOM)] + [False])
+    assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
+    np.testing.assert_array_equal(outputs.scores, -np.asarray(expected, np.float32))
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_limit_at_every_offset_ends_the_row_there(before):
+    # The row of limit `before` has ended in the first block, or at the start.
+    limits = np.arange(before, before + ROOM + 2)
+    outputs = empty(len(limits), max_decode_steps=limits)
+    if before:
+        outputs, _ = append(outputs, [[3, 3, 3, 3]] * len(limits), [before] * len(limits))
+    np.testing.assert_array_equal(outputs.ended, limits == before)
+    outputs, taken = append(outputs, [[5, 6, 7, 8]] * len(limits))
+    np.testing.assert_array_equal(taken, np.minimum(limits - before, ROOM))
+    np.testing.assert_array_equal(outputs.ended, limits - before <= ROOM)
+    assert texts(outputs) == [[3] * before + [5, 6, 7, 8][: n - before] for n in limits]
+
+
+def test_end_of_sequence_against_limit_whichever_comes_first():
+    pairs = list(itertools.product(range(ROOM), range(1, ROOM + 1)))
+    block = np.full((len(pairs), ROOM), 7)
+    for row, (eos_at, _) in enumerate(pairs):
+        block[row, eos_at] = EOS
+    outputs, taken = append(
+        empty(len(pairs), max_decode_steps=[limit for _, limit in pairs]), block
+    )
+    expected = [min(eos_at + 1, limit) for eos_at, limit in pairs]
+    np.testing.assert_array_equal(taken, expected)
+    # Whichever it was (both at once in 4 of the rows), these rows are at an end.
+    assert np.all(outputs.ended)
+    assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
+
+
+def test_the_overall_limit_holds_beside_the_rows_own():
+    outputs = empty(3, max_decode_len=3, max_decode_steps=[2, 3, 100])
+    np.testing.assert_array_equal(outputs.limits, [2, 3, 3])
+    outputs, taken = append(outputs, [[5, 6, 7, 8]] * 3)
+    np.testing.assert_array_equal(taken, [2, 3, 3])
+
+
+def test_ended_rows_take_nothing_and_stay_as_they_are():
+    first, _ = append(empty(3, max_decode_len=5), [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]])
+    second, taken = append(first, [[9, 9, 9, 9]] * 3, counts=[4, 4, 0])
+    np.testing.assert_array_equal(taken, [0, 1, 0])
+    np.testing.assert_array_equal(second.ended, [True, True, False])
+    third, taken = append(second, [[8, EOS, 8, 8]] * 3, counts=[4, 4, 0])
+    np.testing.assert_array_equal(taken, [0, 0, 0])
+    np.testing.assert_array_equal(third.sequences, second.sequences)
+    np.testing.assert_array_equal(third.scores, second.scores)
+    assert texts(third) == [[5, EOS], [5, 6, 7, 8, 9], [5, 5, 5, 5]]
+
+
+def test_what_follows_a_rows_end_is_padding():
+    outputs, _ = append(empty(2, max_decode_len=4), [[5, EOS, 6, 6], [5, 6, 7, 8]])
+    outputs, _ = append(outputs, [[9, 9, 9, 9]] * 2)
+    np.testing.assert_array_equal(
+        outputs.sequences, [[0, 5, EOS, 0, 0, 0, 0, 0, 0], [0, 5, 6, 7, 8, 0, 0, 0, 0]]
+    )
+
+
+def test_refused_log_probabilities_do_not_reach_the_score():
+    log_probs = [[-1.0, -2.0, -np.inf, np.nan]]
+    outputs, _ = append(empty(1), [[5, 6, 7, 8]], [2], log_probs)
+    assert outputs.scores[0] == -3.0
+
+
+# start
+
+
+def test_prompts_are_held_and_counted():
+    prompts = jnp.array([[0, 5, 6, 7], [0, 5, 0, 0], [0, 0, 0, 0], [0, 5, 6, 0]])
+    outputs = START(prompts, 6, jnp.array([1, 2, 9, 0]), ROOM)
+    np.testing.assert_array_equal(outputs.lengths, [3, 1, 0, 2])
+    np.testing.assert_array_equal(outputs.last_tokens, [7, 5, 0, 6])
+    # Steps count from the prompt's end.
+    np.testing.assert_array_equal(outputs.limits, [4, 3, 6, 2])
+    np.testing.assert_array_equal(outputs.ended, [False, False, False, True])
+    assert texts(outputs) == [[5, 6, 7], [5], [], [5, 6]]
+
+
+def test_end_of_sequence_inside_a_prompt_does_not_end_the_row():
+    prompts = jnp.array([[0, EOS, 5, 0], [0, 5, 6, EOS]])
+    outputs = START(prompts, 8, None, ROOM)
+    assert not np.any(outputs.ended)
+    outputs, taken = append(outputs, [[7, 7, 7, 7], [8, EOS, 8, 8]], [2, 4])
+    np.testing.assert_array_equal(taken, [2, 2])
+    np.testing.assert_array_equal(outputs.ended, [False, True])
+    assert texts(outputs) == [[EOS, 5, 7, 7], [5, 6, EOS, 8, EOS]]
+
+
+def test_a_prompt_that_fills_the_output_ends_the_row():
+    outputs = START(jnp.array([[0, 5, 6], [0, 5, 0]]), 2, None, ROOM)
+    np.testing.assert_array_equal(outputs.ended, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("shape", "value"), [((3,), "(3,)"), ((2, 0), "(2, 0)"), ((2, 7), "6 tokens")]
+)
+def test_prompts_that_cannot_be_forced_are_refused(shape, value):
+    with pytest.raises(InputError) as error:
+        outputs_lib.check_prompts(np.zeros(shape, np.int32), 5)
+    assert value in str(error.value)
+    outputs_lib.check_prompts(np.zeros((2, 6), np.int32), 5)
+
+
+HOLE = np.array([[0, 3, 4, 0], [0, 5, 0, 7]], np.int32)
+
+
+@pytest.mark.parametrize("prompts", [HOLE, jnp.asarray(HOLE)], ids=["numpy", "jax"])
+def test_a_prompt_with_padding_inside_is_refused_before_compilation(unchecked, prompts):
+    """Nothing else is looked at before: there is no model."""
+    none, room = [None] * 4, {"max_decode_len": 8}
+    for call in (
+        lambda: autoregressive_decode(*none[:2], prompts, *none[:2], **room),
+        lambda: speculative_decode(*none[:3], prompts, *none[:2], gamma=1, **room),
+        lambda: next(speculative_steps(*none[:3], prompts, *none[:2], gamma=1, **room)),
+        lambda: beam_search(*none[:2], prompts=prompts, beams=2, **room),
+        lambda: speculative_beam_search(*none[:3], prompts, beams=2, gamma=1, **room),
+    ):
+        with pytest.raises(InputError, match=r"prompt 1 is \[0, 5, 0, 7\]: give padding \(0\) at"):
+            call()
+
+
+# finish
+
+
+def finished(scores, num_decodes, stats=None):
+    """Rows whose only token tells which they are, finished."""
+    rows = len(scores)
+    outputs, _ = append(empty(rows, 3), [[5 + row, EOS, 0, 0] for row in range(rows)], [2] * rows)
+    outputs = outputs.replace(scores=jnp.asarray(scores, jnp.float32))
+    return FINISH(outputs, num_decodes, 3, stats)
+
+
+def test_decodes_come_by_increasing_score_within_their_input():
+    scores = [-1.0, -3.0, -2.0, -5.0, -4.0, -6.0]
+    stats = {"calls": jnp.arange(6), "positions": jnp.arange(12).reshape(6, 2)}
+    decoded = finished(scores, 3, stats)
+    np.testing.assert_array_equal(decoded.scores, [[-3, -2, -1], [-6, -5, -4]])
+    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5], [10, 8, 9]])
+    np.testing.assert_array_equal(decoded.stats["calls"], [[1, 2, 0], [5, 3, 4]])
+    np.testing.assert_array_equal(decoded.stats["positions"][0], [[2, 3], [4, 5], [0, 1]])
+
+
+def test_a_decode_without_a_score_is_never_the_best():
+    decoded = finished([-1.0, np.nan, -2.0], 3)
+    np.testing.assert_array_equal(decoded.scores, [[np.nan, -2, -1]])
+    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 7, 5]])
+
+
+def test_decodes_of_equal_score_keep_their_order():
+    decoded = finished([0.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0], 4)
+    np.testing.assert_array_equal(decoded.tokens[..., 0], [[6, 8, 5, 7], [9, 10, 11, 12]])
+
+
+def test_the_start_token_and_the_room_are_cut_off():
+    decoded = finished([0.0, 0.0], 1)
+    np.testing.assert_array_equal(decoded.tokens, [[[5, EOS, 0]], [[6, EOS, 0]]])
+    np.testing.assert_array_equal(decoded.lengths, [[2], [2]])
+    assert decoded.stats is None
+
+
+def test_statistics_without_entries_are_grouped_too():
+    stats = jnp.zeros((4, 0), jnp.int32)
+    assert finished([0.0] * 4, 2, stats).stats.shape == (2, 2, 0)
+
+
+# keys
+
+
+def bits(keys):
+    """Keys as tuples, to compare and to put in sets."""
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
+
+
+def test_one_key_gives_every_row_and_decode_its_own():
+    keys = outputs_lib.row_keys(jax.random.key(0), 5, 3)
+    assert keys.shape == (15,)
+    assert len(set(bits(keys))) == 15
+
+
+def test_rows_keep_their_keys_in_larger_batches():
+    small = outputs_lib.row_keys(jax.random.key(0), 2, 3)
+    large = outputs_lib.row_keys(jax.random.key(0), 4, 3)
+    assert bits(large)[:6] == bits(small)
+
+
+@pytest.mark.parametrize("num_decodes", [1, 3])
+def test_a_callers_key_gives_the_same_row_keys_at_any_place(num_decodes):
+    callers = jax.random.split(jax.random.key(1), 4)
+    order = jnp.array([2, 0, 3])
+    keys = outputs_lib.row_keys(callers, 4, num_decodes).reshape(4, num_decodes)
+    moved = outputs_lib.row_keys(callers[order], 3, num_decodes).reshape(3, num_decodes)
+    assert bits(moved) == bits(keys[order])
+    assert len(set(bits(keys))) == 4 * num_decodes
+
+
+def test_row_keys_are_in_the_order_of_repeated_rows():
+    callers = jax.random.split(jax.random.key(1), 3)
+    keys = outputs_lib.row_keys(callers, 3, 2)
+    first_row = outputs_lib.row_keys(callers[:1], 1, 2)
+    assert bits(keys[:2]) == bits(first_row)
+    np.testing.assert_array_equal(
+        outputs_lib.repeat_rows({"row": jnp.arange(3)}, 2)["row"], [0, 0, 1, 1, 2, 2]
+    )
+
+
+# scores
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def scored(settings, tokens, rescale_log_probs, logits=None):
+    logits = jnp.asarray(LOGITS if logits is None else logits, jnp.float32)
+    return token_log_probs(
+        logits,
+        standardize(logits, settings),
+        jnp.asarray(tokens),
+        settings,
+        rescale_log_probs,
+    )
+
+
+LOGITS = np.random.default_rng(0).normal(size=(2, 3, 5)) * 2
+TOKENS = np.array([[0, 3, 4], [2, 2, 1]])
+ROWS = np.arange(2)[:, None], np.arange(3)[None, :], TOKENS
+GREEDY = np.argmax(LOGITS, axis=-1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [sampling(0.0), sampling(0.5), sampling(1.0, top_k=2), sampling([0.0, 1.0])],
+)
+def test_plain_scores_are_the_models_own_whatever_was_sampled_from(settings):
+    scores = scored(settings, TOKENS, rescale_log_probs=False)
+    np.testing.assert_allclose(scores, log_softmax(LOGITS)[ROWS], atol=1e-5)
+
+
+def test_rescaled_scores_see_the_temperature():
+    scores = scored(sampling(0.5), TOKENS, rescale_log_probs=True)
+    np.testing.assert_allclose(scores, log_softmax(LOGITS / 0.5)[ROWS], atol=1e-5)
+
+
+def test_rescaled_scores_see_what_top_k_keeps():
+    second = np.argsort(LOGITS, axis=-1)[..., -2]
+    smallest = np.take_along_axis(LOGITS, second[..., None], -1)
+    kept = np.where(smallest <= LOGITS, LOGITS, -np.inf)
+    scores = scored(sampling(1.0, top_k=2), second, rescale_log_probs=True)
+    expected = np.take_along_axis(log_softmax(kept), second[..., None], -1)[..., 0]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def test_rescaled_scores_of_argmax_tokens_are_zero():
+    np.testing.assert_array_equal(scored(sampling(0.0), GREEDY, True), np.zeros((2, 3)))
+
+
+def test_rescaled_scores_of_mixed_temperatures_are_each_rows_own():
+    tokens = np.stack([GREEDY[0], TOKENS[1]])
+    scores = scored(sampling([0.0, 2.0]), tokens, rescale_log_probs=True)
+    expected = np.take_along_axis(log_softmax(LOGITS[1] / 2), TOKENS[1][:, None], 1)[:, 0]
+    np.testing.assert_allclose(scores, [[0, 0, 0], expected], atol=1e-5)
+
+
+@pytest.mark.parametrize("rescale_log_probs", [True, False])
+@pytest.mark.parametrize("settings", [sampling(0.0), sampling(1.0), sampling(1.0, top_p=0.5)])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("where", [np.s_[:], np.s_[3:4]], ids=["all", "one"])
+def test_logits_that_are_not_finite_have_no_finite_score(settings, rescale_log_probs, value, where):
+    logits = LOGITS.copy()
+    logits[1, 2, where] = value
+    # A token that nothing can be said against, of one that is not finite.
+    scores = np.array(scored(settings, GREEDY, rescale_log_probs, logits))
+    assert not np.isfinite(scores[1, 2])
+    scores[1, 2] = 0
+    assert np.isfinite(scores).all()
+
+
+def test_a_token_that_lenience_lets_pass_scores_as_it_does_without_sampled_rows():
+    """At temperature 0 it is not the argmax, and has no probability."""
+    alone = scored(sampling(0.0), TOKENS, rescale_log_probs=True)
+    beside = scored(sampling([0.0, 1.0]), TOKENS, rescale_log_probs=True)
+    assert np.any(TOKENS[0] != GREEDY[0])
+    np.testing.assert_array_equal(beside[0], alone[0])
+
+
+def test_append_is_the_same_compiled():
+    block = [[5, EOS, 6, 6], [5, 6, 7, 8], [EOS, 6, 7, 8]]
+    arguments = (
+        empty(3, 3),
+        jnp.asarray(block),
+        jnp.array([4, 4, 0]),
+        -jnp.ones((3, 4)),
+    )
+    eager, compiled = outputs_lib.append(*arguments, EOS), APPEND(*arguments, EOS)
+    for left, right in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
+        np.testing.assert_array_equal(left, right)

@@ -1,0 +1,192 @@
+"""How many tokens are drafted, by costs and acceptance that are given: no clock, no model."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.loops.pace import CAP, TOLERANCE, Costs, Pace
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CHEAP = Costs.by_formula(c=0.1, position=0.05)
+# Of iterations that lose something whatever is accepted: 1.9 steps for 2 tokens is the best.
+DEAR = Costs.by_formula(c=0.6, position=0.4)
+
+
+class Text:
+    """Texts that come about at a pace, with a draft of some chance at each place."""
+
+    def __init__(self, costs: Costs, rows: int = 1, seed: int = 0):
+        self.costs, self.rows, self.rng = costs, rows, np.random.default_rng(seed)
+        self.pace = Pace.start(costs)
+        # In plain steps, and per row.
+        self.time = self.tokens = 0.0
+        self.limits: list[int] = []
+
+    def write(self, rates, steps: int) -> "Text":
+        """So many steps; ``rates`` is one for all places, or one for each."""
+        places = self.costs.largest
+        rates = np.broadcast_to(rates, places)
+        for _ in range(steps):
+            limit = int(self.pace.limit())
+            self.limits.append(limit)
+            if limit == 0:
+                self.pace = _plain(self.pace)
+                self.time, self.tokens = self.time + 1, self.tokens + 1
+                continue
+            right = self.rng.random((self.rows, places)) < rates
+            accepted = np.minimum(np.cumprod(right, axis=1).sum(axis=1), limit)
+            self.pace = _speculative(
+                self.pace,
+                float(np.mean(accepted + 1)),
+                limit,
+                (accepted[:, None] > np.arange(places)).sum(axis=0),
+                (accepted[:, None] == np.arange(places)).sum(axis=0),
+            )
+            self.time += self.costs.iteration[limit]
+            self.tokens += float(np.mean(accepted + 1))
+        return self
+
+    @property
+    def speed_up(self) -> float:
+        return self.tokens / self.time
+
+
+_plain = jax.jit(lambda pace: pace.plain(jnp.float32(1)))
+
+
+@jax.jit
+def _speculative(pace, tokens, limit, accepted, refused):
+    return pace.speculative(
+        jnp.float32(tokens), limit, limit, jnp.asarray(accepted), jnp.asarray(refused), False
+    )
+
+
+def best_fixed(costs: Costs, rate: float) -> tuple[int, float]:
+    """The limit that is best for one rate, and its speed-up (Theorem 3.8)."""
+    factors = [sum(rate**i for i in range(g + 1)) / cost for g, cost in enumerate(costs.iteration)]
+    factors[0] = 1.0
+    return int(np.argmax(factors)), max(factors)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rate", [0.5, 0.7, 0.9])
+def test_the_best_gamma_is_found(rate, rows):
+    text = Text(CHEAP, rows).write(rate, 600)
+    best, factor = best_fixed(CHEAP, rate)
+    assert abs(np.median(text.limits[100:]) - best) <= 2
+    assert text.speed_up > 0.94 * factor
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.1])
+def test_where_nothing_pays_plain_steps_are_taken(rate, rows):
+    """The draft is looked at again once in a while, for a share that was set for it."""
+    text = Text(CHEAP, rows).write(rate, 3000)
+    assert np.mean(np.array(text.limits) > 0) < 0.3
+    assert text.speed_up > 1 / (1 + 1.5 * TOLERANCE)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
+def test_where_no_acceptance_pays_nothing_is_ever_drafted(rate):
+    assert math.isinf(DEAR.needed)
+    assert Text(DEAR).write(rate, 300).limits == [0] * 300
+
+
+def test_a_text_that_turns_bad_is_noticed_and_one_that_turns_good_too():
+    text = Text(CHEAP).write(0.9, 200)
+    assert np.mean(np.array(text.limits[50:])) > 3
+    good = text.time
+    text.limits.clear()
+    lost = -text.tokens
+    text.write(0.0, 400)
+    lost = (text.time - good) - (text.tokens + lost)
+    assert lost < CAP + TOLERANCE * 400
+    assert np.mean(np.array(text.limits[-100:]) > 0) < 0.1
+    text.limits.clear()
+    text.write(0.9, 1200)
+    # Within a few looks, of which the tolerance pays one in a hundred tokens or two.
+    assert np.mean(np.array(text.limits[-300:])) > 3
+
+
+def test_places_that_are_easy_after_the_first_are_found_out():
+    """As of copies: the first is seldom right, and those after it nearly always."""
+    rates = [0.35, *[0.97] * 7]
+    text = Text(Costs.by_formula(c=0.0, position=0.05)).write(rates, 600)
+    assert np.median(text.limits[100:]) >= 6
+    assert text.speed_up > 1.5
+
+
+@pytest.mark.parametrize("c", [0.02, 0.3, 0.6])
+def test_no_draft_costs_more_than_the_bound(c):
+    """Adversarial ones too: all is accepted until the balance is full, then nothing is."""
+    costs = Costs.by_formula(c=c, position=0.1)
+    for rates in ([0.0], [1.0, 0.0], [1.0, 0.0] * 10):
+        text = Text(costs, seed=3)
+        start = float(text.pace.balance)
+        for rate in rates:
+            text.write(rate, 60)
+            assert float(text.pace.balance) >= -1e-3
+            # What the draft to come may gain is not lost.
+            assert text.time <= text.tokens + max(start, TOLERANCE * text.tokens) + 1e-2
+
+
+def test_a_prefill_has_to_pay_within_the_text():
+    """It pays in a long text, and not in one that ends soon."""
+    text = Text(Costs(iteration=CHEAP.iteration, prefill=4.0)).write(0.6, 300)
+    prefill = text.pace.prefill
+    long, short = (
+        text.pace.replace(length=jnp.float32(n), written=jnp.float32(0)) for n in (60, 5)
+    )
+    assert int(long.limit(prefill)) > 0
+    assert int(short.limit(prefill)) == 0
+    assert int(short.limit()) > 0
+
+
+def test_a_draft_that_varies_is_judged_by_what_it_proposes():
+    """Two of eight are ever proposed, and cost two: the limit is of no consequence."""
+    pace = Pace.start(Costs.by_formula(c=0.0, position=0.3))
+    zeros = jnp.zeros(8, jnp.int32)
+    for _ in range(40):
+        pace = pace.speculative(
+            jnp.float32(1.9), jnp.int32(2), jnp.int32(8), zeros.at[:2].set([5, 4]), zeros, True
+        )
+    assert float(jnp.max(pace.factors)) > 1.2
+    assert int(jnp.argmax(pace.factors)) >= 1
+
+
+def test_a_tree_is_taken_whole_or_not_at_all():
+    costs = Costs.by_formula(c=0.1, position=0.1, largest=3, whole=True)
+    assert set(Text(costs).write(0.9, 50).limits) == {3}
+    assert set(Text(costs).write(0.0, 500).limits) == {0, 3}
+
+
+def test_a_forced_limit_is_kept():
+    pace = Pace.start(DEAR, forced=5)
+    assert int(pace.limit(jnp.float32(99))) == 5
+    assert int(_plain(Pace.start(CHEAP, forced=0)).limit()) == 0
+
+
+def test_the_rate_from_which_speculation_pays():
+    assert Costs.by_formula(c=0.0).needed <= 0.03
+    assert Costs(iteration=(1.0, 1.5)).needed == pytest.approx(0.54)
+    assert DEAR.needed == math.inf
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"iteration": (1.0,)}, "give those of 0 and of 1 draft"),
+        ({"iteration": (1.0, -0.5)}, "a cost is -0.5: give plain steps, from 0"),
+        ({"iteration": (1.0, float("nan"))}, "a cost is nan"),
+        ({"iteration": (1.0, math.inf)}, "must be finite"),
+        ({"iteration": (1.0, 1.5), "prefill": -1.0}, "a cost is -1.0"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(wrong, message):
+    with pytest.raises(InputError, match=message):
+        Costs(**wrong)

@@ -1,0 +1,211 @@
+"""Decoding at a pace: the same text and law, whatever is decided on the way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import CAP, Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import ConstantDraft, StubTarget, TableDraft, TableTarget
+from spec_t5x.verifiers import CoupledVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+EOS = 1
+GREEDY = sampling(0.0)
+KEY = jax.random.key(0)
+NO_PROMPT = jnp.zeros((1, 1), jnp.int32)
+
+
+def writes_the_source(sources, prefixes):
+    """Token t of the text is token t of the source, from t = 1; then 0."""
+    width = prefixes.shape[1]
+    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
+    return 9.0 * jax.nn.one_hot(copied, 16)
+
+
+def says_2_at_first(sources, prefixes):
+    """Wrong about the first six tokens, right about the others."""
+    wrong = jnp.arange(prefixes.shape[1]) < 6
+    right = writes_the_source(sources, prefixes)
+    return jnp.where(wrong[None, :, None], 9.0 * jax.nn.one_hot(2, 16), right)
+
+
+WRITER = StubTarget(writes_the_source, 16)
+LATE = TransformerDraft(StubTarget(says_2_at_first, 16))
+SOURCE = jnp.array([[5, 6, 7, 8, 9, 4, 3, 5, 6, 7, 8, 9, 4, 3, 5, 6, EOS]])
+COSTS = Costs(iteration=(1.0, 1.2, 1.4, 1.6), prefill=0.5)
+OPTIONS = {"gamma": 3, "max_decode_len": 20}
+
+
+def pace():
+    """So eager to look again that a text of a few tokens shows it."""
+    return Pace.start(COSTS, tolerance=0.4)
+
+
+def decode(draft=LATE, pace=None):
+    return speculative_decode(WRITER, draft, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace)
+
+
+def test_a_draft_that_becomes_good_is_asked_again():
+    """Wrong about six tokens: iterations, then plain steps; then right: iterations."""
+    decoded = decode(pace=pace())
+    np.testing.assert_array_equal(decoded.tokens[0, 0, :17], SOURCE[0])
+    stats, after = decoded.stats, decoded.pace
+    assert int(stats.plain_steps[0, 0]) > 0
+    assert int(stats.accepted[0, 0]) >= 4
+    assert int(after.plain_steps) == int(stats.plain_steps[0, 0])
+    assert int(after.iterations) == int(stats.iterations[0, 0])
+    # All proposals were as long as they might be.
+    assert int(after.drafted) == int(stats.proposed[0, 0])
+    assert float(after.written) == 17
+    # A token for each plain step, and what the iterations brought; all at its price.
+    lengths = np.bincount(limits_of(pace()), minlength=4)
+    assert lengths.sum() == int(stats.target_calls[0, 0])
+
+
+def limits_of(pace):
+    """The drafts of each step, one by one."""
+    steps = speculative_steps(WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace)
+    return [int(step.num_proposed[0]) for step in steps]
+
+
+def test_the_balance_by_hand():
+    """What was gained and lost step by step, within its cap."""
+    limits, tokens = limits_of(pace()), []
+    for step in speculative_steps(
+        WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace()
+    ):
+        tokens.append(int(step.num_appended[0]))
+    start = pace()
+    balance, advance, behind = float(start.balance), float(start.advance), 0
+    balance -= COSTS.prefill
+    for limit, num in zip(limits, tokens, strict=True):
+        if limit and behind:
+            # Blocks of four tokens, each in about two draft steps' time.
+            balance -= -(-behind // 4) * 2 * 0.2
+            behind = 0
+        behind += limit == 0
+        earned = 0.4 * num
+        paid_back = min(earned, advance)
+        advance -= paid_back
+        balance = min(balance + num - COSTS.iteration[limit] + earned - paid_back, CAP)
+    assert float(decode(pace=pace()).pace.balance) == pytest.approx(balance, abs=1e-4)
+
+
+def test_stepping_at_a_pace_gives_the_same_trace():
+    def run():
+        decoded = yield from speculative_steps(
+            WRITER, LATE, SOURCE, NO_PROMPT, KEY, GREEDY, **OPTIONS, pace=pace()
+        )
+        results.append(decoded)
+
+    results = []
+    steps = list(run())
+    assert 0 in [int(step.num_proposed[0]) for step in steps]
+    text = [token for step in steps for token in step.appended[0, : step.num_appended[0]].tolist()]
+    assert text == SOURCE[0].tolist()
+    expected = decode(pace=pace())
+    for found, wanted in zip(jax.tree.leaves(results[0]), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_what_one_batch_has_shown_the_next_one_knows():
+    """A hopeless draft is tried in the first text, and not in the second."""
+    draft = ConstantDraft(jnp.int32(2), 16)
+    now, iterations = Pace.start(Costs.by_formula(c=0.5, largest=3)), []
+    for _ in range(2):
+        decoded = decode(draft, now)
+        iterations.append(int(decoded.stats.iterations[0, 0]))
+        now = decoded.pace
+    assert iterations[0] > 0 == iterations[1]
+
+
+def test_a_forced_limit_is_that_of_every_iteration_and_no_text_ends():
+    for limit in (0, 2):
+        decoded = decode(pace=Pace.start(COSTS, forced=limit))
+        assert int(decoded.lengths[0, 0]) == OPTIONS["max_decode_len"]
+        stats = decoded.stats
+        assert int(stats.plain_steps[0, 0]) == (20 if limit == 0 else 0)
+        assert int(stats.proposed[0, 0]) == limit * int(stats.iterations[0, 0])
+
+
+def test_a_pace_of_other_costs_is_refused():
+    with pytest.raises(InputError, match="gamma is 3 and the pace has costs up to 8"):
+        decode(pace=Pace.start(Costs.by_formula(c=0.1)))
+
+
+def test_without_a_pace_there_is_none_afterwards():
+    decoded = decode()
+    assert decoded.pace is None
+    assert int(decoded.stats.plain_steps[0, 0]) == 0
+
+
+# The law
+
+
+def on_and_off(gamma):
+    """One refusal forbids the next iteration, one acceptance allows it."""
+    pace = Pace.start(Costs.by_formula(c=0.1, largest=gamma), tolerance=0.1)
+    return pace.replace(balance=jnp.float32(0.3), advance=jnp.float32(0.3))
+
+
+def decode_many_batches(draft, gamma):
+    """The rows of ``laws``, each kind of them once in a batch, with a pace for each."""
+    kinds, batches = len(laws.KINDS), laws.ROWS // len(laws.KINDS)
+    prompts = np.zeros((kinds, 3), np.int32)
+    for row, (_, prompt, _) in enumerate(laws.KINDS):
+        prompts[row, 1 : 1 + len(prompt)] = prompt
+    sources, _, steps = (np.array(column, object) for column in zip(*laws.KINDS, strict=True))
+
+    def decode(key):
+        decoded = speculative_decode(
+            laws.target(),
+            draft,
+            jnp.asarray(np.stack(sources), jnp.int32),
+            jnp.asarray(prompts),
+            key,
+            sampling(1.0),
+            gamma=gamma,
+            max_decode_len=laws.LENGTH,
+            max_decode_steps=jnp.asarray(steps.astype(np.int32)),
+            pace=on_and_off(2),
+        )
+        return decoded.tokens, decoded.scores, decoded.lengths, decoded.stats.plain_steps
+
+    found = jax.vmap(decode)(jax.random.split(jax.random.key(11), batches))
+    *rows, plain_steps = (leaf.reshape(laws.ROWS, *leaf.shape[2:]) for leaf in found)
+    return jax.device_get(Decoded(*rows)), np.asarray(plain_steps)
+
+
+def test_sampled_texts_follow_the_law_where_every_verdict_decides():
+    decoded, plain_steps = decode_many_batches(TableDraft.create(seed=1, vocab_size=4), gamma=2)
+    # Batches went different ways, which their own drafts decided.
+    assert len(np.unique(plain_steps[:: len(laws.KINDS)])) > 2
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+
+
+def test_coupled_the_text_depends_on_the_key_alone():
+    target, other = (TableTarget.create(seed=seed, vocab_size=12) for seed in (0, 1))
+    sources, settings = jnp.arange(8, dtype=jnp.int32).reshape(4, 2) + 2, sampling(1.0)
+    arguments = (sources, jnp.zeros((4, 1), jnp.int32), KEY, settings)
+    plain = autoregressive_decode(target, *arguments, coupled=True, max_decode_len=16)
+    decoded = speculative_decode(
+        target,
+        TransformerDraft(other),
+        *arguments,
+        gamma=2,
+        verifier=CoupledVerifier(),
+        max_decode_len=16,
+        pace=on_and_off(2),
+    )
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert 0 < np.sum(decoded.stats.plain_steps) < np.sum(decoded.stats.target_calls)

@@ -1,0 +1,961 @@
+"""The speculative loop: the target's text and law, whatever the draft."""
+
+import functools
+import itertools
+import types
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Draft, DraftBase, Target
+from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import RowStream
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import (
+    ConstantDraft,
+    PrefixTarget,
+    StubTarget,
+    TableDraft,
+    TableTarget,
+    conditionals,
+    tiny_t5,
+)
+from spec_t5x.theory.formulas import conditional_acceptance
+from spec_t5x.verifiers import TokenVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+EOS = 1
+GREEDY = sampling(0.0)
+KEY = jax.random.key(0)
+
+
+def no_prompts(batch):
+    return jnp.zeros((batch, 1), jnp.int32)
+
+
+def texts(decoded):
+    """The tokens of every row's only decode, by its length."""
+    return [
+        row[:length].tolist()
+        for row, length in zip(
+            np.asarray(decoded.tokens[:, 0]),
+            decoded.lengths[:, 0].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def assert_same_decodes(decoded, plain, atol=1e-4):
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    np.testing.assert_array_equal(decoded.lengths, plain.lengths)
+    np.testing.assert_allclose(decoded.scores, plain.scores, atol=atol)
+
+
+def assert_same_leaves(found, expected, atol=0.0):
+    """Two trees with the same arrays."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=atol)
+
+
+def only(stats):
+    """The statistics of each row's only decode."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], stats)
+
+
+# Exact arrays
+
+
+def writes_the_source(sources, prefixes):
+    """Token t of the text is token t of the source, from t = 1; then 0."""
+    width = prefixes.shape[1]
+    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
+    return 9.0 * jax.nn.one_hot(copied, 16)
+
+
+def errs_at_3_and_7(sources, prefixes):
+    """The same, but for tokens 3 and 7, where it says 2."""
+    logits = writes_the_source(sources, prefixes)
+    errs = jnp.isin(jnp.arange(prefixes.shape[1]), jnp.array([2, 6]))
+    return jnp.where(errs[None, :, None], 9.0 * jax.nn.one_hot(2, 16), logits)
+
+
+def counts_upwards(sources, prefixes):
+    """The token after t is t + 1."""
+    return 9.0 * jax.nn.one_hot(prefixes + 1, 16)
+
+
+WRITER = StubTarget(writes_the_source, 16)
+ERRING = TransformerDraft(StubTarget(errs_at_3_and_7, 16))
+
+
+def three_iterations():
+    """The arguments of the trace below."""
+    return types.SimpleNamespace(
+        models=(WRITER, ERRING),
+        sources=jnp.array([[5, 6, 7, 8, 9, 4, 3, EOS, 12, 12]]),
+        options={"gamma": 3, "max_decode_len": 10, "rescale_log_probs": False},
+    )
+
+
+def test_three_iterations_by_hand():
+    """Target 5 6 7 8 9 4 3 EOS; the draft says 2 at tokens 3 and 7; gamma 3.
+
+    1. Proposed 5 6 2: 5 6 accepted, 2 refused, 7 emitted.   5 6 7           beta 1 1 0
+    2. Proposed 8 9 4: all accepted, 3 emitted (where the
+       draft errs, unasked).                                 … 8 9 4 3       beta 1 1 1
+    3. Proposed EOS 12 12: EOS accepted, the row has ended.  … EOS           beta 1
+
+    3 target calls and 9 proposals; 3 + 2 + 1 of them at positions 1 to 3 are part of
+    the text; 7 were verified, 6 of which with beta 1; 8 tokens in 3 calls.
+    """
+    example = three_iterations()
+    decoded = speculative_decode(
+        *example.models, example.sources, no_prompts(1), KEY, GREEDY, **example.options
+    )
+    np.testing.assert_array_equal(decoded.tokens, [[[5, 6, 7, 8, 9, 4, 3, EOS, 0, 0]]])
+    np.testing.assert_array_equal(decoded.lengths, [[8]])
+    # log(e^9 / (e^9 + 15)) for each of 8 tokens.
+    np.testing.assert_allclose(decoded.scores, [[8 * (9 - np.log(np.exp(9) + 15))]], atol=1e-5)
+    row = decoded.stats
+    np.testing.assert_array_equal(row.target_calls, [[3]])
+    np.testing.assert_array_equal(row.proposed, [[9]])
+    np.testing.assert_array_equal(row.accepted, [[6]])
+    np.testing.assert_array_equal(row.accepted_by_position, [[[3, 2, 1]]])
+    np.testing.assert_array_equal(row.verified_by_position, [[[3, 2, 2]]])
+    np.testing.assert_array_equal(row.verified, [[7]])
+    np.testing.assert_array_equal(row.beta_sum, [[6.0]])
+    np.testing.assert_allclose(row.block_efficiency, [[8 / 3]])
+    np.testing.assert_allclose(row.alpha, [[6 / 7]])
+
+
+def test_three_iterations_step_by_step():
+    """The same trace, as ``speculative_steps`` hands it out."""
+    example = three_iterations()
+    steps = speculative_steps(
+        *example.models, example.sources, no_prompts(1), KEY, GREEDY, **example.options
+    )
+    seen = [
+        (
+            step.proposed[0].tolist(),
+            int(step.num_accepted[0]),
+            step.appended[0, : step.num_appended[0]].tolist(),
+            bool(step.ended[0]),
+        )
+        for step in steps
+    ]
+    assert seen == [
+        ([5, 6, 2], 2, [5, 6, 7], False),
+        ([8, 9, 4], 3, [8, 9, 4, 3], False),
+        ([EOS, 12, 12], 1, [EOS], True),
+    ]
+
+
+def test_counting_from_prompts_to_another_end_of_sequence():
+    """Draft and target count; end of sequence is 5; at most 7 tokens, or 4 steps.
+
+    1. Nothing forced: 1 2 3 accepted and 4 emitted, which is the 4 steps.
+    2. ``3``: 4 5 accepted; 5 ends the row.
+    3. ``4 5``: the 5 was forced; 6 7 8 accepted, 9 emitted: 4 steps.
+    4. ``7 8 9 10 11``: 12 13 accepted: 7 tokens.
+    """
+    counter = StubTarget(counts_upwards, 16)
+    prompts = np.zeros((4, 6), np.int32)
+    for row, prompt in enumerate([[], [3], [4, 5], [7, 8, 9, 10, 11]]):
+        prompts[row, 1 : 1 + len(prompt)] = prompt
+    decoded = speculative_decode(
+        counter,
+        TransformerDraft(counter),
+        jnp.zeros((4, 1), jnp.int32),
+        jnp.asarray(prompts),
+        KEY,
+        GREEDY,
+        gamma=3,
+        max_decode_len=7,
+        max_decode_steps=jnp.int32(4),
+        eos_id=5,
+    )
+    assert texts(decoded) == [
+        [1, 2, 3, 4],
+        [3, 4, 5],
+        [4, 5, 6, 7, 8, 9],
+        [7, 8, 9, 10, 11, 12, 13],
+    ]
+    np.testing.assert_array_equal(decoded.stats.target_calls[:, 0], [1, 1, 1, 1])
+    np.testing.assert_array_equal(decoded.stats.accepted[:, 0], [3, 2, 3, 2])
+
+
+@pytest.mark.parametrize("draft", [TransformerDraft(WRITER), ERRING], ids=["same", "errs"])
+def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
+    """All pairs of a place of EOS (or none) and a limit, in one batch of unequal
+    rows: with gamma 3 they fall on every offset of the first three blocks."""
+    width = 9
+    pairs = list(itertools.product(range(width + 1), range(width + 2)))
+    sources = np.full((len(pairs), width), 7)
+    for row, (place, _) in enumerate(pairs):
+        sources[row, place : place + 1] = EOS
+    decoded = speculative_decode(
+        WRITER,
+        draft,
+        jnp.asarray(sources),
+        no_prompts(len(pairs)),
+        KEY,
+        GREEDY,
+        gamma=3,
+        max_decode_len=width,
+        max_decode_steps=jnp.asarray([limit for _, limit in pairs]),
+    )
+    ends = [min(place + 1, limit, width) for place, limit in pairs]
+    assert texts(decoded) == [row[:end].tolist() for row, end in zip(sources, ends, strict=True)]
+    beyond = np.arange(width)[None, :] >= np.asarray(decoded.lengths)
+    assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
+    row_stats = only(decoded.stats)
+    np.testing.assert_array_equal(row_stats.proposed, 3 * row_stats.target_calls)
+    np.testing.assert_array_equal(row_stats.appended, ends)
+    # Every token is an accepted draft or the one that a call adds to them, save that
+    # a row's last call may add none.
+    added = np.asarray(ends) - row_stats.accepted
+    assert np.all((row_stats.target_calls - 1 <= added) | (np.asarray(ends) == 0))
+    assert np.all(added <= row_stats.target_calls)
+    if draft is not ERRING:
+        np.testing.assert_array_equal(row_stats.target_calls, -(-np.asarray(ends) // 4))
+
+
+# Greedy text, for every draft, gamma and batch: a target known by its prefixes
+
+VOCAB = 7
+LENGTH = 16
+TABLE_SOURCES = jnp.array([[2, 3], [4, 5], [2, 0], [6, 6], [3, 2]])
+
+
+def table_pair():
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    return target, TableDraft.create(seed=1, vocab_size=VOCAB)
+
+
+def one_token_table(token):
+    """A table of drafts that are all one token."""
+    return jnp.zeros((1, VOCAB)).at[:, token].set(100.0)
+
+
+def accepted_if_all_agree(lengths, gamma):
+    """By position: one for each full block, and for what the last block holds."""
+    blocks, rest = np.divmod(lengths[:, None], gamma + 1)
+    return blocks + (np.arange(gamma)[None, :] < rest)
+
+
+def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
+    """Decodes with each of the named drafts and checks text, scores and statistics.
+
+    Only the first ``batch`` rows: plain decoding has all of them, in one program. All
+    drafts are one kind of object, so that they share a compiled program too.
+    """
+    prompts = no_prompts(len(sources)) if prompts is None else prompts
+    options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
+    plain = autoregressive_decode(target, sources, prompts, KEY, GREEDY, **options)
+    plain, sources, prompts = jax.tree.map(lambda leaf: leaf[:batch], (plain, sources, prompts))
+    generated = np.asarray(plain.lengths[:, 0]) - np.sum(np.asarray(prompts[:, 1:]) != 0, 1)
+    for name, draft in drafts.items():
+        decoded = speculative_decode(
+            target, draft, sources, prompts, KEY, GREEDY, gamma=gamma, **options
+        )
+        assert_same_decodes(decoded, plain)
+        row = only(decoded.stats)
+        np.testing.assert_array_equal(row.proposed, gamma * row.target_calls)
+        np.testing.assert_array_equal(row.accepted, row.accepted_by_position.sum(1))
+        np.testing.assert_allclose(
+            row.block_efficiency, generated / np.maximum(row.target_calls, 1), rtol=1e-6
+        )
+        # Both argmax: a draft is accepted where the two agree, which is where beta
+        # is 1.
+        np.testing.assert_array_equal(row.beta_sum, row.accepted)
+        if name == "same":
+            np.testing.assert_array_equal(row.target_calls, -(-generated // (gamma + 1)))
+            np.testing.assert_array_equal(
+                row.accepted_by_position, accepted_if_all_agree(generated, gamma)
+            )
+            # Nothing was refused, and what the end of a row cut off was not verified.
+            np.testing.assert_array_equal(row.verified_by_position, row.accepted_by_position)
+        elif name == "adversarial":
+            np.testing.assert_array_equal(row.target_calls, generated)
+            np.testing.assert_array_equal(row.accepted, 0)
+            np.testing.assert_array_equal(row.verified, generated)
+        elif name == "end of sequence":
+            # Right once, in a row that ends so.
+            ends = [text[-1] == EOS for text in texts(plain)]
+            np.testing.assert_array_equal(row.accepted, ends)
+            np.testing.assert_array_equal(row.target_calls, generated)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("gamma", "batch"),
+    [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 1), (7, 3), (8, 5)],
+)
+def test_greedy_text_is_that_of_plain_decoding_under_every_draft(gamma, batch):
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    drafts = {
+        "same": target.table,
+        "random": TableDraft.create(seed=1, vocab_size=VOCAB).table,
+        "adversarial": -target.table,
+        "end of sequence": jnp.tile(one_token_table(EOS), (len(target.table), 1)),
+        "padding": jnp.tile(one_token_table(0), (len(target.table), 1)),
+    }
+    drafts = {name: TableDraft(table) for name, table in drafts.items()}
+    plain = check_drafts(target, drafts, TABLE_SOURCES, gamma, batch)
+    if batch == 5:
+        # Some rows end by themselves, at places of their own, and some do not.
+        assert len(set(plain.lengths[:, 0].tolist())) > 2
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_a_drafts_own_cache_follows_the_text(gamma):
+    # The draft is the target, behind a cache of its own: a token that it missed or
+    # kept by mistake would show as a draft that is refused.
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    drafts = {
+        "same": target,
+        "random": TableTarget.create(seed=1, vocab_size=VOCAB),
+        "adversarial": target.replace(table=-target.table),
+    }
+    drafts = {name: TransformerDraft(model) for name, model in drafts.items()}
+    prompts = jnp.array([[0, 0, 0, 0], [0, 3, 0, 0], [0, 3, 4, 0], [0, 5, EOS, 6], [0, 0, 0, 0]])
+    check_drafts(target, drafts, TABLE_SOURCES, gamma, prompts=prompts)
+
+
+def test_a_draft_that_is_right_now_and_then_is_accepted_by_its_cache_too():
+    # Three quarters of the contexts are the target's: runs of all lengths are
+    # accepted. What is depends on the draft's cache alone; TableDraft has none.
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    other = TableTarget.create(seed=1, vocab_size=VOCAB)
+    is_right = jnp.arange(len(target.table))[:, None] % 4 > 0
+    table = jnp.where(is_right, target.table, other.table)
+    results = [
+        speculative_decode(
+            target,
+            draft,
+            TABLE_SOURCES,
+            no_prompts(5),
+            KEY,
+            GREEDY,
+            gamma=4,
+            max_decode_len=LENGTH,
+        )
+        for draft in (TableDraft(table), TransformerDraft(TableTarget(table)))
+    ]
+    assert_same_decodes(*results)
+    by_position = [np.asarray(result.stats.accepted_by_position) for result in results]
+    np.testing.assert_array_equal(*by_position)
+    assert np.all(by_position[0].sum(axis=(0, 1)) > 0)
+
+
+# Greedy text with T5s
+
+SOURCES = jnp.asarray(np.random.default_rng(0).integers(2, 30, (5, 7)), jnp.int32)
+SOURCES = SOURCES.at[1, 4:].set(0).at[4, 2:].set(0)
+
+
+@functools.cache
+def t5s():
+    """A T5, and drafts that are all of one kind, by name."""
+    model = tiny_t5(0)
+
+    def with_kernel(change):
+        decoder = dict(model.params["decoder"])
+        decoder["logits_dense"] = {"kernel": change(decoder["logits_dense"]["kernel"])}
+        return model.replace(params={**model.params, "decoder": decoder})
+
+    # Every embedding is the same and no layer adds to it: the logit of the end of
+    # sequence is 16, the others are 0.
+    constant = jax.tree.map(jnp.zeros_like, with_kernel(lambda kernel: kernel).params)
+    constant["token_embedder"]["embedding"] = jnp.ones((30, 16))
+    constant["decoder"]["decoder_norm"]["scale"] = jnp.ones(16)
+    constant["decoder"]["logits_dense"]["kernel"] = jnp.zeros((16, 30)).at[:, EOS].set(1.0)
+
+    models = {
+        "same": model,
+        "random": tiny_t5(1),
+        # The likeliest token is the target's least likely one.
+        "adversarial": with_kernel(lambda kernel: -kernel),
+        "end of sequence": model.replace(params=constant),
+        "similar": with_kernel(lambda kernel: kernel + 0.6 * jax.random.normal(KEY, kernel.shape)),
+    }
+    return model, {name: TransformerDraft(draft) for name, draft in models.items()}
+
+
+@jax.jit
+def teacher_forced(model, sources, prefixes):
+    """Logits of whole sequences, by the training path: no cache."""
+    return model.module.apply(
+        {"params": model.params},
+        sources,
+        prefixes,
+        jnp.ones_like(prefixes),
+        enable_dropout=False,
+    )
+
+
+def teacher_forced_scores(model, sources, decoded, prompt_lengths):
+    """Log-probability of each row's generated tokens; refuses near-ties."""
+    tokens = np.asarray(decoded.tokens[:, 0])
+    prefixes = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+    logits = np.asarray(teacher_forced(model, sources, jnp.asarray(prefixes)), np.float64)
+    positions = np.arange(LENGTH)[None, :]
+    generated = (positions >= np.asarray(prompt_lengths)[:, None]) & (
+        positions < np.asarray(decoded.lengths)
+    )
+    first, second = np.moveaxis(np.sort(logits, axis=-1)[..., :-3:-1], -1, 0)
+    assert np.all((first - second)[generated] > 1e-3), "rounding may decide: change the seed"
+    np.testing.assert_array_equal(np.argmax(logits, -1)[generated], tokens[generated])
+    log_probs = first - np.logaddexp.reduce(logits, axis=-1)
+    return np.sum(log_probs, axis=1, where=generated)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "batch"), [(1, 4), (2, 1), (3, 5), (4, 2), (5, 3), (6, 1), (7, 5), (8, 3)]
+)
+def test_greedy_text_of_a_t5_is_that_of_plain_decoding_under_every_draft(gamma, batch):
+    model, drafts = t5s()
+    plain = check_drafts(model, drafts, SOURCES, gamma, batch)
+    scores = teacher_forced_scores(model, SOURCES[:batch], plain, np.zeros(batch))
+    np.testing.assert_allclose(plain.scores[:, 0], scores, atol=1e-4)
+
+
+def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
+    model, drafts = t5s()
+    prompts = jnp.array([[0, 0, 0, 0], [0, 5, 9, 0], [0, EOS, 0, 0], [0, 3, EOS, 4], [0, 7, 0, 0]])
+    prompt_lengths = np.array([0, 2, 1, 3, 1])
+    options = {
+        "max_decode_len": LENGTH,
+        "max_decode_steps": jnp.array([9, 16, 7, 0, 12]),
+        "rescale_log_probs": False,
+    }
+    arguments = SOURCES, prompts, KEY, GREEDY
+    plain = autoregressive_decode(model, *arguments, **options)
+    scores = teacher_forced_scores(model, SOURCES, plain, prompt_lengths)
+    for draft in drafts.values():
+        decoded = speculative_decode(model, draft, *arguments, gamma=3, **options)
+        assert_same_decodes(decoded, plain)
+        np.testing.assert_allclose(decoded.scores[:, 0], scores, atol=1e-4)
+        assert np.all(np.asarray(decoded.lengths[:, 0]) <= prompt_lengths + [9, 16, 7, 0, 12])
+        # The row that may not take a step has no statistics, and no alpha.
+        assert decoded.stats.target_calls[3, 0] == 0
+        assert decoded.stats.block_efficiency[3, 0] == 0.0
+        assert np.isnan(decoded.stats.alpha[3, 0])
+
+
+# Invariances
+
+
+def t5_rows(sources, keys, temperatures, gamma=3):
+    """Texts and numbers of calls of rows that mix temperatures."""
+    model, drafts = t5s()
+    decoded = speculative_decode(
+        model,
+        drafts["similar"],
+        sources,
+        no_prompts(len(sources)),
+        keys,
+        sampling(temperatures),
+        gamma=gamma,
+        max_decode_len=LENGTH,
+    )
+    row = only(decoded.stats)
+    return list(
+        zip(
+            texts(decoded),
+            row.target_calls.tolist(),
+            row.accepted.tolist(),
+            strict=True,
+        )
+    )
+
+
+@functools.cache
+def mixed_rows():
+    keys = jax.random.split(KEY, 5)
+    temperatures = np.array([0.0, 1.0, 0.5, 1.0, 0.0], np.float32)
+    return keys, temperatures, t5_rows(SOURCES, keys, temperatures)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    keys, temperatures, together = mixed_rows()
+    assert len({calls for _, calls, _ in together}) > 1
+    order = np.array([4, 2, 0, 3, 1])
+    moved = t5_rows(SOURCES[order], keys[order], temperatures[order])
+    assert moved == [together[row] for row in order]
+    # Alone, where caches are written in another way.
+    for row in range(5):
+        alone = slice(row, row + 1)
+        assert t5_rows(SOURCES[alone], keys[alone], temperatures[alone]) == together[alone]
+
+
+def test_a_row_does_not_depend_on_the_padding_of_its_source():
+    keys, temperatures, together = mixed_rows()
+    wider = jnp.pad(SOURCES, ((0, 0), (0, 5)))
+    assert t5_rows(wider, keys, temperatures) == together
+
+
+def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
+    _, _, together = mixed_rows()
+    model, _ = t5s()
+    plain = autoregressive_decode(
+        model,
+        SOURCES,
+        no_prompts(5),
+        KEY,
+        GREEDY,
+        max_decode_len=LENGTH,
+        rescale_log_probs=False,
+    )
+    expected = texts(plain)
+    for row in (0, 4):
+        assert together[row][0] == expected[row]
+
+
+def test_sampled_rows_differ_by_their_key():
+    keys, temperatures, together = mixed_rows()
+    others = t5_rows(SOURCES, jax.random.split(jax.random.key(1), 5), temperatures)
+    for row, temperature in enumerate(temperatures):
+        assert (others[row][0] == together[row][0]) == (temperature == 0)
+
+
+def test_sampled_decodes_come_by_increasing_score_with_their_statistics():
+    target, draft = table_pair()
+    arguments = sampling([1.0, 0.7]), {"gamma": 2, "max_decode_len": 8}
+    three = speculative_decode(
+        target,
+        draft,
+        TABLE_SOURCES[:2],
+        no_prompts(2),
+        KEY,
+        arguments[0],
+        num_decodes=3,
+        **arguments[1],
+    )
+    assert np.all(np.diff(three.scores, axis=1) >= 0)
+    # The same rows one by one, from the keys that the rows take.
+    alone = speculative_decode(
+        target,
+        draft,
+        jnp.repeat(TABLE_SOURCES[:2], 3, axis=0),
+        no_prompts(6),
+        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
+        sampling([1.0] * 3 + [0.7] * 3),
+        **arguments[1],
+    )
+    order = np.argsort(np.asarray(alone.scores).reshape(2, 3), axis=1, kind="stable")
+    order = (order + [[0], [3]]).reshape(-1)
+    assert np.any(order != np.arange(6))
+
+    expected = jax.tree.map(
+        lambda leaf: leaf[order, 0].reshape(2, 3, *leaf.shape[2:]),
+        (alone.tokens, alone.lengths, alone.stats),
+    )
+    assert_same_leaves((three.tokens, three.lengths, three.stats), expected)
+
+
+def t5_pair():
+    model, drafts = t5s()
+    return model, drafts["random"]
+
+
+@pytest.mark.parametrize(
+    ("models", "settings"),
+    [(t5_pair, sampling(1.0)), (table_pair, sampling([1.0, 0.5], top_k=3))],
+    ids=["T5", "table"],
+)
+def test_gamma_0_is_plain_decoding_seed_for_seed(models, settings):
+    model, draft = models()
+    sources = jnp.array([[2, 3, 4], [5, 2, 0]])
+    arguments = sources, jnp.array([[0, 5], [0, 0]]), KEY, settings
+    options = {"max_decode_len": LENGTH, "num_decodes": 2}
+    plain = autoregressive_decode(model, *arguments, **options)
+    decoded = speculative_decode(model, draft, *arguments, gamma=0, **options)
+    assert_same_decodes(decoded, plain, atol=1e-5)
+    # Lengths differ by the prompt in one row.
+    generated = np.asarray(plain.lengths) - [[1], [0]]
+    np.testing.assert_array_equal(decoded.stats.target_calls, generated)
+    assert decoded.stats.accepted_by_position.shape == (2, 2, 0)
+    np.testing.assert_array_equal(decoded.stats.block_efficiency, 1.0)
+    assert np.all(np.isnan(decoded.stats.alpha))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_draft_that_samples_as_the_target_does_is_always_accepted(temperature):
+    target = TableTarget.create(seed=0, vocab_size=VOCAB, zeros=0.2)
+    decoded = speculative_decode(
+        target,
+        TableDraft(target.table),
+        TABLE_SOURCES,
+        no_prompts(5),
+        KEY,
+        sampling(temperature),
+        gamma=3,
+        max_decode_len=LENGTH,
+    )
+    row, lengths = only(decoded.stats), np.asarray(decoded.lengths[:, 0])
+    accepted = row.accepted_by_position
+    np.testing.assert_array_equal(accepted, accepted_if_all_agree(lengths, 3))
+    rates = conditional_acceptance(accepted.sum(axis=0), row.verified_by_position.sum(axis=0))
+    np.testing.assert_array_equal(rates, 1.0)
+    np.testing.assert_allclose(row.block_efficiency, lengths / row.target_calls, rtol=1e-6)
+    # Less than the 4 of an endless text, and than one token of the target's own for each call.
+    assert np.sum(lengths) < np.sum(row.accepted + row.target_calls)
+    np.testing.assert_allclose(row.alpha, 1.0, atol=1e-6)
+
+
+def test_greedy_text_does_not_depend_on_how_the_draft_samples():
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
+    plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
+    draft = TransformerDraft(target, settings=sampling(1.0, top_k=2))
+    decoded = speculative_decode(target, draft, *arguments, gamma=3, max_decode_len=LENGTH)
+    assert_same_decodes(decoded, plain)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
+
+
+def test_a_constant_draft_keeps_the_greedy_text():
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
+    plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
+    draft = ConstantDraft(jnp.int32(4), VOCAB)
+    decoded = speculative_decode(target, draft, *arguments, gamma=2, max_decode_len=LENGTH)
+    assert_same_decodes(decoded, plain)
+    occurs = np.sum(np.asarray(plain.tokens) == 4, axis=(1, 2))
+    # Every accepted draft is a 4 of the text; one may also come from the target.
+    assert np.all(only(decoded.stats).accepted <= occurs)
+    assert np.sum(decoded.stats.accepted) > 0
+
+
+# The law of whole texts
+
+
+@flax.struct.dataclass
+class Misreporting(DraftBase):
+    """Draws from one draft and reports the probabilities of another temperature."""
+
+    draft: TableDraft
+
+    @property
+    def vocab_size(self):
+        return self.draft.vocab_size
+
+    def prefill(self, inputs, prompts, max_length):
+        return self.draft.prefill(inputs, prompts, max_length)
+
+    def propose(self, state, context, gamma):
+        proposal, state = self.draft.propose(state, context, gamma)
+        flatter = jnp.sqrt(proposal.probs)
+        flatter /= flatter.sum(axis=-1, keepdims=True)
+        return proposal.replace(probs=flatter), state
+
+    def commit(self, state, outcome):
+        return self.draft.commit(state, outcome)
+
+
+@functools.cache
+def texts_of_gamma(gamma):
+    return laws.decode_many(TableDraft(laws.other_model().table), gamma)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_sampled_texts_follow_the_targets_law(gamma):
+    statistic, threshold = laws.chi_square(texts_of_gamma(gamma), sampling(1.0))
+    assert statistic < threshold
+
+
+@pytest.mark.parametrize(
+    ("draft", "target_settings"),
+    [
+        (TransformerDraft(laws.other_model()), sampling(1.0)),
+        (TableDraft(laws.other_model().table, sampling(0.7)), sampling(1.0)),
+        (TableDraft(laws.other_model().table, sampling(1.0, top_k=2)), sampling(1.0)),
+        (TransformerDraft(laws.other_model(), GREEDY), sampling(1.0)),
+        (TableDraft(laws.other_model().table), sampling(1.3, top_p=0.8)),
+        (ConstantDraft(jnp.int32(3), laws.VOCAB_SIZE), sampling(0.8)),
+    ],
+    ids=[
+        "own cache",
+        "temperature 0.7",
+        "top_k 2",
+        "argmax",
+        "target warped",
+        "constant",
+    ],
+)
+def test_the_law_does_not_depend_on_how_the_draft_samples(draft, target_settings):
+    decoded = laws.decode_many(draft, 2, target_settings)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
+    statistic, threshold = laws.chi_square(decoded, target_settings)
+    assert statistic < threshold
+
+
+def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
+    decoded = laws.decode_many(Misreporting(TableDraft(laws.other_model().table)), 2, sampling(1.0))
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic > threshold
+
+
+def exact_expectations(gamma, source, prompt, max_decode_len):
+    """Expected statistics of one row, by recursion over its text.
+
+    Returns calls, accepted, verified and beta_sum, as ``DecodeStats`` has them.
+    """
+    settings = sampling(1.0)
+    of_target, of_draft = (
+        conditionals(model, source, settings, max_decode_len=max_decode_len, prompt=prompt)
+        for model in (laws.target(), laws.other_model())
+    )
+
+    def goes_on(text):
+        return len(text) < max_decode_len and (text == prompt or text[-1] != EOS)
+
+    def iteration(text):
+        if not goes_on(text):
+            return np.zeros(4)
+        return np.array([1.0, 0, 0, 0]) + position(text, gamma)
+
+    def position(text, left):
+        """From a draft that stands for verification on (or the bonus after them)."""
+        p = of_target[text]
+        if left == 0:
+            return sum(p[token] * iteration((*text, token)) for token in np.flatnonzero(p))
+        kept = np.minimum(p, of_draft[text])
+        total = np.array([0, kept.sum(), 1.0, kept.sum()])
+        for token in np.flatnonzero(p):
+            longer = (*text, int(token))
+            after = position(longer, left - 1) if goes_on(longer) else np.zeros(4)
+            total = total + kept[token] * after + (p - kept)[token] * iteration(longer)
+        return total
+
+    return iteration(prompt)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_statistics_have_their_exact_expectations(gamma):
+    # Token by token, as the expectations are worked out above.
+    decoded = laws.decode_many(
+        TableDraft(laws.other_model().table), gamma, sampling(1.0), TokenVerifier()
+    )
+    row = only(decoded.stats)
+    found = np.stack([row.target_calls, row.accepted, row.verified, row.beta_sum])
+    # Passed by chance once in a million times, for each of 12 means.
+    sigmas = stats.norm.ppf(1 - 0.5e-6)
+    for kind, (source, prompt, steps) in enumerate(laws.KINDS):
+        values = found[:, kind::3].astype(np.float64)
+        error = sigmas * values.std(axis=1) / np.sqrt(values.shape[1]) + 1e-5
+        expected = exact_expectations(gamma, source, prompt, min(laws.LENGTH, len(prompt) + steps))
+        assert np.all(np.abs(values.mean(axis=1) - expected) < error)
+
+
+def test_alpha_of_a_law_without_memory_is_the_overlap_itself():
+    # One context: every position has the same p and q.
+    target = TableTarget.create(seed=3, vocab_size=6, contexts=1)
+    draft = TableDraft.create(seed=4, vocab_size=6, contexts=1)
+    p, q = (np.exp(model.table[0]) / np.sum(np.exp(model.table[0])) for model in (target, draft))
+    decoded = speculative_decode(
+        target,
+        draft,
+        TABLE_SOURCES,
+        no_prompts(5),
+        KEY,
+        sampling(1.0),
+        gamma=2,
+        max_decode_len=9,
+    )
+    np.testing.assert_allclose(
+        decoded.stats.alpha, np.full((5, 1), np.minimum(p, q).sum()), atol=1e-5
+    )
+
+
+# Stepping
+
+
+@pytest.mark.parametrize("settings", [GREEDY, sampling(1.0)], ids=["greedy", "sampled"])
+def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop(settings):
+    target = TableTarget.create(seed=0, vocab_size=VOCAB)
+    draft = TransformerDraft(TableTarget(target.table * 0.5))
+    keys = jax.random.split(KEY, 5)
+    prompts = jnp.array([[0, 0, 0], [0, 3, 0], [0, 5, EOS], [0, 0, 0], [0, 4, 0]])
+    arguments = target, draft, TABLE_SOURCES, prompts, keys, settings
+    options = {
+        "gamma": 3,
+        "max_decode_len": 12,
+        "max_decode_steps": jnp.array([12, 12, 4, 0, 12]),
+    }
+    expected = speculative_decode(*arguments, **options)
+    # Twice, from the same arrays: the loop gives its state away, not its arguments.
+    for _ in range(2):
+        replayed = [row[row != 0].tolist() for row in np.asarray(prompts)]
+        ended, steps = np.array([False, False, False, True, False]), 0
+        iterations = speculative_steps(*arguments, **options)
+        while True:
+            try:
+                iteration = next(iterations)
+            except StopIteration as stop:
+                decoded = stop.value
+                break
+            steps += 1
+            for row, text in enumerate(replayed):
+                accepted, count = (
+                    iteration.num_accepted[row],
+                    iteration.num_appended[row],
+                )
+                taken = iteration.appended[row, :count].tolist()
+                assert (count == 0) == ended[row]
+                assert accepted in (count - 1, count)
+                assert taken[:accepted] == iteration.proposed[row, :accepted].tolist()
+                text.extend(taken)
+            assert np.all(iteration.ended >= ended)
+            ended = iteration.ended
+        assert np.all(ended)
+        assert replayed == texts(decoded) == texts(expected)
+        assert steps == np.max(expected.stats.target_calls)
+        assert_same_leaves(decoded, expected, atol=1e-5)
+
+
+def test_rows_end_and_stay_as_they_are_while_others_go_on():
+    target, draft = table_pair()
+    stream = RowStream(outputs_lib.row_keys(KEY, 5))
+    step = jax.jit(functools.partial(speculative.step, gamma=2))
+    init = jax.jit(functools.partial(speculative.init, gamma=2, max_decode_len=12))
+    state = init(target, draft, TABLE_SOURCES, no_prompts(5), stream)
+    while not speculative.done(state):
+        before = state
+        state, _ = step(target, draft, before, GREEDY)
+        # The cache holds all of a row's tokens but the last one.
+        np.testing.assert_array_equal(state.target_cache.lengths, state.outputs.lengths)
+        cached = np.asarray(state.target_cache.tokens)
+        for row, length in enumerate(state.outputs.lengths.tolist()):
+            np.testing.assert_array_equal(
+                cached[row, :length], state.outputs.sequences[row, :length]
+            )
+        ended = np.asarray(before.outputs.ended)
+        for old, new in zip(
+            jax.tree.leaves((before.outputs, before.stats)),
+            jax.tree.leaves((state.outputs, state.stats)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(np.asarray(old)[ended], np.asarray(new)[ended])
+
+
+# Rollback
+
+
+@pytest.mark.parametrize("name", ["adversarial", "similar"])
+def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill(name):
+    model, drafts = t5s()
+    prompts = jnp.array([[0, 0, 0], [0, 5, 0], [0, 7, 9], [0, 0, 0], [0, 3, 0]])
+    init = jax.jit(functools.partial(speculative.init, gamma=4, max_decode_len=LENGTH))
+    state = init(model, drafts[name], SOURCES, prompts, RowStream(outputs_lib.row_keys(KEY, 5)))
+    step = jax.jit(functools.partial(speculative.step, gamma=4))
+    score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
+    prefill = jax.jit(autoregressive.prefill, static_argnums=4)
+    for _ in range(4):
+        state, _ = step(model, drafts[name], state, GREEDY)
+        outputs = state.outputs
+        fresh = prefill(
+            model,
+            SOURCES,
+            outputs.sequences[:, : LENGTH + 1],
+            outputs.lengths,
+            LENGTH + 5,
+        )
+        # More tokens than one, which would read what was refused if it were left.
+        block = jnp.concatenate([outputs.last_tokens[:, None], SOURCES[:, :4]], axis=1)
+        np.testing.assert_array_equal(state.target_cache.lengths, fresh.lengths)
+        np.testing.assert_allclose(
+            score(model, state.target_cache, block),
+            score(model, fresh, block),
+            atol=1e-4,
+        )
+    assert len(set(outputs.lengths.tolist())) > 1
+    accepted, proposed = state.stats.accepted.sum(), state.stats.proposed.sum()
+    assert accepted < proposed and (accepted == 0) == (name == "adversarial")
+
+
+# Errors
+
+
+@flax.struct.dataclass
+class Untouchable(PrefixTarget):
+    """A target that may be asked for its vocabulary alone."""
+
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def prefill(self, inputs, max_length):
+        raise AssertionError("the arguments should have been refused")
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "prompt_width", "gamma", "message"),
+    [
+        (9, 1, -1, "gamma is -1"),
+        (8, 1, 2, "the draft has 9 tokens and the target 8"),
+        (9, 8, 2, "7 tokens and max_decode_len is 6"),
+    ],
+)
+@pytest.mark.parametrize("entry", [speculative_decode, speculative_steps])
+def test_unusable_arguments_are_refused_before_anything_is_compiled(
+    entry, vocab_size, prompt_width, gamma, message
+):
+    compiled = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    arguments = (
+        Untouchable(vocab_size),
+        TransformerDraft(Untouchable(9)),
+        np.zeros((1, 1), np.int32),
+        np.zeros((1, prompt_width), np.int32),
+        KEY,
+        GREEDY,
+    )
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with pytest.raises(InputError, match=message):
+            entry(*arguments, gamma=gamma, max_decode_len=6)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+
+
+def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
+    @flax.struct.dataclass
+    class Bare:
+        vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB)
+        varies = uses_target_states = False
+
+        def propose(self, state, context, gamma):
+            raise AssertionError("the arguments should have been refused")
+
+    with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*DraftBase"):
+        speculative_decode(
+            WRITER, Bare(), SOURCES, no_prompts(5), KEY, GREEDY, gamma=2, max_decode_len=4
+        )
+
+
+def test_what_the_tests_decode_with_are_targets_and_drafts():
+    model, drafts = t5s()
+    for target in (model, WRITER, laws.target()):
+        assert isinstance(target, Target)
+    for draft in (
+        drafts["same"],
+        TableDraft(laws.other_model().table),
+        ConstantDraft(jnp.int32(1), 4),
+    ):
+        assert isinstance(draft, Draft)

@@ -1,0 +1,279 @@
+"""Trees of drafts: the target's text and law, whatever their shape."""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import DraftBase
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops import speculative
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import make_context
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.loops.tree import step
+from spec_t5x.sampling.distributions import normalize, sampling
+from spec_t5x.sampling.draws import RowStream, t5x_stream
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import TableDraft, disturbed, tiny_t5
+from spec_t5x.verifiers import TokenVerifier, TreeVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+GREEDY = sampling(0.0)
+KEY = jax.random.key(5)
+SOURCES = jnp.array([[5, 6, 7, 1], [9, 1, 0, 0], [3, 4, 1, 0]])
+PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
+LENGTH = 14
+
+
+@functools.cache
+def target():
+    return tiny_t5(0, num_decoder_layers=2)
+
+
+@functools.cache
+def near():
+    return disturbed(target(), 0.05)
+
+
+def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, pace=None):
+    return jax.device_get(
+        speculative_decode(
+            target(),
+            draft,
+            SOURCES,
+            PROMPTS,
+            rng,
+            settings,
+            gamma=gamma,
+            verifier=verifier,
+            max_decode_len=LENGTH,
+            pace=pace,
+        )
+    )
+
+
+@functools.cache
+def plain():
+    return jax.device_get(
+        autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
+    )
+
+
+def check_appended(decoded):
+    """What was generated is counted: the prompts are not."""
+    generated = decoded.lengths[:, 0] - np.sum(np.asarray(PROMPTS)[:, 1:] != 0, axis=1)
+    stats = decoded.stats
+    np.testing.assert_array_equal(stats.appended[:, 0], generated)
+    efficiency = generated / stats.target_calls[:, 0]
+    np.testing.assert_allclose(stats.block_efficiency[:, 0], efficiency, rtol=1e-6)
+    assert np.all(stats.accepted_by_position <= stats.verified_by_position)
+
+
+@pytest.mark.parametrize(("widths", "gamma"), [((3,), 3), ((2, 2), 3)])
+def test_the_greedy_text_is_that_of_plain_decoding(widths, gamma):
+    decoded = decode(TransformerDraft(near()), TreeVerifier(widths), gamma=gamma)
+    np.testing.assert_array_equal(decoded.tokens, plain().tokens)
+    np.testing.assert_allclose(decoded.scores, plain().scores, atol=1e-4)
+    nodes = TreeVerifier(widths).tree(gamma).num_nodes - 1
+    np.testing.assert_array_equal(decoded.stats.proposed, nodes * decoded.stats.target_calls)
+    check_appended(decoded)
+
+
+def test_a_tree_of_one_branch_is_a_chain():
+    """At temperature 0 with the same calls, accepted drafts and all."""
+    tree = decode(TransformerDraft(near()), TreeVerifier((1,)))
+    chain = decode(TransformerDraft(near()), TokenVerifier())
+    for found, expected in zip(jax.tree.leaves(tree), jax.tree.leaves(chain), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_more_children_need_fewer_calls():
+    calls = [
+        np.sum(decode(TransformerDraft(near()), TreeVerifier(widths)).stats.target_calls)
+        for widths in ((1,), (2, 2))
+    ]
+    assert calls[0] > calls[1]
+
+
+@pytest.mark.parametrize("widths", [(3,), (2, 1, 2)])
+def test_sampled_texts_follow_the_targets_law(widths):
+    decoded = laws.decode_many(
+        TransformerDraft(laws.other_model()), gamma=3, verifier=TreeVerifier(widths)
+    )
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+
+
+def test_the_law_holds_where_a_draft_has_fewer_tokens_than_children():
+    """Top-2 drafts in a tree of threes: the third child could not be drawn."""
+    draft = TransformerDraft(laws.other_model(), sampling(1.0, top_k=2))
+    decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((3, 3)))
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
+
+
+@flax.struct.dataclass
+class Misreporting(DraftBase):
+    """Draws from one draft and reports the probabilities of another temperature."""
+
+    draft: TransformerDraft
+
+    @property
+    def vocab_size(self):
+        return self.draft.vocab_size
+
+    def prefill(self, inputs, prompts, max_length):
+        return self.draft.prefill(inputs, prompts, max_length)
+
+    def propose(self, state, context, gamma):
+        return self.draft.propose(state, context, gamma)
+
+    def propose_tree(self, state, context, tree):
+        proposal, state = self.draft.propose_tree(state, context, tree)
+        return proposal.replace(probs=normalize(jnp.sqrt(proposal.probs))), state
+
+    def commit_tree(self, state, outcome, path):
+        return self.draft.commit_tree(state, outcome, path)
+
+
+def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
+    draft = Misreporting(TransformerDraft(laws.other_model()))
+    decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((2,)))
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic > threshold
+
+
+def test_a_row_decodes_alone_as_it_does_in_a_batch():
+    keys = outputs_lib.row_keys(KEY, 3)
+    verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
+    together = decode(draft, verifier, sampling(1.0), rng=keys)
+    alone = speculative_decode(
+        target(),
+        draft,
+        SOURCES[1:2],
+        PROMPTS[1:2],
+        keys[1:2],
+        sampling(1.0),
+        gamma=3,
+        verifier=verifier,
+        max_decode_len=LENGTH,
+    )
+    for found, expected in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+        np.testing.assert_allclose(found, expected[1:2], atol=1e-4)
+
+
+def test_stepping_gives_the_same_text():
+    """And says what was accepted, and which draft was the first to be refused."""
+    verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
+    arguments = (target(), draft, SOURCES, PROMPTS, KEY, sampling(1.0))
+    steps = speculative_steps(*arguments, gamma=3, verifier=verifier, max_decode_len=LENGTH)
+    refused = 0
+    while True:
+        try:
+            iteration = next(steps)
+        except StopIteration as end:
+            decoded = end.value
+            break
+        for row, accepted in enumerate(iteration.num_accepted.tolist()):
+            proposed, appended = iteration.proposed[row], iteration.appended[row]
+            assert accepted <= iteration.num_proposed[row] <= 3
+            np.testing.assert_array_equal(proposed[:accepted], appended[:accepted])
+            if accepted < min(iteration.num_appended[row], 3):
+                assert iteration.num_proposed[row] == accepted + 1
+                assert proposed[accepted] != appended[accepted]
+                refused += 1
+    expected = decode(draft, verifier, sampling(1.0))
+    np.testing.assert_array_equal(decoded.tokens, expected.tokens)
+    assert refused > 0
+
+
+def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
+    costs = Costs.by_formula(c=0.6, largest=3, whole=True)
+    costly = Pace.start(costs, tolerance=0.5)
+    decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), pace=costly)
+    plain = autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    assert np.any(decoded.stats.plain_steps > 0)
+    assert np.any(decoded.stats.iterations > 1)
+    assert np.sum(decoded.stats.accepted) > 0
+    check_appended(decoded)
+
+
+def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
+    draft, verifier, gamma = TransformerDraft(near()), TreeVerifier((3, 2)), 3
+    tree, stream = verifier.tree(gamma), RowStream(outputs_lib.row_keys(KEY, 3))
+    options = {"gamma": gamma, "max_decode_len": LENGTH, "num_nodes": tree.num_nodes}
+    init = jax.jit(functools.partial(speculative.init, **options))
+    one_step = jax.jit(functools.partial(step, tree=tree))
+    propose = jax.jit(lambda draft, state, context: draft.propose_tree(state, context, tree)[0])
+    prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + tree.num_nodes))
+    score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
+    state = init(target(), draft, SOURCES, PROMPTS, stream)
+    for _ in range(3):
+        state, _ = one_step(target(), draft, state, sampling(1.0))
+        text, lengths = state.outputs.sequences, state.outputs.lengths
+        text = jnp.where(jnp.arange(text.shape[1])[None, :] <= lengths[:, None], text, 0)
+        context = make_context(state, sampling(1.0), coupled=False)
+        fresh = propose(draft, prefill(draft, text), context)
+        kept = propose(draft, state.draft_state, context)
+        np.testing.assert_array_equal(kept.tokens, fresh.tokens)
+        np.testing.assert_allclose(kept.probs, fresh.probs, atol=1e-4)
+        empty = target().prefill(SOURCES, LENGTH + tree.num_nodes)
+        whole = score(target(), empty, text)
+        last = state.outputs.last_tokens[:, None]
+        np.testing.assert_allclose(
+            score(target(), state.target_cache, last)[:, 0],
+            jnp.take_along_axis(whole, lengths[:, None, None], axis=1)[:, 0],
+            atol=1e-4,
+        )
+    assert np.any(np.asarray(state.stats.accepted) < np.asarray(state.stats.verified))
+
+
+def test_a_draft_without_trees_is_refused():
+    with pytest.raises(InputError, match="UniformDraft proposes no trees"):
+        decode(UniformDraft(30), TreeVerifier())
+
+
+def test_a_target_without_nodes_is_refused():
+    class Bare:
+        vocab_size = 4
+        prefill = score = rollback = None
+
+    from spec_t5x.loops.tree import check_tree
+
+    stream = RowStream(outputs_lib.row_keys(KEY, 1))
+    with pytest.raises(InputError, match="Bare has no score_nodes"):
+        check_tree(Bare(), TableDraft.create(0, 4), stream)
+
+    class Building(Misreporting):
+        uses_target_states = True
+
+    draft = Building(TransformerDraft(laws.other_model()))
+    with pytest.raises(InputError, match="TableTarget has no score_node_states"):
+        check_tree(laws.target(), draft, stream)
+
+
+def test_t5xs_stream_is_refused():
+    with pytest.raises(InputError, match="coupled"):
+        decode(
+            TransformerDraft(near()),
+            TreeVerifier(),
+            rng=t5x_stream(KEY, jnp.zeros(3, jnp.int32), 9),
+        )
+
+
+def test_gamma_0_and_oversized_trees_are_refused():
+    with pytest.raises(InputError, match="gamma is 0"):
+        decode(TransformerDraft(near()), TreeVerifier(), gamma=0)
+    with pytest.raises(InputError, match="at most 256"):
+        decode(TransformerDraft(near()), TreeVerifier((9, 9, 9)), gamma=3)

@@ -1,0 +1,373 @@
+"""The CPU kernels against plain formulas, and row against row bit for bit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.machine.cpu_kernels import calls
+from spec_t5x.machine.cpu_kernels.library import available
+from spec_t5x.sampling import distributions
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    assert available(), "the kernels need a C++ compiler"
+
+
+def draws(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 18])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 64), (5, 7), (130, 100), (64, 17)])
+def test_products(rows, inner, columns):
+    inputs, weights = draws(rows, inner), (draws(inner, columns), draws(inner, 48, seed=1))
+    outputs = calls.multiply(inputs, weights)
+    for output, weight in zip(outputs, weights, strict=True):
+        exact = inputs.astype(np.float64) @ weight.astype(np.float64)
+        np.testing.assert_allclose(output, exact, atol=1e-5 * np.sqrt(inner))
+
+
+@pytest.mark.parametrize("columns", [1024, 1030])
+def test_products_shared_by_threads(columns):
+    # Above the size from which threads take part.
+    inputs, weight = draws(2, 3, 512), draws(512, columns)
+    assert weight.nbytes > 1e6
+    (output,) = calls.multiply(inputs, [weight])
+    np.testing.assert_allclose(output, inputs @ weight, atol=2e-4)
+    (again,) = calls.multiply(inputs, [weight])
+    np.testing.assert_array_equal(output, again)
+
+
+def test_the_number_of_rows_changes_no_bit_of_a_product():
+    inputs, weight, table = draws(11, 200), draws(200, 150), draws(150, 200, seed=2)
+    (together,) = calls.multiply(inputs, [weight])
+    by_table = calls.dot_with_table(inputs, table)
+    for row in range(11):
+        (alone,) = calls.multiply(inputs[row : row + 1], [weight])
+        np.testing.assert_array_equal(alone[0], together[row])
+        np.testing.assert_array_equal(
+            calls.dot_with_table(inputs[row : row + 1], table)[0], by_table[row]
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6])
+@pytest.mark.parametrize(("vocab", "inner"), [(96, 32), (101, 19), (3000, 64)])
+def test_products_with_a_table(rows, vocab, inner):
+    inputs, table = draws(rows, inner), draws(vocab, inner, seed=1)
+    exact = inputs.astype(np.float64) @ table.T.astype(np.float64)
+    np.testing.assert_allclose(calls.dot_with_table(inputs, table), exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [16, 64, 83])
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms(width, centred):
+    inputs, scale = draws(2, 3, width) + 1, draws(width, seed=1)
+    shifted = inputs - inputs.mean(-1, keepdims=True) if centred else inputs
+    expected = shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + 1e-6) * scale
+    found = calls.normalize(inputs, scale, epsilon=1e-6, centred=centred)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 2048, 5000])
+def test_summaries_of_rows(width):
+    values = 5 * draws(3, 7, width)
+    # The first of several, far apart and in one register.
+    values[0, 0, [width // 2, width - 1]] = 99.0
+    best, log_sums = calls.summarize(values)
+    np.testing.assert_array_equal(best, values.argmax(-1))
+    np.testing.assert_allclose(log_sums, jax.nn.logsumexp(values, axis=-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(calls.summarize(values, with_sums=False)[0], best)
+
+
+def test_summaries_of_rows_without_some_tokens():
+    values = np.full((2, 40), -np.inf, np.float32)
+    values[0, 17], values[1, [3, 39]] = 2.0, 1.0
+    best, log_sums = calls.summarize(values)
+    np.testing.assert_array_equal(best, [17, 3])
+    np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
+
+
+WIDTHS = [1, 16, 37, 2048, 5000]
+
+
+def by_xla(logits, temperatures, **kept):
+    """What the kernels are to give, by XLA's operations alone."""
+    return distributions._standardize(logits, temperatures[..., None], **kept)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (40, 0.0), (0, 0.3), (0, 0.95)])
+def test_what_is_sampled_is_what_xla_makes_of_the_logits(width, kept):
+    kept = dict(zip(("top_k", "top_p"), kept, strict=True))
+    logits = 3 * draws(3, 4, width)
+    # Ties at the top, at the edge of what is kept, and tokens that are excluded.
+    logits[0] = np.round(logits[0])
+    logits[1, :, : width // 2] = -np.inf
+    temperatures = np.tile(np.float32([[1.0], [0.7], [0.0]]), (1, 4))
+    least = distributions.MIN_TEMPERATURE
+    found = np.asarray(calls.standardize(logits, temperatures, **kept, least_temperature=least))
+    np.testing.assert_allclose(found, by_xla(logits, temperatures, **kept), rtol=5e-6, atol=1e-9)
+    assert (found[np.isneginf(logits)] == 0).all()
+    assert (np.max(found[2], axis=-1) == 1).all()
+    # The same row beside others, or alone.
+    alone = calls.standardize(
+        logits[1, 3], np.asarray(0.7, np.float32), **kept, least_temperature=least
+    )
+    np.testing.assert_array_equal(alone, found[1, 3])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_top_k_keeps_the_largest_and_what_ties_with_the_last(width):
+    ranks = np.random.default_rng(0).permutation(width).astype(np.float32)
+    logits = np.stack([ranks, -ranks, np.floor(ranks / 3), 1e30 * ranks])
+    ones = np.ones(4, np.float32)
+    for k in (1, 2, 7, width):
+        found = calls.standardize(logits, ones, top_k=k, top_p=0.0, least_temperature=1e-4)
+        threshold = np.sort(logits, axis=-1)[:, -min(k, width), None]
+        found = np.asarray(found)
+        assert (found[logits < threshold] == 0).all()
+        # What is kept far below the largest has no mass left in float32.
+        heavy = logits > logits.max(axis=-1, keepdims=True) - 80
+        assert (found[heavy & (logits >= threshold)] > 0).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_overlap_and_excess_of_rows(width):
+    rng = np.random.default_rng(width)
+    target, draft = (rng.dirichlet(np.full(width, 0.3), (2, n)).astype(np.float32) for n in (4, 3))
+    factors = np.float32([[1.0, 0.5, 0.25, 0.75], [1.0, 1.0, 1.0, 0.0]])
+    overlaps, excesses = calls.compare(target, draft, factors)
+    np.testing.assert_allclose(overlaps, np.minimum(target[:, :3], draft).sum(-1), rtol=1e-5)
+    longer = np.pad(draft, ((0, 0), (0, 1), (0, 0)))
+    expected = np.maximum(factors[..., None] * target - longer, 0).sum(-1)
+    np.testing.assert_allclose(excesses, expected, rtol=1e-5, atol=1e-7)
+    # Of a row that both share nothing is left, to the last bit.
+    same = calls.compare(target, target, np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(same[1], np.zeros((2, 4)))
+
+
+def fine_uniforms():
+    """Pairs of numbers in [0, 1), both ends among them."""
+    line = np.concatenate([np.linspace(0, 1, 200, endpoint=False), [np.nextafter(1, 0)]])
+    return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16, 50])
+def test_tokens_come_as_often_as_their_mass(width):
+    """On a grid of uniform numbers, which every cell of the square has its share of."""
+    rng = np.random.default_rng(width)
+    target, draft = rng.dirichlet(np.full(width, 0.5), 2).astype(np.float32)
+    target[rng.random(width) < 0.3] = 0.0
+    target[-1] += 0.1
+    uniforms = fine_uniforms()
+    rows = [np.tile(row, (len(uniforms), 1)) for row in (target, draft)]
+    left = np.asarray(distributions.residual(target, draft))
+    for masses, tokens in (
+        (target, calls.sample(rows[0], uniforms)),
+        (left, calls.sample_residual(*rows, uniforms)),
+    ):
+        counts = np.bincount(tokens, minlength=width)
+        assert counts.size == width and not counts[masses == 0].any()
+        # Each of two cuts may be a line of the grid off, at either end.
+        shares = counts / len(uniforms)
+        np.testing.assert_allclose(shares, masses / masses.sum(), atol=4 / 200)
+
+
+def test_tokens_are_those_that_xla_draws():
+    """But where a sum's rounding decides, which is rare."""
+    rng = np.random.default_rng(0)
+    target, draft = rng.dirichlet(np.full(300, 0.2), (2, 4000)).astype(np.float32)
+    uniforms = rng.random((4000, 2), dtype=np.float32)
+    draw = jax.vmap(distributions._sample)
+    for tokens, expected in (
+        (calls.sample(target, uniforms), draw(target, uniforms)),
+        (
+            calls.sample_residual(target, draft, uniforms),
+            draw(distributions.residual(jnp.asarray(target), jnp.asarray(draft)), uniforms),
+        ),
+    ):
+        assert np.mean(np.asarray(tokens) == expected) > 0.999
+
+
+def test_where_nothing_is_left_the_target_is_sampled():
+    target = np.float32([[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
+    uniforms = np.float32([[0.9, 0.9], [0.0, 0.0]])
+    np.testing.assert_array_equal(calls.sample_residual(target, target, uniforms), [2, 1])
+
+
+def test_shapes_that_do_not_fit_are_refused(unchecked):
+    probs, uniforms = np.ones((2, 3), np.float32), np.zeros((1, 2), np.float32)
+    with pytest.raises(Exception, match="two uniform numbers"):
+        jax.block_until_ready(calls.sample(probs, uniforms))
+    with pytest.raises(Exception, match="rows of one shape"):
+        jax.block_until_ready(calls.sample_residual(probs, probs[:1], np.zeros((2, 2), np.float32)))
+
+
+def test_summaries_are_shared_by_threads_and_mapped_over():
+    values = draws(9, 8000)
+    assert values.size > 32768
+    best = jax.vmap(lambda row: calls.summarize(row)[0])(values)
+    np.testing.assert_array_equal(best, values.argmax(-1))
+
+
+BATCH, HEADS, LENGTH, HEAD_DIM, NEW = 3, 2, 21, 24, 4
+STARTS = np.array([0, 5, 17], np.int32)
+
+
+def split(joined):
+    return joined.reshape(BATCH, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
+
+
+def extension(poison=0.0):
+    """Arguments of ``extend_attention``; what no query may look at is ``poison``."""
+    joined = HEADS * HEAD_DIM
+    new = [draws(BATCH, NEW, joined, seed=seed) for seed in range(3)]
+    cache = [draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (3, 4)]
+    for row, start in enumerate(STARTS):
+        for cached in cache:
+            cached[row, :, start:] = poison
+    return new, cache, draws(HEADS, LENGTH, seed=5)
+
+
+def expected_extension(new, cache, bias, scale):
+    keys, values = (cached.copy() for cached in cache)
+    queries, new_keys, new_values = map(split, new)
+    contexts = np.zeros((BATCH, NEW, HEADS, HEAD_DIM), np.float32)
+    for row, start in enumerate(STARTS):
+        keys[row, :, start : start + NEW] = new_keys[row]
+        values[row, :, start : start + NEW] = new_values[row]
+        for i in range(NEW):
+            seen = start + i + 1
+            scores = np.einsum("hd,hkd->hk", queries[row, :, i], keys[row, :, :seen]) * scale
+            scores = scores + bias[:, :seen][:, ::-1]
+            weights = np.asarray(jax.nn.softmax(scores, axis=-1))
+            contexts[row, i] = np.einsum("hk,hkd->hd", weights, values[row, :, :seen])
+    return contexts.reshape(BATCH, NEW, -1), keys, values
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_attention_over_a_cache_that_it_extends(scale):
+    new, cache, bias = extension()
+    found = calls.extend_attention(*new, *cache, STARTS, bias, scale=scale)
+    for ours, theirs in zip(found, expected_extension(new, cache, bias, scale), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    without = calls.extend_attention(*new, *cache, STARTS, None, scale=scale)
+    expected = expected_extension(new, cache, np.zeros_like(bias), scale)
+    np.testing.assert_allclose(without[0], expected[0], atol=2e-5)
+
+
+def test_attention_looks_at_nothing_beyond_a_query():
+    new, cache, bias = extension()
+    contexts = calls.extend_attention(*new, *cache, STARTS, bias)[0]
+    new, cache, bias = extension(poison=np.nan)
+    np.testing.assert_array_equal(calls.extend_attention(*new, *cache, STARTS, bias)[0], contexts)
+
+
+def test_attention_one_token_after_the_other_is_the_same_bit_for_bit():
+    new, cache, bias = extension()
+    together = calls.extend_attention(*new, *cache, STARTS, bias)
+    keys, values = cache
+    for i in range(NEW):
+        context, keys, values = calls.extend_attention(
+            *(array[:, i : i + 1] for array in new), keys, values, STARTS + i, bias
+        )
+        np.testing.assert_array_equal(context[:, 0], together[0][:, i])
+    np.testing.assert_array_equal(keys, together[1])
+    np.testing.assert_array_equal(values, together[2])
+
+
+def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does():
+    new, cache, bias = extension()
+    starts = np.array([0, LENGTH - 2, LENGTH + 9], np.int32)
+    _, keys, _ = calls.extend_attention(*new, *cache, starts, bias)
+    expected = jax.vmap(lambda row, at, start: jax.lax.dynamic_update_slice(row, at, (0, start, 0)))
+    np.testing.assert_array_equal(keys, expected(cache[0], split(new[1]), starts))
+
+
+def test_attention_to_a_source():
+    queries = draws(BATCH, NEW, HEADS * HEAD_DIM)
+    keys, values = (draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (1, 2))
+    # Padding at the end, in the middle, and nothing else.
+    mask = np.zeros((BATCH, LENGTH), np.float32)
+    mask[0, 15:], mask[1, 3], mask[2] = -1e10, -1e10, -1e10
+    found = calls.source_attention(queries, keys, values, mask)
+    scores = np.einsum("bhnd,bhkd->bhnk", split(queries), keys) + mask[:, None, None]
+    weights = jax.nn.softmax(scores, axis=-1)
+    expected = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(queries.shape)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_the_cache_is_written_in_place():
+    new, cache, bias = extension()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def loop(keys, values):
+        def body(i, carry):
+            return calls.extend_attention(*new, *carry[1:], STARTS, bias)
+
+        return jax.lax.fori_loop(0, 3, body, (jnp.zeros_like(new[0]), keys, values))
+
+    text = loop.lower(*map(jnp.asarray, cache)).compile().as_text()
+    shape = f"f32[{BATCH},{HEADS},{LENGTH},{HEAD_DIM}]"
+    copies = [line for line in text.splitlines() if f"{shape}{{3,2,1,0}} copy(" in line]
+    assert "SpecT5XExtend" in text
+    assert not copies, copies
+
+
+# Whole models
+
+
+@pytest.fixture(scope="module", params=["t5", "gpt"])
+def model(request):
+    return tiny_t5(seed=0) if request.param == "t5" else tiny_gpt(seed=0)
+
+
+TOKENS = np.random.default_rng(1).integers(2, 30, (2, 9)).astype(np.int32)
+
+
+prefill = jax.jit(
+    lambda model, *args, max_length: model.prefill(*args, max_length), static_argnames="max_length"
+)
+score = jax.jit(lambda model, *args: model.score(*args))
+
+
+def logits_in(model, tokens, widths):
+    sources = jnp.asarray([[5, 9, 3, 1, 0], [4, 1, 0, 0, 0]])
+    cache = prefill(model, sources, max_length=24)
+    found, start = [], 0
+    for width in widths:
+        logits, cache = score(model, cache, tokens[:, start : start + width])
+        found.append(logits)
+        start += width
+    return np.concatenate(found, axis=1)
+
+
+def test_verifying_gives_the_logits_of_plain_decoding_bit_for_bit(model):
+    together = logits_in(model, TOKENS, [9])
+    np.testing.assert_array_equal(logits_in(model, TOKENS, [1] * 9), together)
+    np.testing.assert_array_equal(logits_in(model, TOKENS, [2, 4, 3]), together)
+
+
+def test_logits_are_those_of_xla(model):
+    assert model.kernels
+    by_xla = dataclasses.replace(model, kernels=False)
+    np.testing.assert_allclose(
+        logits_in(model, TOKENS, [4, 5]), logits_in(by_xla, TOKENS, [4, 5]), atol=5e-5
+    )
+
+
+def test_only_float32_on_one_cpu_device_suits():
+    leaf = jnp.zeros((2, 2))
+    assert calls.suit({"a": leaf})
+    assert not calls.suit({})
+    assert not calls.suit({"a": leaf, "b": leaf.astype(jnp.bfloat16)})
+    assert not calls.suit({"a": np.zeros((2, 2), np.float32)})
+    found = []
+    jax.jit(lambda leaf: found.append(calls.suit({"a": leaf})))(leaf)
+    assert found == [False]

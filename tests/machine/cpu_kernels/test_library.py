@@ -1,0 +1,113 @@
+"""Compiling the kernels, and doing without them."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spec_t5x.machine.compilation_cache import temporary_cache
+from spec_t5x.machine.cpu_kernels import library
+
+ASK = "from spec_t5x.machine.cpu_kernels.library import available; print(available())"
+
+
+def ask(**environment):
+    run = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout.strip(), run.stderr
+
+
+@pytest.fixture
+def fake_compiler(tmp_path, monkeypatch):
+    """``g++``, the only program there is: it writes down how it was called, and refuses what
+    the variable REFUSED says."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    program, log = directory / "g++", tmp_path / "log"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, time\n"
+        "if '--version' in sys.argv: sys.exit()\n"
+        f"print(*sys.argv[1:], file=open({str(log)!r}, 'a'))\n"
+        "if os.environ.get('REFUSED') in sys.argv: sys.exit('no such flag')\n"
+        "time.sleep(0.2)\n"
+        "open(sys.argv[-1], 'w')\n"
+    )
+    program.chmod(0o755)
+    log.touch()
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.delenv("CXX", raising=False)
+    return log
+
+
+def test_what_is_built_is_kept(tmp_path, fake_compiler):
+    built = library.build(["g++"], tmp_path / "own")
+    assert [built] == list((tmp_path / "own").glob("[!.]*"))
+    assert library.build(["g++"], tmp_path / "own") == built
+    assert len(fake_compiler.read_text().splitlines()) == 1
+
+
+def test_who_asks_at_once_waits_for_one(tmp_path, fake_compiler):
+    with ThreadPoolExecutor() as threads:
+        built = list(threads.map(lambda _: library.build(["g++"], tmp_path / "own"), range(4)))
+    assert len(set(built)) == 1 and built[0].exists()
+    assert len(fake_compiler.read_text().splitlines()) == 1
+
+
+def test_arguments_of_the_compiler_come_first(tmp_path, fake_compiler, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ -m64 '-DNAME=a b'")
+    command = library._compiler()
+    assert command == ["g++", "-m64", "-DNAME=a b"]
+    library.build(command, tmp_path)
+    assert fake_compiler.read_text().startswith("-m64 -DNAME=a b -std=c++17")
+
+
+@pytest.mark.parametrize("given", ["ccache g++", "c++ '"])
+def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, capsys, given):
+    monkeypatch.setenv("CXX", given)
+    assert library._compiler() == ["g++"]
+    said = capsys.readouterr().err
+    assert f"CXX is {given!r} and there is no such program: g++ compiles" in said
+
+
+def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
+    monkeypatch.setenv("REFUSED", "-march=native")
+    assert library.build(["g++"], tmp_path).exists()
+    assert "-mcpu=native" in fake_compiler.read_text().splitlines()[-1]
+    monkeypatch.setenv("REFUSED", "-w")
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        library.build(["g++"], tmp_path / "other")
+    assert error.value.stderr == "no such flag\n"
+
+
+def test_where_nothing_can_be_kept_it_is_built_all_the_same(
+    tmp_path, fake_compiler, monkeypatch, capsys
+):
+    (tmp_path / "kernels").write_text("no directory")
+    monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
+    assert library._kept_or_built(["g++"]).parent == temporary_cache()
+    assert "every start compiles the kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({library.SWITCH: "0"}, ""),
+        ({"CXX": "no-such-compiler", "PATH": ""}, "there is no C++ compiler: install g++"),
+        # A compiler that refuses everything, in an empty cache.
+        ({"CXX": "false"}, "could not build them"),
+    ],
+)
+def test_without_them_one_line_says_why(tmp_path, environment, said):
+    answer, errors = ask(XDG_CACHE_HOME=str(tmp_path), **environment)
+    lines = [line for line in errors.splitlines() if "spec-t5x" in line]
+    assert answer == "False"
+    assert len(lines) == (1 if said else 0)
+    assert not said or said in lines[0]

@@ -1,0 +1,42 @@
+"""What networks compute in where nobody says."""
+
+import pytest
+
+from spec_t5x.cli.settings import Models
+from spec_t5x.errors import InputError
+from spec_t5x.machine import dtypes
+from spec_t5x.machine.dtypes import resolve_dtype
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    dtypes._say_slow.cache_clear()
+    yield
+    dtypes._say_slow.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
+)
+def test_auto_is_what_the_platform_is_quick_in(platform, dtype, capsys):
+    assert resolve_dtype("auto", platform) == dtype
+    assert resolve_dtype("float32", platform) == "float32"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_slow_choice_is_followed_and_said_once(capsys):
+    assert [resolve_dtype("bfloat16", "cpu") for _ in range(3)] == ["bfloat16"] * 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bfloat16 on a CPU is about 20 times slower" in line
+    assert resolve_dtype("bfloat16", "tpu") == "bfloat16"
+    assert capsys.readouterr().err == ""
+
+
+def test_another_type_is_refused():
+    with pytest.raises(InputError, match="dtype is 'int8': choose auto, float32 or bfloat16"):
+        resolve_dtype("int8")
+
+
+def test_the_commands_take_auto_which_here_is_float32():
+    assert Models().dtype == "auto"
+    assert Models().draft_options().dtype == "float32"

@@ -1,0 +1,477 @@
+"""Logits to the sampled distribution, and what the verifier takes from it."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import (
+    MIN_TEMPERATURE,
+    Sampling,
+    _invert,
+    _ordered,
+    _search_threshold,
+    _unordered,
+    argmax,
+    argmax_probs,
+    keep_top_k,
+    keep_top_p,
+    overlap,
+    residual,
+    sample,
+    sampling,
+    standardize,
+)
+
+# Three rows; the last one has a tie for the first place and an excluded token.
+LOGITS = np.array(
+    [[0.5, 2.0, -1.0, 1.0], [3.0, -2.0, 0.0, 0.5], [1.0, -np.inf, 1.0, 0.25]],
+    np.float32,
+)
+
+
+def softmax(logits):
+    """The textbook's formula, in float64."""
+    exponentials = np.exp(np.asarray(logits, np.float64))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def one_hot(tokens, vocab):
+    return np.eye(vocab)[np.asarray(tokens)]
+
+
+# standardize
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.99e-4, 1e-4])
+def test_temperature_up_to_1e_4_puts_all_mass_on_the_first_argmax(temperature):
+    probs = standardize(jnp.asarray(LOGITS), sampling(temperature))
+    np.testing.assert_array_equal(probs, one_hot([1, 0, 0], 4))
+
+
+@pytest.mark.parametrize("temperature", [2e-4, 0.3, 1.0, 2.5])
+def test_temperature_divides_the_logits(temperature):
+    probs = standardize(jnp.asarray(LOGITS), sampling(temperature))
+    np.testing.assert_allclose(
+        probs,
+        softmax((LOGITS - LOGITS.max(-1, keepdims=True)) / temperature),
+        atol=1e-6,
+    )
+
+
+def test_each_row_has_its_own_temperature():
+    temperatures = [0.0, 0.5, 1.0]
+    mixed = standardize(jnp.asarray(LOGITS), sampling(temperatures))
+    for row, temperature in enumerate(temperatures):
+        alone = standardize(jnp.asarray(LOGITS[row : row + 1]), sampling(temperature))
+        np.testing.assert_allclose(mixed[row], alone[0], atol=1e-7)
+
+
+def test_a_rows_temperature_holds_at_all_its_positions():
+    block = jnp.asarray(np.stack([LOGITS, LOGITS[::-1]]))
+    probs = standardize(block, sampling([0.0, 2.0]))
+    np.testing.assert_array_equal(probs[0], one_hot([1, 0, 0], 4))
+    np.testing.assert_allclose(probs[1], softmax(LOGITS[::-1] / 2.0), atol=1e-6)
+
+
+def test_settings_are_greedy_only_if_every_row_is():
+    assert sampling([0.0, MIN_TEMPERATURE]).greedy
+    assert not sampling([0.0, 1.0]).greedy
+
+
+def test_a_greedy_row_among_sampled_ones_equals_a_greedy_batch():
+    greedy = standardize(jnp.asarray(LOGITS), sampling(0.0))
+    mixed = standardize(jnp.asarray(LOGITS), sampling([0.0, 1.0, 0.0]))
+    np.testing.assert_array_equal(mixed[::2], greedy[::2])
+
+
+@pytest.mark.parametrize(
+    ("k", "kept"),
+    [
+        (1, [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]]),
+        (2, [[0, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1, 0]]),
+        (3, [[1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 1, 1]]),
+        (4, [[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]]),
+        (9, [[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]]),
+    ],
+)
+def test_top_k_keeps_all_that_reach_the_kth_and_renormalises(k, kept):
+    probs = standardize(jnp.asarray(LOGITS), sampling(1.0, top_k=k).keep_ties())
+    masses = softmax(LOGITS) * kept
+    np.testing.assert_allclose(probs, masses / masses.sum(-1, keepdims=True), atol=1e-6)
+    np.testing.assert_array_equal(np.asarray(probs) > 0, np.asarray(kept) > 0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, [1.0, 0.0, 2.0]], ids=str)
+def test_top_k_1_is_argmax_and_draws_nothing_unless_ties_are_kept(temperature):
+    settings = sampling(temperature, top_k=1)
+    assert settings.greedy and not settings.keep_ties().greedy
+    probs = standardize(jnp.asarray(LOGITS), settings)
+    np.testing.assert_array_equal(probs, one_hot([1, 0, 0], 4))
+    # At temperature 0 there is no tie to keep, nor where more are kept.
+    assert sampling(0.0, top_k=1).keep_ties().greedy
+    assert not sampling(1.0, top_k=2).greedy
+
+
+def test_top_p_1_keeps_all_whatever_their_sum_rounds_to():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4000)) * 4, jnp.float32)
+    everything = standardize(logits, sampling(1.0))
+    np.testing.assert_array_equal(standardize(logits, sampling(1.0, top_p=1.0)), everything)
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"),
+    [
+        (0.01, [1, 0, 0, 0, 0]),
+        (0.5, [1, 0, 0, 0, 0]),
+        (0.51, [1, 1, 1, 0, 0]),
+        (0.87, [1, 1, 1, 0, 0]),
+        (0.88, [1, 1, 1, 1, 0]),
+        (1.0, [1, 1, 1, 1, 0]),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p_and_ties(p, kept):
+    # In 32nds: 16, 6, 6 (a tie), 4, 0; the first three make 0.875.
+    probs = np.array([[16, 6, 6, 4, 0]], np.float32) / 32
+    with np.errstate(divide="ignore"):
+        logits = np.log(probs)
+    result = standardize(jnp.asarray(logits), sampling(1.0, top_p=p))
+    masses = probs * kept
+    np.testing.assert_allclose(result, masses / masses.sum(), atol=1e-6)
+
+
+def test_temperature_comes_before_top_p():
+    # Logits log(1, 2, 4): temperature 1/2 gives 1, 4, 16 of 21, so the largest alone
+    # has 16/21 > 0.7; at temperature 1 it has 4/7 < 0.7 and a second one is needed.
+    logits = jnp.log(jnp.array([[1.0, 2.0, 4.0]]))
+    np.testing.assert_allclose(
+        standardize(logits, sampling(0.5, top_p=0.7)), [[0, 0, 1]], atol=1e-6
+    )
+    np.testing.assert_allclose(
+        standardize(logits, sampling(1.0, top_p=0.7)), [[0, 1 / 3, 2 / 3]], atol=1e-6
+    )
+
+
+def test_top_k_and_temperature_apply_together():
+    # The two largest of 1, 2, 4, squared: 4 and 16 of 20. (The order is of no
+    # consequence: dividing the logits does not change which are largest.)
+    logits = jnp.log(jnp.array([[1.0, 2.0, 4.0]]))
+    np.testing.assert_allclose(
+        standardize(logits, sampling(0.5, top_k=2)), [[0, 1 / 5, 4 / 5]], atol=1e-6
+    )
+
+
+def test_minus_infinity_has_probability_zero_under_every_setting():
+    logits = jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]])
+    for chosen in [
+        sampling(1.0),
+        sampling(0.01),
+        sampling(1.0, top_k=3),
+        sampling(1.0, top_p=1.0),
+    ]:
+        np.testing.assert_array_equal(standardize(logits, chosen), [[0, 0.5, 0, 0.5]])
+    np.testing.assert_array_equal(standardize(logits, sampling(0.0)), [[0, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        sampling(0.0),
+        sampling(0.7),
+        sampling(1.0, top_k=2),
+        sampling([1.0, 0.0, 2.0], top_p=0.6),
+    ],
+    ids=["argmax", "temperature", "top_k", "mixed top_p"],
+)
+def test_rows_sum_to_one_in_float32_whatever_the_logits_type(dtype, chosen):
+    probs = standardize(jnp.asarray(LOGITS, dtype), chosen)
+    assert probs.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(probs, np.float64).sum(-1), 1.0, atol=1e-6)
+
+
+def test_bfloat16_logits_are_widened_before_the_softmax():
+    # A softmax in bfloat16 is off by 1e-3 here.
+    logits = jnp.asarray(np.linspace(-3, 3, 12, dtype=np.float32)[None], jnp.bfloat16)
+    probs = standardize(logits, sampling(1.0))
+    np.testing.assert_allclose(probs, softmax(np.asarray(logits, np.float64)), atol=1e-6)
+
+
+def test_changing_the_temperature_compiles_nothing():
+    traced = []
+
+    @jax.jit
+    def probs(logits, chosen):
+        traced.append(chosen.top_k)
+        return standardize(logits, chosen)
+
+    logits = jnp.asarray(LOGITS)
+    np.testing.assert_allclose(probs(logits, sampling(0.5)), softmax(LOGITS / 0.5), atol=1e-6)
+    np.testing.assert_allclose(probs(logits, sampling(2.0)), softmax(LOGITS / 2.0), atol=1e-6)
+    assert len(traced) == 1
+
+
+def test_settings_repeat_row_by_row():
+    np.testing.assert_array_equal(
+        sampling([0.0, 1.0, 2.0]).repeat(2).temperature,
+        np.array([0, 0, 1, 1, 2, 2], np.float32),
+    )
+    assert sampling(0.5).repeat(3).temperature.shape == ()
+    assert sampling([0.5, 1.0], top_k=3).repeat(2).top_k == 3
+
+
+# keep_top_p and keep_top_k against independent oracles
+
+
+def nucleus_by_sorting(probs, p):
+    """Top-p the usual way: sort, accumulate, cut; then what ties with the last."""
+    order = np.argsort(-probs, kind="stable")
+    cumulative = np.cumsum(probs[order])
+    last = min(np.searchsorted(cumulative, p), len(probs) - 1)
+    kept = np.where(probs >= probs[order[last]], probs, 0)
+    return kept / kept.sum()
+
+
+# With p traced, so that its every value is one program; the tests' hook for types
+# would insist on a float.
+TOP_P = jax.jit(inspect.unwrap(keep_top_p))
+TOP_K = jax.jit(keep_top_k, static_argnames="k")
+
+# Whole numbers of 64ths (so that every sum is exact in float32), among them many
+# zeros and ties, and p at, just below and just above the sums that occur.
+WEIGHTS = st.lists(st.integers(0, 12), min_size=8, max_size=8).filter(any)
+
+
+@hypothesis_settings(max_examples=300, deadline=None, derandomize=True)
+@given(weights=WEIGHTS, numerator=st.integers(1, 128))
+def test_top_p_equals_sort_and_cut_with_zeros_and_ties(weights, numerator):
+    weights = np.asarray(weights, np.float64)
+    # Scaled to whole 64ths that sum to 64.
+    scaled = np.floor(weights * 64 / weights.sum())
+    scaled[np.argmax(scaled)] += 64 - scaled.sum()
+    probs, p = scaled / 64, numerator / 128
+    result = TOP_P(jnp.asarray(probs, jnp.float32), jnp.float32(p))
+    expected = nucleus_by_sorting(probs, p)
+    np.testing.assert_array_equal(np.asarray(result) > 0, expected > 0)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**31 - 1), sharpness=st.floats(0.1, 8.0))
+def test_top_p_of_real_valued_rows_is_minimal_and_reaches_p(seed, sharpness):
+    rng = np.random.default_rng(seed)
+    probs = softmax(rng.normal(size=(3, 40)) * sharpness).astype(np.float32)
+    p = float(rng.uniform(0.05, 0.99))
+    kept = np.asarray(TOP_P(jnp.asarray(probs), jnp.float32(p))) > 0
+    for row, is_kept in zip(probs.astype(np.float64), kept, strict=True):
+        smallest = row[is_kept].min()
+        assert np.all(row[~is_kept] < smallest)
+        # Sums of 40 float32 numbers differ by less than 1e-6 in any order.
+        assert row[is_kept].sum() >= p - 1e-6
+        assert row[row > smallest].sum() < p + 1e-6
+
+
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    logits=st.lists(st.integers(-3, 3), min_size=6, max_size=6),
+    k=st.integers(1, 7),
+    excluded=st.integers(0, 5),
+)
+def test_top_k_keeps_every_logit_that_fewer_than_k_exceed(logits, k, excluded):
+    logits = np.asarray(logits, np.float32)
+    logits[excluded] = -np.inf
+    kept = np.asarray(TOP_K(jnp.asarray(logits), k)) > -np.inf
+    exceeding = np.sum(logits[None, :] > logits[:, None], axis=1)
+    np.testing.assert_array_equal(kept, (exceeding < k) & (logits > -np.inf))
+
+
+# A search by single bits, as on a CPU, and by several in a pass, as elsewhere.
+SEARCH = jax.jit(_search_threshold, static_argnames="bits")
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_thresholds_are_found_among_all_bit_patterns(bits):
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(6, 99)) * 10.0 ** rng.integers(-40, 38, size=(6, 1))).astype("f4")
+    # Ties, both infinities and both zeros.
+    values[1] = np.round(values[1] / np.abs(values[1]).max() * 3)
+    values[2, ::3], values[3, ::5], values[4, ::2], values[5] = -np.inf, np.inf, -0.0, 0.0
+    numbers, ones = _ordered(jnp.asarray(values)), jnp.ones((1, 1), jnp.int32)
+    np.testing.assert_array_equal(_unordered(numbers), values)
+    for k in (1, 2, 5, 40, 99):
+        found = SEARCH(numbers, ones, k, bits=bits)
+        np.testing.assert_array_equal(_unordered(found), np.sort(values, axis=-1)[:, -k, None])
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_the_nucleus_has_the_largest_threshold_that_reaches_the_mass(bits):
+    # Whole 64ths, many of them zeros and ties, so that every sum is exact.
+    counts = np.random.default_rng(0).multinomial(64, np.full(24, 1 / 24), size=5)
+    probs = jnp.asarray(counts / 64, jnp.float32)
+    numbers = jax.lax.bitcast_convert_type(probs, jnp.uint32)
+    descending = -np.sort(-np.asarray(probs), axis=-1)
+    for mass in (1, 17, 32, 63, 64, 65):
+        found = SEARCH(numbers, probs, mass / 64, bits=bits)[:, 0]
+        reached = np.cumsum(descending, axis=-1) >= mass / 64
+        expected = np.where(reached.any(-1), descending[np.arange(5), reached.argmax(-1)], 0)
+        np.testing.assert_array_equal(jax.lax.bitcast_convert_type(found, jnp.float32), expected)
+
+
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@given(values=st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.5]), min_size=6, max_size=6))
+def test_argmax_is_the_first_of_the_largest_as_in_numpy(values):
+    values = np.asarray(values, np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(argmax(jnp.asarray(values)), np.argmax(values, axis=-1))
+
+
+def test_argmax_takes_all_the_mass():
+    np.testing.assert_array_equal(
+        argmax_probs(jnp.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])),
+        [[0, 1, 0], [1, 0, 0]],
+    )
+
+
+# residual and overlap
+
+
+def test_residual_is_the_normalised_excess_of_the_target():
+    target = jnp.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
+    draft = jnp.array([[0.25, 0.75, 0.0], [0.7, 0.1, 0.2]])
+    # max(0, p - q): (1/4, 0, 1/4) and (0, 1/10, 5/10).
+    np.testing.assert_allclose(
+        residual(target, draft), [[0.5, 0, 0.5], [0, 1 / 6, 5 / 6]], atol=1e-6
+    )
+
+
+def test_residual_without_mass_is_the_target():
+    target = jnp.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
+    # The second row's draft exceeds it everywhere, as rounding can have it.
+    draft = jnp.stack([target[0], target[1] * 1.000001])
+    np.testing.assert_array_equal(residual(target, draft), target)
+
+
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**31 - 1))
+def test_overlap_is_one_minus_total_variation_and_the_residuals_missing_mass(seed):
+    rng = np.random.default_rng(seed)
+    target, draft = rng.dirichlet([0.5] * 5, size=2)
+    (beta,) = overlap(jnp.asarray([target], jnp.float32), jnp.asarray([draft], jnp.float32))
+    np.testing.assert_allclose(beta, 1 - np.abs(target - draft).sum() / 2, atol=1e-6)
+    # min(p, q) + (1 - beta) residual(p, q) = p: what makes the scheme lossless.
+    remainder = residual(jnp.asarray(target, jnp.float32), jnp.asarray(draft, jnp.float32))
+    np.testing.assert_allclose(
+        np.minimum(target, draft) + (1 - beta) * remainder, target, atol=1e-6
+    )
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ({"temperature": -0.5}, "-0.5"),
+        ({"temperature": float("nan")}, "nan"),
+        ({"temperature": float("inf")}, "inf"),
+        ({"temperature": [1.0, -2.0]}, "-2.0"),
+        ({"temperature": [[1.0]]}, "[[1.0]]"),
+        ({"temperature": 1.0, "top_k": -3}, "-3"),
+        ({"temperature": 1.0, "top_k": 2.5}, "2.5"),
+        ({"temperature": 1.0, "top_p": -0.1}, "-0.1"),
+        ({"temperature": 1.0, "top_p": 1.5}, "1.5"),
+        ({"temperature": 1.0, "top_p": float("nan")}, "nan"),
+        (
+            {"temperature": 1.0, "top_k": 7, "top_p": 0.25},
+            "top_k is 7 and top_p is 0.25",
+        ),
+    ],
+)
+def test_unusable_settings_are_refused_in_one_line_with_their_value(arguments, value):
+    # Without the tests' hook for types, which users do not have.
+    with pytest.raises(InputError) as error:
+        inspect.unwrap(sampling)(**arguments)
+    assert value in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# drawing
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_token_of_probability_zero_is_never_drawn(jitted):
+    probs = jnp.array([0.0, 0.5, 0.0, 1e-3, 0.499, 0.0])
+    draw = jax.vmap(sample, (0, None))
+    keys = jax.random.split(jax.random.key(0), 100_000)
+    tokens = (jax.jit(draw) if jitted else draw)(keys, probs)
+    assert set(np.unique(tokens)) == {1, 3, 4}
+
+
+# 500 is about the number of blocks, and of tokens in a block, of mT5's vocabulary;
+# sums of so many numbers are split up by XLA and rounded part by part.
+@pytest.mark.parametrize("size", [1, 2, 179, 500, 512])
+def test_no_uniform_number_draws_what_has_no_mass(size):
+    rng = np.random.default_rng(size)
+    draw = jax.jit(jax.vmap(_invert, (0, None)))
+    for _ in range(5):
+        masses = rng.dirichlet(np.full(size, 0.3)).astype(np.float32)
+        masses[rng.random(size) < 0.4] = 0.0
+        masses[rng.integers(size)] += 0.1
+        # Both ends, and the numbers about each place where the outcome changes.
+        edges = np.asarray(jax.jit(jnp.cumsum)(masses)) / masses.sum()
+        steps = np.arange(-4, 5)[:, None] * 2.0**-24
+        uniforms = np.clip(np.append(edges[None] + steps, [0, 1]), 0, 1 - 2.0**-24)
+        drawn = np.asarray(draw(jnp.asarray(uniforms, jnp.float32), jnp.asarray(masses)))
+        assert np.all((drawn >= 0) & (drawn < size))
+        assert np.all(masses[drawn] > 0)
+        # And it is the right one, but for rounding.
+        cumulative = np.cumsum(masses, dtype=np.float64) / masses.sum(dtype=np.float64)
+        assert np.all(uniforms < cumulative[drawn] + 1e-6)
+        below = np.append(0.0, cumulative)[drawn]
+        assert np.all(uniforms > below - 1e-6)
+
+
+# No square number, so that the last block is not full; 1 and 2 have blocks of one.
+@pytest.mark.parametrize("vocab", [1, 2, 3, 7, 30, 1000])
+def test_draws_follow_the_distribution(vocab):
+    rng = np.random.default_rng(vocab)
+    weights = np.where(rng.random(vocab) < 0.3, 0.0, rng.exponential(size=vocab))
+    weights[-1] += 0.5
+    probs = weights / weights.sum()
+    draws = 200_000
+    keys = jax.random.split(jax.random.key(3), draws)
+    tokens = jax.jit(jax.vmap(sample, (0, None)))(keys, jnp.asarray(probs, jnp.float32))
+    counts = np.bincount(tokens, minlength=vocab)
+    assert len(counts) == vocab
+    possible = probs > 0
+    assert not counts[~possible].any()
+    expected = probs[possible] * draws
+    statistic = np.sum((counts[possible] - expected) ** 2 / expected)
+    # Passed by chance once in a million times.
+    assert statistic <= stats.chi2.ppf(1 - 1e-6, max(possible.sum() - 1, 1))
+
+
+def test_the_same_key_and_distribution_draw_the_same_token_in_any_batch():
+    probs = jnp.asarray(softmax(np.random.default_rng(1).normal(size=50)), jnp.float32)
+    keys = jax.random.split(jax.random.key(5), 8)
+    draw = jax.jit(jax.vmap(sample, (0, None)))
+    np.testing.assert_array_equal(draw(keys[2:5], probs), draw(keys, probs)[2:5])
+
+
+def test_a_certain_token_is_always_drawn():
+    keys = jax.random.split(jax.random.key(1), 1000)
+    tokens = jax.vmap(sample, (0, None))(keys, jnp.array([0.0, 0.0, 1.0]))
+    np.testing.assert_array_equal(tokens, 2)
+
+
+def test_settings_are_a_pytree_of_the_temperature_alone():
+    leaves, structure = jax.tree.flatten(sampling(0.5, top_k=3))
+    assert [float(leaf) for leaf in leaves] == [0.5]
+    restored = jax.tree.unflatten(structure, leaves)
+    assert isinstance(restored, Sampling) and restored.top_k == 3

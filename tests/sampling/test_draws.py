@@ -1,0 +1,316 @@
+"""Where random numbers come from: whose keys they depend on, and T5X's chain of them."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import (
+    gumbel_argmax,
+    sample,
+    sample_residual,
+    sampling,
+    standardize,
+)
+from spec_t5x.sampling.draws import (
+    Draws,
+    RowStream,
+    draft_draws,
+    purpose_keys,
+    sample_coupled,
+    sample_next,
+    t5x_stream,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB = 7
+KEYS = jax.random.split(jax.random.key(2), 2)
+SAMPLED = sampling(1.0)
+
+
+def bits(keys):
+    """Keys as tuples, to compare and to put in sets."""
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
+
+
+def random_probs(rows, seed=0, vocab=VOCAB):
+    probs = np.random.default_rng(seed).dirichlet(np.ones(vocab), size=rows)
+    return jnp.asarray(probs, jnp.float32)
+
+
+# RowStream
+
+
+def test_keys_depend_on_the_rows_key_and_position_alone():
+    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
+    for drawn in RowStream(KEYS[rows]).at(positions, 3):
+        assert len(set(bits(drawn))) == 4
+        assert bits(drawn)[0] == bits(drawn)[4]
+
+
+def test_keys_of_one_position_differ():
+    drawn = RowStream(KEYS).at(jnp.array([3, 3]), 3)
+    assert len(set(itertools.chain(*map(bits, drawn)))) == 6
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_the_first_key_is_the_same_however_many_are_asked_for(partitionable):
+    # What makes gamma 0 equal plain decoding, seed for seed.
+    stream = RowStream(jax.random.split(jax.random.key(2), 3))
+    lengths = jnp.array([0, 5, 2])
+    with jax.threefry_partitionable(partitionable):
+        (alone,) = stream.at(lengths, 1)
+        assert bits(alone) == bits(stream.at(lengths, 3)[0])
+        assert bits(alone) == bits(purpose_keys(stream, lengths)[0])
+
+
+def test_noise_depends_on_the_rows_key_and_position_alone():
+    rows, positions = jnp.array([0, 0, 1, 1, 0]), jnp.array([3, 4, 3, 4, 3])
+    noise = np.asarray(RowStream(KEYS[rows]).gumbels(positions, VOCAB))
+    assert len(np.unique(noise[:4])) == 4 * VOCAB
+    np.testing.assert_array_equal(noise[4], noise[0])
+    alone = RowStream(KEYS[1:]).gumbels(positions[3:4], VOCAB)
+    np.testing.assert_array_equal(alone[0], noise[3])
+
+
+def test_noise_shares_no_key_with_the_other_draws():
+    stream, positions = RowStream(KEYS), jnp.array([0, 1])
+    noise = np.asarray(stream.gumbels(positions, VOCAB))
+    others = [*stream.at(positions, 3), *[jax.vmap(jax.random.fold_in)(KEYS, positions)]]
+    for keys in others:
+        drawn = jax.vmap(lambda key: jax.random.gumbel(key, (VOCAB,)))(keys)
+        assert not np.intersect1d(noise, drawn).size
+
+
+# Draws
+
+
+def draw(draws, probs, offset=0, settings=SAMPLED):
+    """The token number ``offset`` of those drawn from ``probs`` one after the other."""
+    for _ in range(offset):
+        _, draws = draws.next(probs, settings)
+    return draws.next(probs, settings)[0]
+
+
+def test_a_proposal_depends_on_the_rows_key_and_place_alone():
+    probs = random_probs(64)
+    keys = jax.random.split(jax.random.key(3), 64)
+    lengths = jnp.asarray(np.random.default_rng(1).integers(9, size=64))
+    order = np.random.default_rng(2).permutation(64)
+    for coupled in (False, True):
+        tokens = draw(draft_draws(RowStream(keys), lengths, coupled), probs, 2)
+        moved = draft_draws(RowStream(keys[order]), lengths[order], coupled)
+        np.testing.assert_array_equal(draw(moved, probs[order], 2), tokens[order])
+        other = draw(draft_draws(RowStream(keys), lengths, coupled), probs, 3)
+        assert np.any(other != tokens)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_loop_that_carries_the_draws_on_draws_what_the_steps_do(coupled):
+    probs = random_probs(2)
+    draws = start = draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled)
+    one_by_one = []
+    for _ in range(5):
+        token, draws = draws.next(probs, SAMPLED)
+        one_by_one.append(token)
+
+    def draw_next(offset, carry):
+        draws, tokens = carry
+        token, draws = draws.next(probs, SAMPLED)
+        return draws, tokens.at[offset].set(token)
+
+    nothing = jnp.zeros((5, 2), jnp.int32)
+    after, tokens = jax.lax.fori_loop(0, 5, draw_next, (start, nothing))
+    np.testing.assert_array_equal(tokens, one_by_one)
+    assert draws.drawn == int(after.drawn) == 5
+    # The same draws give the same token again.
+    np.testing.assert_array_equal(start.next(probs, SAMPLED)[0], one_by_one[0])
+
+
+def test_nodes_of_a_tree_have_draws_of_their_own():
+    rows = 64
+    draws = draft_draws(RowStream(jax.random.split(KEYS[0], rows)), jnp.zeros(rows, int), False)
+    probs = jnp.full((rows, VOCAB), 1 / VOCAB)
+    first, after = draws.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
+    second, _ = after.next_distinct(probs, jnp.log(probs), 3, SAMPLED)
+    assert np.any(first != second)
+    assert all(len(set(row)) == 3 for row in np.concatenate([first, second]).tolist())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_other_types_than_float32_are_refused_while_tracing(unchecked, dtype):
+    probs, draws = (
+        random_probs(2).astype(dtype),
+        draft_draws(RowStream(KEYS), jnp.array([4, 9]), False),
+    )
+    of_noise = functools.partial(gumbel_argmax, gumbels=jnp.zeros((2, VOCAB)))
+    for draw_from in (
+        lambda probs: draws.next(probs, SAMPLED),
+        lambda probs: draws.next_distinct(probs, probs, 2, SAMPLED),
+        lambda probs: sample(KEYS[0], probs[0]),
+        lambda probs: sample_residual(KEYS[0], jnp.ones(VOCAB), probs[0]),
+        of_noise,
+    ):
+        with pytest.raises(InputError, match=f"are {probs.dtype}: work them out in float32"):
+            jax.eval_shape(draw_from, probs)
+
+
+def test_drafts_of_two_iterations_at_one_place_are_drawn_anew():
+    # A token proposed for position 5 and refused is proposed again, after position 4.
+    keys = jax.random.split(jax.random.key(3), 64)
+    probs = jnp.full((64, VOCAB), 1 / VOCAB)
+    first, second = (
+        draw(draft_draws(RowStream(keys), jnp.full(64, length), False), probs, 5 - length)
+        for length in (3, 4)
+    )
+    assert np.any(first != second)
+    coupled = [
+        draw(draft_draws(RowStream(keys), jnp.full(64, length), True), probs, 5 - length)
+        for length in (3, 4)
+    ]
+    np.testing.assert_array_equal(*coupled)
+
+
+def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
+    stream, lengths, probs = RowStream(KEYS), jnp.array([4, 9]), random_probs(2)
+    for offset in range(3):
+        tokens = draw(Draws(stream, lengths, coupled=True), probs, offset)
+        np.testing.assert_array_equal(
+            tokens, sample_coupled(stream, lengths + offset, probs, SAMPLED)
+        )
+        noise = np.asarray(stream.gumbels(lengths + offset, VOCAB))
+        np.testing.assert_array_equal(tokens, np.argmax(np.log(probs) + noise, axis=-1))
+        plain = sample_next(stream, lengths + offset, probs, SAMPLED, coupled=True)
+        np.testing.assert_array_equal(tokens, plain)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_greedy_draws_are_the_argmax(coupled):
+    probs = random_probs(2)
+    greedy = sampling(0.0)
+    tokens = draw(draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled), probs, 1, greedy)
+    np.testing.assert_array_equal(tokens, np.argmax(probs, axis=-1))
+    plain = sample_next(RowStream(KEYS), jnp.array([4, 9]), probs, greedy, coupled)
+    np.testing.assert_array_equal(plain, tokens)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_draws_follow_their_distribution(coupled):
+    rows = 40_000
+    probs = jnp.array([0.5, 0.0, 0.3, 0.2])
+    keys = jax.random.split(jax.random.key(5), rows)
+    draws = draft_draws(RowStream(keys), jnp.zeros(rows, jnp.int32), coupled)
+    tokens = draw(draws, jnp.tile(probs[None], (rows, 1)))
+    counts = np.bincount(tokens, minlength=4)
+    assert counts[1] == 0
+    expected = rows * np.array([0.5, 0.3, 0.2])
+    statistic = np.sum((counts[[0, 2, 3]] - expected) ** 2 / expected)
+    # -2 log(1e-6): with 2 degrees of freedom, passed by chance once in a million times.
+    assert statistic < 27.7
+
+
+# T5X's chain
+
+
+def t5x_chain(rng, logits, temperatures=None):
+    """What T5X's loop draws: tokens ``[steps, batch]``, all rows a step at a time.
+
+    Written from ``t5x.decoding``: in every step the key is split, the first half draws for
+    the whole batch. With a temperature for each row, rows are mapped over, each as a
+    batch of one, with the same key.
+
+    Args:
+      rng: the ``decode_rng``.
+      logits: ``[steps, batch, vocab]``, after temperature and the rest.
+      temperatures: any value but None: each row has its own.
+    """
+    tokens = []
+    for of_step in logits:
+        rng1, rng = jax.random.split(rng)
+        if temperatures is None:
+            tokens.append(jax.random.categorical(rng1, of_step))
+        else:
+            draw = functools.partial(jax.random.categorical, rng1)
+            tokens.append(jax.vmap(draw)(of_step[:, None, :])[:, 0])
+    return np.stack(tokens)
+
+
+STEPS, BATCH = 6, 4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, [1.0, 0.4, 2.0, 1.0]], ids=str)
+@pytest.mark.parametrize("starts", [[0, 0, 0, 0], [3, 0, 5, 1]], ids=["whole", "prefilled"])
+def test_t5x_stream_draws_what_t5x_draws(temperature, starts):
+    """Step k writes position ``starts[row] + k`` of each row."""
+    rng = jax.random.key(11)
+    settings = sampling(temperature)
+    own = settings.temperature.ndim == 1
+    logits = np.random.default_rng(4).normal(size=(STEPS, BATCH, VOCAB)) * 2
+    warped = jnp.asarray(logits / np.reshape(temperature, (-1, 1)), jnp.float32)
+    expected = t5x_chain(rng, warped, temperature if own else None)
+
+    stream = t5x_stream(rng, jnp.array(starts), STEPS, same_for_rows=own)
+    for step in range(STEPS):
+        probs = standardize(jnp.asarray(logits[step], jnp.float32), settings)
+        positions = jnp.array(starts) + step
+        tokens = sample_coupled(stream, positions, probs, settings)
+        np.testing.assert_array_equal(tokens, expected[step])
+    # Most rows draw something else where the noise is another.
+    assert np.any(t5x_chain(rng, warped, None if own else 1.0) != expected)
+    assert np.any(t5x_chain(jax.random.key(12), warped, 1.0 if own else None) != expected)
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize(("batch", "vocab"), [(1, 1), (3, 7), (4, 1001)])
+def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(batch, vocab, partitionable):
+    with jax.threefry_partitionable(partitionable):
+        stream = t5x_stream(jax.random.key(3), jnp.arange(batch), STEPS)
+        noise = jax.jit(lambda positions: stream.gumbels(positions, vocab))
+        steps = np.arange(batch) * 2 % STEPS
+        of_batch = jax.jit(functools.partial(jax.random.gumbel, shape=(batch, vocab)))
+        expected = [of_batch(stream.steps[step])[row] for row, step in enumerate(steps)]
+        np.testing.assert_array_equal(noise(jnp.arange(batch) + steps), np.stack(expected))
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_t5x_stream_draws_no_rows_noise_twice(partitionable):
+    batch, vocab = 8, 100
+    stream = t5x_stream(jax.random.key(3), jnp.zeros(batch, jnp.int32), STEPS)
+    with jax.threefry_partitionable(partitionable):
+        traced = jax.make_jaxpr(lambda positions: stream.gumbels(positions, vocab))(stream.starts)
+    # Where the noise of a row cannot be told apart, a loop draws the batch's for each.
+    assert ("scan" in str(traced)) != partitionable
+    largest = max(v.aval.size for e in traced.eqns for v in e.outvars)
+    assert largest == batch * vocab
+
+
+@pytest.mark.parametrize("same_for_rows", [False, True])
+def test_rows_of_t5x_stream_may_be_at_different_steps(same_for_rows):
+    stream = t5x_stream(jax.random.key(11), jnp.array([0, 2, 0, 1]), STEPS, same_for_rows)
+    aligned = [stream.gumbels(jnp.array([0, 2, 0, 1]) + step, VOCAB) for step in range(STEPS)]
+    steps = np.array([3, 0, 5, 1])
+    apart = stream.gumbels(jnp.array([3, 2, 5, 2]), VOCAB)
+    for row, step in enumerate(steps):
+        np.testing.assert_array_equal(apart[row], aligned[step][row])
+    # Noise covers the batch, or all rows get the same.
+    assert len(np.unique(aligned[0])) == (VOCAB if same_for_rows else BATCH * VOCAB)
+
+
+def test_beyond_the_last_step_of_t5x_stream_there_is_noise_too():
+    # A draft proposes past the end; nothing reads that.
+    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 3)
+    noise = stream.gumbels(jnp.array([2, 9]), VOCAB)
+    assert np.all(np.isfinite(noise))
+
+
+def test_t5x_stream_excludes_what_has_no_probability():
+    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 50)
+    probs = jnp.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+    choose = jax.jit(lambda step: gumbel_argmax(probs, stream.gumbels(step, 3)))
+    tokens = np.stack([choose(jnp.full(2, step)) for step in range(50)])
+    assert set(tokens[:, 0]) == {1, 2} and set(tokens[:, 1]) == {0}

@@ -1,0 +1,107 @@
+"""Static trees: numbering, limits, and their nodes in a cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.testing.toy_models import TableTarget, tiny_t5
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Compiled: dozens of small operations for each shape are compiled one by one otherwise.
+PREFILL = jax.jit(lambda target, inputs, length: target.prefill(inputs, length), static_argnums=2)
+SCORE = jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
+SCORE_NODES = jax.jit(lambda target, cache, nodes: target.score_nodes(cache, nodes))
+MOVE = jax.jit(lambda target, cache, slots, starts: target.move(cache, slots, starts))
+
+
+def test_nodes_are_numbered_level_by_level():
+    tree = Tree((2, 1, 2))
+    assert tree.level_sizes == (1, 2, 2, 4)
+    assert tree.level_starts == (0, 1, 3, 5)
+    assert (tree.num_nodes, tree.num_inner, tree.depth) == (9, 5, 3)
+    np.testing.assert_array_equal(tree.depths, [0, 1, 1, 2, 2, 3, 3, 3, 3])
+    np.testing.assert_array_equal(tree.parents, [0, 0, 0, 1, 2, 3, 3, 4, 4])
+    np.testing.assert_array_equal(tree.first_children, [1, 3, 4, 5, 7])
+
+
+def test_ancestors_are_the_path_from_the_root():
+    tree = Tree((2, 1, 2))
+    for node in range(tree.num_nodes):
+        path, at = {node}, node
+        while at:
+            at = int(tree.parents[at])
+            path.add(at)
+        assert set(np.flatnonzero(tree.ancestors[node])) == path
+
+
+@pytest.mark.parametrize("branching", [(), (0,), (2, -1)])
+def test_a_tree_without_children_is_refused(branching):
+    with pytest.raises(InputError, match="give at least one level"):
+        Tree(branching)
+
+
+def test_a_tree_larger_than_the_limit_is_refused():
+    with pytest.raises(InputError, match=r"\(16, 16\) has 273 nodes: give at most 256"):
+        Tree((16, 16))
+
+
+@pytest.mark.parametrize("target", [TableTarget.create(0, 30), tiny_t5(0)], ids=["table", "t5"])
+def test_every_node_is_scored_as_the_end_of_its_own_text(target):
+    """Against plain scoring of each path, for rows of unequal lengths."""
+    tree, texts = Tree((2, 2)), [[0, 5, 6], [0, 4, 0]]
+    lengths = jnp.array([2, 1])
+    sources = jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]])
+    drafts = np.random.default_rng(0).integers(2, 30, (2, tree.num_nodes - 1))
+    empty = PREFILL(target, sources, 14)
+    _, cache = SCORE(target, empty, jnp.array(texts)[:, :-1])
+    last = jnp.take_along_axis(jnp.array(texts), lengths[:, None], axis=1)
+    tokens = jnp.concatenate([last, jnp.asarray(drafts, jnp.int32)], axis=1)
+    logits, cache = SCORE_NODES(
+        target, cache, tree_nodes(tree, tokens, lengths, target.num_slots(cache))
+    )
+    for row in range(2):
+        text = texts[row][: int(lengths[row]) + 1]
+        for node in range(tree.num_nodes):
+            path = [n for n in np.flatnonzero(tree.ancestors[node]) if n]
+            whole = text + [int(drafts[row, n - 1]) for n in path]
+            alone = jnp.tile(jnp.array(whole), (2, 1))
+            expected, _ = SCORE(target, empty, alone)
+            np.testing.assert_allclose(logits[row, node], expected[row, -1], atol=1e-4)
+
+
+def test_the_nodes_of_one_level_see_those_above():
+    """Level by level, as a draft feeds them, gives what all at once does."""
+    target, tree, lengths = tiny_t5(0), Tree((2, 1)), jnp.array([0])
+    tokens = jnp.array([[0, 5, 6, 7, 8]])
+    cache = PREFILL(target, jnp.array([[3, 4, 1]]), 8)
+    expected, _ = SCORE_NODES(target, cache, tree_nodes(tree, tokens, lengths, 8))
+    _, cache = SCORE(target, cache, tokens[:, :1])
+    found = []
+    for first, end in ((1, 3), (3, 5)):
+        nodes = tree_nodes(tree, tokens[:, first:end], lengths, 8, first)
+        logits, cache = SCORE_NODES(target, cache, nodes)
+        found.append(logits)
+    np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected[:, 1:], atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [TableTarget.create(0, 9), tiny_t5(0)], ids=["table", "t5"])
+def test_what_is_moved_is_as_if_it_had_been_written_there(target):
+    tree, lengths = Tree((2, 1)), jnp.array([1])
+    cache = PREFILL(target, jnp.array([[3, 4, 1]]), 9)
+    _, cache = SCORE(target, cache, jnp.array([[0]]))
+    tokens = jnp.array([[2, 5, 6, 7, 8]])
+    _, cache = SCORE_NODES(target, cache, tree_nodes(tree, tokens, lengths, 9))
+    # The second child and its own: nodes 2 and 4.
+    moved = target.rollback(
+        MOVE(target, cache, lengths[:, None] + jnp.array([[2, 4]]), lengths + 1), jnp.array([4])
+    )
+    expected, _ = SCORE(
+        target, PREFILL(target, jnp.array([[3, 4, 1]]), 9), jnp.array([[0, 2, 6, 8, 3]])
+    )
+    found, _ = SCORE(target, moved, jnp.array([[3]]))
+    np.testing.assert_allclose(found[:, 0], expected[:, -1], atol=1e-4)

@@ -1,0 +1,122 @@
+"""Means of betas and their intervals: bootstrapped over texts, as they must be."""
+
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.theory.estimates import Bootstrap, Estimate, by_kind, by_position, mean, ratio
+
+BOOTSTRAP = Bootstrap(resamples=400, seed=3)
+
+
+def clustered(seed: int, num_texts: int = 60, length: int = 20):
+    """Betas of mean 0.6 that differ between texts more than within one."""
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(rng.uniform(0.3, 0.9, num_texts), length)
+    betas = np.clip(levels + rng.normal(scale=0.05, size=levels.size), 0, 1)
+    return betas, np.repeat(np.arange(num_texts), length)
+
+
+def test_the_mean_is_over_places_whatever_the_texts():
+    betas, texts = np.array([1.0, 0.5, 0.0, 0.0]), np.array([0, 0, 0, 1])
+    estimate = mean(betas, texts, BOOTSTRAP)
+    assert estimate.value == 0.375
+    assert (estimate.count, estimate.num_texts) == (4, 2)
+    assert estimate.low <= estimate.value <= estimate.high
+    # Resamples of two texts: (0, 0), (0, 1) and (1, 1), of which each comes up.
+    assert (estimate.low, estimate.high) == (0.0, 0.5)
+
+
+def test_of_nothing_there_is_no_mean_and_of_one_text_no_interval():
+    none = np.zeros(0)
+    assert mean(none, none.astype(int), BOOTSTRAP) is None
+    assert ratio(np.array([0, 0]), np.array([0, 0]), BOOTSTRAP) is None
+    alone = mean(np.array([0.2, 0.4]), np.array([0, 0]), BOOTSTRAP)
+    assert alone.value == pytest.approx(0.3)
+    assert alone.low is None and alone.high is None
+    with pytest.raises(InputError, match="at least two texts"):
+        alone.overlaps(alone)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say():
+    """And would not, if tokens of a text were taken as independent."""
+    over_texts, over_tokens = 0, 0
+    trials = 100
+    for seed in range(trials):
+        betas, texts = clustered(seed)
+        interval = mean(betas, texts, BOOTSTRAP)
+        over_texts += interval.low <= 0.6 <= interval.high
+        over_tokens += abs(betas.mean() - 0.6) < 1.96 * betas.std() / np.sqrt(betas.size)
+    # 95%, within four standard errors of that many trials.
+    assert over_texts / trials == pytest.approx(0.95, abs=4 * np.sqrt(0.95 * 0.05 / trials))
+    assert over_tokens / trials < 0.6
+
+
+def test_the_interval_is_the_bootstraps_by_its_definition():
+    betas, texts = clustered(0, num_texts=12, length=5)
+    groups = [betas[texts == text] for text in range(12)]
+    rng = np.random.default_rng(8)
+    draws = rng.integers(12, size=(4000, 12))
+    means = [np.concatenate([groups[text] for text in row]).mean() for row in draws]
+    expected = np.quantile(means, [0.05, 0.95])
+    estimate = mean(betas, texts, Bootstrap(confidence=0.9, resamples=4000))
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(expected), abs=0.01)
+
+
+def test_seeds_decide_and_confidence_widens():
+    betas, texts = clustered(1)
+    assert mean(betas, texts, BOOTSTRAP) == mean(betas, texts, BOOTSTRAP)
+    other = mean(betas, texts, Bootstrap(resamples=400, seed=4))
+    assert other.low != mean(betas, texts, BOOTSTRAP).low
+    wide = mean(betas, texts, Bootstrap(resamples=400, seed=3, confidence=0.999))
+    narrow = mean(betas, texts, Bootstrap(resamples=400, seed=3, confidence=0.5))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_a_ratio_is_of_sums():
+    # 3 of 4 and 0 of 1 accepted; the third text had no draft.
+    estimate = ratio(np.array([3, 0, 0]), np.array([4, 1, 0]), BOOTSTRAP)
+    assert estimate.value == 0.6
+    assert (estimate.count, estimate.num_texts) == (5, 2)
+
+
+def test_positions_are_in_bins_that_double():
+    positions = np.array([0, 1, 2, 3, 4, 7, 8, 30, 0])
+    betas = np.array([0.9, 0.8, 0.6, 0.8, 0.1, 0.3, 0.5, 0.25, 0.7])
+    bins = by_position(betas, np.array([0] * 8 + [1]), positions, BOOTSTRAP)
+    edges = [(b.first, b.last) for b in bins]
+    assert edges == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
+    values = [b.estimate.value for b in bins]
+    assert values == pytest.approx([0.8, 0.8, 0.7, 0.2, 0.5, 0.25])
+    assert [b.estimate.count for b in bins] == [2, 1, 2, 2, 1, 1]
+
+
+def test_kinds_are_apart():
+    kinds = np.array(["word", "end", "word", "digits"])
+    rates = by_kind(np.array([0.2, 1.0, 0.4, 0.5]), np.array([0, 0, 1, 1]), kinds, BOOTSTRAP)
+    assert {kind: rate.value for kind, rate in rates.items()} == pytest.approx(
+        {"digits": 0.5, "end": 1.0, "word": 0.3}
+    )
+    assert rates["word"].num_texts == 2
+
+
+def test_overlap_is_of_the_intervals():
+    def interval(low, high):
+        return Estimate(value=(low + high) / 2, low=low, high=high, count=9, num_texts=3)
+
+    assert interval(0.1, 0.3).overlaps(interval(0.3, 0.5))
+    assert not interval(0.1, 0.3).overlaps(interval(0.31, 0.5))
+    assert not interval(0.31, 0.5).overlaps(interval(0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"confidence": 1.0}, "confidence is 1.0"),
+        ({"resamples": 0}, "resamples is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        Bootstrap(**changes)
