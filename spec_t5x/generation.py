@@ -36,6 +36,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
+from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
 from spec_t5x.sampling.distributions import Sampling, sampling
@@ -445,7 +446,7 @@ class Generator:
         common = _loop_options(batch, options)
         chosen = options.make_verifier()
         if self.draft is None or (options.gamma == AUTO and pace is None):
-            return autoregressive_decode(
+            return _decode_plainly(
                 self.target,
                 batch.tokens,
                 batch.prompts,
@@ -454,7 +455,7 @@ class Generator:
                 coupled=chosen.coupled,
                 **common,
             )
-        return speculative_decode(
+        return _decode_speculatively(
             self.target,
             self.draft,
             batch.tokens,
@@ -704,16 +705,17 @@ class Generator:
         }
         if decoded.stats is None:
             return Generation(**common, target_calls=len(ids))
-        stats = jax.tree.map(lambda leaf: np.asarray(leaf[at]), decoded.stats)
+        stats = decoded.stats
+        verified = stats.verified[at]
         return Generation(
             **common,
-            target_calls=int(stats.target_calls),
-            proposed=int(stats.proposed),
-            accepted=int(stats.accepted),
-            accepted_by_position=stats.accepted_by_position.tolist(),
-            verified_by_position=stats.verified_by_position.tolist(),
-            block_efficiency=float(stats.block_efficiency),
-            alpha=float(stats.beta_sum / stats.verified) if stats.verified else None,
+            target_calls=int(stats.target_calls[at]),
+            proposed=int(stats.proposed[at]),
+            accepted=int(stats.accepted[at]),
+            accepted_by_position=stats.accepted_by_position[at].tolist(),
+            verified_by_position=stats.verified_by_position[at].tolist(),
+            block_efficiency=float(stats.block_efficiency[at]),
+            alpha=float(stats.beta_sum[at] / verified) if verified else None,
         )
 
 
@@ -730,6 +732,8 @@ class Run:
     _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
     # The pace that was last looked at, and whether it takes plain steps.
     _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
+    # Plain steps that the pace has not been told of.
+    _uncredited: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self):
         if self.pace is None and self.repeats:
@@ -746,19 +750,30 @@ class Run:
         if options.beams:
             found = generator.search(batch, options)
             return functools.partial(generator.collect_beams, batch, found, options)
-        decoded = self._without_the_draft(batch) or self.decode(batch)
-        return functools.partial(generator.collect, batch, decoded)
+        if self._leaves_out_the_draft(batch):
+            return functools.partial(self._credit, batch, generator.plain().decode(batch, options))
+        return functools.partial(generator.collect, batch, self.decode(batch))
 
-    def _without_the_draft(self, batch: Batch) -> Decoded | None:
-        """Plain decoding where that is what the pace would do, in a program still to be made.
+    def _leaves_out_the_draft(self, batch: Batch) -> bool:
+        """Whether plain decoding is what the pace would do, in a program still to be made.
 
-        To trace and load one with the draft takes seconds more than one without.
+        To make or load one with the draft takes longer than one without.
         """
         shape = batch.tokens.shape
-        if self.pace is not None and shape not in self._shapes and self._is_plain():
-            return self.generator.plain().decode(batch, self.options)
+        if self.pace is not None and shape not in self._shapes:
+            if self._uncredited:
+                self.pace = _without_the_draft(self.pace, np.int32(self._uncredited))
+                self._uncredited = 0
+            if self._is_plain():
+                return True
         self._shapes.add(shape)
-        return None
+        return False
+
+    def _credit(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
+        """``Generator.collect`` of plain decoding, whose steps pay for looking at the draft."""
+        decoded = jax.device_get(decoded)
+        self._uncredited += int(np.max(decoded.lengths)) - min(_prompt_lengths(batch))
+        yield from self.generator.collect(batch, decoded)
 
     def _is_plain(self) -> bool:
         """Whether the pace would take a plain step; waits for the batch that it is of."""
@@ -795,10 +810,12 @@ class Run:
         share = pace.plain_steps / max(pace.plain_steps + pace.iterations, 1)
         if share < _LEFT_OUT:
             return None
+        pays = f"it pays here from an acceptance rate of about {costs.needed:.0%}"
+        if not pace.iterations:
+            return f"the draft was left out: {pays}"
         return (
-            f"the draft was left out of {share:.0%} of the steps: of its first tokens "
-            f"{float(pace.rates[0]):.0%} were accepted, and it pays here from about "
-            f"{costs.needed:.0%}"
+            f"the draft was left out of {share:.0%} of the steps: {pays}, and "
+            f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
         )
 
 
@@ -868,7 +885,17 @@ def _options(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
     return dataclasses.replace(options, **changes)
 
 
-_limit = jax.jit(Pace.limit)
+# Loaded whole where a process before has made them.
+_decode_plainly = Kept(
+    autoregressive_decode, ("coupled", "max_decode_len", "num_decodes", "rescale_log_probs")
+)
+_decode_speculatively = Kept(
+    speculative_decode,
+    ("gamma", "max_decode_len", "num_decodes", "rescale_log_probs", "verifier"),
+)
+
+_limit = Kept(jax.jit(Pace.limit), ())
+_without_the_draft = Kept(jax.jit(Pace.without_the_draft), ())
 
 
 @jax.jit

@@ -1,7 +1,10 @@
 """Checks that hold in every test, and the fixtures that many share."""
 
+import atexit
 import os
 import resource
+import shutil
+import tempfile
 from pathlib import Path
 
 # Before JAX is imported. The suite is written for the CPU and runs the same anywhere.
@@ -78,6 +81,21 @@ GERMAN = [
     "Der Film beginnt, wenn es dunkel wird.",
     "Im Winter friert der See zu.",
 ]
+
+
+def pytest_configure():
+    """What tests measure is not kept: of the user's cache only the compiled kernels serve."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kernels = users / "spec_t5x" / "kernels"
+    kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="spec_t5x-tests-"))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    (own / "spec_t5x").mkdir(mode=0o700)
+    (own / "spec_t5x" / "kernels").symlink_to(kernels)
+    os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
+    os.environ["XDG_CACHE_HOME"] = str(own)
 
 
 @pytest.fixture(autouse=True)

@@ -41,18 +41,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.programs import Kept
 from spec_t5x.types import Array, Bool, Float32, Int
 
 # The most that is ever drafted for an iteration: what a chain pays for at high acceptance.
 MAX_LIMIT = 8
 # Iterations whose loss the tolerance need not have earned: of one row, and of very many, each of
 # which shows something of the draft.
-_START = 4.0
+_START = 8.0
 _START_OF_MANY = 2.0
 # What speculation may lose in the long run, as a share of the tokens written.
 TOLERANCE = 0.01
 # The most that the balance holds, in plain steps.
-CAP = 8.0
+CAP = 32.0
 # Iterations that looking again begins with.
 _LOOK = 3.0
 # A limit is worth it if it is faster by as much: costs are measured, not known.
@@ -156,9 +157,11 @@ class Pace:
     # that the tolerance has not earned yet.
     balance: Float32[Array, ""]
     advance: Float32[Array, ""]
-    # tokens(g) / cost(g) of the limits from 1; whether the best is being tried once more.
+    # tokens(g) / cost(g) of the limits from 1.
     factors: Float32[Array, "gamma"]
-    looking: Bool[Array, ""]
+    # What may be lost on looking once more at a draft that did not pay, in plain steps; 0 where
+    # nobody looks.
+    stake: Float32[Array, ""]
     # The limit whatever pays, for measuring what it costs; no text then ends before its
     # longest length. -1 for none.
     forced: Int[Array, ""]
@@ -222,15 +225,13 @@ class Pace:
         Args:
           before: what has to be paid before, for the draft to be ready.
         """
+        losses = before + self.costs[1:] - 1
         # With little left, fewer drafts than are best.
-        affordable = before + self.costs[1:] - 1 <= self.balance
-        factors = jnp.where(affordable, self.factors, 0.0)
-        best = jnp.argmax(factors)
-        factor = factors[best]
+        best, factor = self._best(losses <= self.balance)
         gain = (1 - 1 / jnp.maximum(factor, 1e-3)) * jnp.maximum(self.length - self.written, 1)
         pays = (factor > 1 + _MARGIN) & (gain > before)
-        chosen = pays | (self.looking & jnp.any(affordable))
-        limit = jnp.where(chosen, best.astype(jnp.int32) + 1, 0)
+        looked, factor = self._best(losses <= self.stake)
+        limit = jnp.where(pays, best, jnp.where(factor > 0, looked, 0))
         return jnp.where(self.is_forced, self.forced, limit)
 
     def new_batch(self) -> "Pace":
@@ -245,7 +246,7 @@ class Pace:
 
     def pay(self, cost: Float32[Array, ""]) -> "Pace":
         """After something that brought no token."""
-        return self.replace(balance=self.balance - cost)
+        return self.replace(balance=self.balance - cost, stake=self.stake - cost)
 
     def plain(self, tokens: Float32[Array, ""], before: Float32[Array, ""] | float = 0.0) -> "Pace":
         """After a plain step.
@@ -254,13 +255,13 @@ class Pace:
           tokens: that each live row got, on average.
           before: as of ``limit``.
         """
-        pace = self._charged(tokens, jnp.float32(1.0))
-        # Enough for several iterations, if that can ever be.
-        enough = jnp.minimum(before + _LOOK * self._worst, CAP)
-        return pace.replace(
-            plain_steps=self.plain_steps + 1,
-            looking=(pace.balance >= enough) & self._can_pay,
-        )
+        return self._charged(tokens, jnp.float32(1.0))._after_plain(1, before)
+
+    def without_the_draft(self, steps: Int[Array, ""]) -> "Pace":
+        """After a batch of so many plain steps, decoded by a program without the draft."""
+        written = steps.astype(jnp.float32)
+        pace = self.new_batch()._charged(written, written)
+        return pace._after_plain(steps, self.prefill).end_batch()
 
     def speculative(
         self,
@@ -291,14 +292,33 @@ class Pace:
             iterations=self.iterations + 1,
             drafted=self.drafted + longest,
         )
-        return pace._decided(varies)
+        pace = pace._decided(varies)
+        # A look that finds it to pay is over.
+        pays = jnp.max(pace.factors) > 1 + _MARGIN
+        return pace.replace(stake=jnp.where(pays, 0.0, pace.stake))
+
+    def _after_plain(self, steps, before) -> "Pace":
+        # Enough for several iterations, if that can ever be.
+        enough = jnp.minimum(before + _LOOK * self._worst, CAP)
+        looks = (self.balance >= enough) & self._can_pay
+        return self.replace(
+            plain_steps=self.plain_steps + steps, stake=jnp.where(looks, enough, 0.0)
+        )
+
+    def _best(self, affordable: Bool[Array, "gamma"]) -> tuple[Int[Array, ""], Float32[Array, ""]]:
+        """The limit of the largest factor among some, and the factor: 0 where there is none."""
+        factors = jnp.where(affordable, self.factors, 0.0)
+        best = jnp.argmax(factors)
+        return best.astype(jnp.int32) + 1, factors[best]
 
     def _charged(self, tokens: Float32[Array, ""], cost: Float32[Array, ""]) -> "Pace":
         earned = self.tolerance * tokens
         paid_back = jnp.minimum(earned, self.advance)
-        balance = self.balance + tokens - cost + earned - paid_back
+        gained = tokens - cost
+        balance = jnp.minimum(self.balance + gained + earned - paid_back, CAP)
         return self.replace(
-            balance=jnp.minimum(balance, CAP),
+            balance=balance,
+            stake=jnp.minimum(self.stake + gained, balance),
             advance=self.advance - paid_back,
             written=self.written + tokens,
         )
@@ -332,8 +352,7 @@ def _products(rates: Float32[Array, "gamma"]) -> Float32[Array, "gamma gamma"]:
 
 
 # One program: each of its operations would be one otherwise.
-@jax.jit
-def _start(
+def _make(
     costs: Float32[Array, "limits"],
     prefill: Float32[Array, ""],
     looks: Float32[Array, ""],
@@ -354,11 +373,16 @@ def _start(
         balance=zero,
         advance=zero,
         factors=zeros,
-        looking=jnp.asarray(False),
+        stake=zero,
         forced=forced,
         plain_steps=jnp.int32(0),
         iterations=jnp.int32(0),
         drafted=jnp.int32(0),
     )._decided()
     start = jnp.minimum(pace.prefill + looks * pace._worst, CAP)
-    return pace.replace(balance=start, advance=start)
+    # Whatever is expected, a few iterations show what is so.
+    stake = jnp.where(pace._can_pay, start, 0.0)
+    return pace.replace(balance=start, advance=start, stake=stake)
+
+
+_start = Kept(jax.jit(_make), ())

@@ -56,6 +56,7 @@ class Text:
         return self.tokens / self.time
 
 
+_without_the_draft = jax.jit(lambda pace: pace.without_the_draft(jnp.int32(20)))
 _plain = jax.jit(lambda pace: pace.plain(jnp.float32(1)))
 
 
@@ -95,6 +96,18 @@ def test_where_nothing_pays_plain_steps_are_taken(rate, rows):
 def test_where_no_acceptance_pays_nothing_is_ever_drafted(rate):
     assert math.isinf(DEAR.needed)
     assert Text(DEAR).write(rate, 300).limits == [0] * 300
+
+
+def test_batches_decoded_without_the_draft_pay_for_looking_at_it():
+    """A program without the draft counts its steps; enough of them, and the draft is asked."""
+    text = Text(CHEAP).write(0.0, 200)
+    pace, steps = text.pace, 0
+    while int(pace.limit(pace.prefill)) == 0:
+        pace, steps = _without_the_draft(pace), steps + 20
+    assert 20 < steps < 1000
+    assert int(pace.plain_steps) == int(text.pace.plain_steps) + steps
+    assert float(pace.written) == 20
+    assert float(pace.length) == pytest.approx(20, abs=2)
 
 
 def test_a_text_that_turns_bad_is_noticed_and_one_that_turns_good_too():

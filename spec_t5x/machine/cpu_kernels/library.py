@@ -78,7 +78,7 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
       OSError: the directory cannot be written to, or the compiler not run.
       subprocess.CalledProcessError: the compiler refuses.
     """
-    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, _processor()))
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
     digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
     library = directory / f"decoder_kernels_{digest}.so"
     if library.exists():
@@ -149,7 +149,7 @@ def _version(compiler: Sequence[str]) -> str:
     return run.stdout
 
 
-def _processor() -> str:
+def processor() -> str:
     """What the compiler's ``native`` depends on."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -1,0 +1,204 @@
+"""Compiled programs kept whole: a later process runs them without tracing anything.
+
+JAX looks into its compilation cache once a program has been traced and lowered, which takes
+several times as long as loading it. Here the program is found by what its trace depends on:
+the source that it goes through, versions, settings of JAX, the processor, and the structure,
+shapes and static values of the arguments. Only programs of one device whose arguments are
+classes of the package are kept, since nothing else's source is known.
+"""
+
+import functools
+import hashlib
+import itertools
+import math
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+
+from spec_t5x.machine.cpu_kernels import library
+
+# Bytes of kept programs; of more, those that were not used for longest go.
+MAX_SIZE = 2**30
+_PACKAGE = Path(__file__).parents[1]
+# What of the package a trace goes through.
+_TRACED = (
+    *("drafts", "loops", "machine", "models", "sampling", "theory"),
+    *("interfaces.py", "types.py", "verifiers.py"),
+)
+# The packages whose classes arguments may consist of: this one, and those whose version counts.
+_KNOWN = ("builtins", "flax", "jax", "jaxlib", "numpy", "spec_t5x")
+# Seconds of compilation from which JAX's cache keeps a program.
+_LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+# Settings of JAX that say where programs lie.
+_PLACES = ("jax_compilation_cache", "jax_persistent_cache")
+
+
+class Kept:
+    """A function, compiled for the arguments that it is called with, or loaded if it was before.
+
+    Nothing is kept unless JAX's compilation cache is a directory (``compilation_cache.enable``).
+    """
+
+    def __init__(self, function: Callable, static_argnames: Sequence[str]):
+        """``static_argnames`` are arguments given by name, hashable, of which each value has a
+        program of its own."""
+        self._function = function
+        self._static = tuple(static_argnames)
+        self._programs: dict[Any, Callable] = {}
+
+    def __call__(self, *args, **kwargs):
+        directory = _directory()
+        if directory is None or _is_traced((args, kwargs)):
+            return self._function(*args, **kwargs)
+        static = {name: kwargs.pop(name) for name in self._static if name in kwargs}
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
+        if signature not in self._programs:
+            self._programs[signature] = self._program(directory, signature, args, kwargs)
+        return self._programs[signature](*args, **kwargs)
+
+    def _program(self, directory: Path, signature, args: tuple, kwargs: dict) -> Callable:
+        function = functools.partial(self._function, **dict(signature[0]))
+        described = repr((self._function.__module__, self._function.__qualname__, signature))
+        # An object that is known by its address cannot be found again.
+        if " at 0x" in described or not _is_known((args, kwargs, dict(signature[0]))):
+            return function
+        path = directory / hashlib.sha256((_surroundings() + described).encode()).hexdigest()
+        program = _load(path, signature[1])
+        if program is None:
+            lowered = jax.jit(function).lower(*args, **kwargs)
+            program, is_new = _compiled(lowered)
+            if is_new:
+                _save(path, program)
+        return program
+
+
+def _directory() -> Path | None:
+    """Where programs are kept; None where none are."""
+    directory = jax.config.jax_compilation_cache_dir
+    if not directory or "://" in directory or jax.device_count() != 1:
+        return None
+    return Path(directory) / "whole"
+
+
+def _is_traced(arguments: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+
+
+def _is_known(arguments: Any) -> bool:
+    """Whether every node and leaf is of a class whose source the key covers."""
+    packages = set()
+
+    def look(node) -> bool:
+        packages.add(type(node).__module__.partition(".")[0])
+        return False
+
+    jax.tree.leaves(arguments, is_leaf=look)
+    return packages <= set(_KNOWN)
+
+
+@functools.cache
+def _surroundings() -> str:
+    """What every program depends on beside its arguments."""
+    source = hashlib.sha256()
+    files = itertools.chain.from_iterable(map(_sources, _TRACED))
+    for path in files:
+        source.update(str(path.relative_to(_PACKAGE)).encode() + path.read_bytes())
+    settings = {
+        name: value
+        for name, value in sorted(jax.config.values.items())
+        if not name.startswith(_PLACES)
+    }
+    device = jax.devices()[0]
+    versions = (sys.version, jax.__version__, flax.__version__, np.__version__)
+    return repr(
+        (
+            source.hexdigest(),
+            versions,
+            settings,
+            os.environ.get("XLA_FLAGS"),
+            (device.device_kind, device.client.platform_version),
+            library.processor(),
+            # Programs call the kernels by name: the question registers them.
+            device.platform == "cpu" and library.available(),
+        )
+    )
+
+
+def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
+    """The program, and whether it was compiled here.
+
+    One that JAX's cache held cannot be kept: XLA's CPU backend writes it without its functions.
+    So it is not put there, to be kept here alone.
+    """
+    hits = []
+
+    def look(event: str, **_) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    seconds = jax.config.values[_LEAST_SECONDS]
+    jax.config.update(_LEAST_SECONDS, math.inf)
+    jax.monitoring.register_event_listener(look)
+    try:
+        return lowered.compile(), not hits
+    finally:
+        jax.monitoring.unregister_event_listener(look)
+        jax.config.update(_LEAST_SECONDS, seconds)
+
+
+def _sources(name: str) -> list[Path]:
+    place = _PACKAGE / name
+    return sorted((*place.rglob("*.py"), *place.rglob("*.cc"))) if place.is_dir() else [place]
+
+
+def _load(path: Path, structure: jax.tree_util.PyTreeDef) -> Callable | None:
+    """The program, or None: there is none, or it cannot be used any more."""
+    try:
+        with path.open("rb") as file:
+            payload, result = pickle.load(file)
+        os.utime(path)
+        return serialize_executable.deserialize_and_load(
+            payload, structure, jax.tree.structure(result)
+        )
+    except FileNotFoundError:
+        return None
+    # Whatever a damaged file raises: it is made again.
+    except Exception:
+        return None
+
+
+def _save(path: Path, program: jax.stages.Compiled) -> None:
+    """Keeps a program; nothing happens where that cannot be done."""
+    try:
+        payload, _, structure = serialize_executable.serialize(program)
+        # Structures cannot be pickled, values of them can.
+        result = jax.tree.unflatten(structure, range(structure.num_leaves))
+        content = pickle.dumps((payload, result))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in _beyond(path.parent, MAX_SIZE - len(content)):
+            old.unlink(missing_ok=True)
+        # A process that is killed leaves no half of a program.
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    except (OSError, ValueError, NotImplementedError, pickle.PicklingError):
+        return
+
+
+def _beyond(directory: Path, size: int) -> Iterator[Path]:
+    """The files that do not fit into so many bytes, were the newest kept."""
+    files = [(path.stat(), path) for path in directory.iterdir()]
+    for status, path in sorted(files, key=lambda file: file[0].st_mtime, reverse=True):
+        size -= status.st_size
+        if size < 0:
+            yield path
