@@ -1,4 +1,4 @@
-"""The README's Python examples run as they stand."""
+"""The Python examples of README and docs run as they stand."""
 
 import re
 from pathlib import Path
@@ -11,19 +11,23 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import DraftBase, Proposal
 from spec_t5x.types import Array, Int
 
-README = Path(__file__).parents[2] / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+REPOSITORY = Path(__file__).parents[2]
+
+
+def examples(document: str) -> list[str]:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_first_example_prints_what_it_asserts(capsys):
-    exec(EXAMPLES[0], {})
+    exec(examples("README.md")[0], {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(float(line.rsplit(maxsplit=1)[1]) > 1 for line in lines)
 
 
 def test_a_draft_of_your_own_keeps_the_text():
-    (example,) = (text for text in EXAMPLES if "class Parrot" in text)
+    (example,) = examples("docs/extending.md")
     names = {
         "Array": Array,
         "DraftBase": DraftBase,
@@ -43,7 +47,3 @@ def test_a_draft_of_your_own_keeps_the_text():
     )
     assert ours.output_ids == plain.output_ids
     assert ours.proposed == 2 * ours.target_calls
-
-
-def test_there_is_no_placeholder_left():
-    assert not re.search(r"^[A-Z]+_TABLE$", README.read_text(encoding="utf-8"), re.MULTILINE)

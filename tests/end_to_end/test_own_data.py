@@ -1,4 +1,4 @@
-"""The README's way from two columns of text to a draft: its commands, at toy size."""
+"""The documented way from two columns of text to a draft: its commands, at toy size."""
 
 import itertools
 import json
@@ -14,11 +14,11 @@ from spec_t5x.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-README = Path(__file__).parents[2] / "README.md"
-HEADING = "### Your own data, end to end"
+TRAINING = Path(__file__).parents[2] / "docs" / "training.md"
+HEADING = "## Your own data, end to end"
 NUMBERS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "f\u00fcnf"}
 
-# What makes it a matter of seconds; all else is as the README has it.
+# What makes it a matter of seconds; all else is as documented.
 _SHORT = {
     "MAX_SOURCE_LENGTH": 16,
     "MAX_TARGET_LENGTH": 16,
@@ -46,7 +46,7 @@ TOY = {
 
 def commands():
     """The ``spec-t5x`` commands of the section, as lists of arguments."""
-    text = README.read_text(encoding="utf-8")
+    text = TRAINING.read_text(encoding="utf-8")
     (block,) = re.findall(rf"{HEADING}\n.*?```bash\n(.*?)```", text, re.DOTALL)
     lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
     return [arguments[1:] for arguments in lines if arguments]

@@ -1,0 +1,85 @@
+"""What README and docs say can be run as printed: commands, gin files, macros, scripts, links."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spec_t5x.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command of every shell block: where it stands, and its words."""
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                # "…" stands for what the reader fills in.
+                for part in line.replace(" …", "").split("; "):
+                    if words := shlex.split(part, comments=True):
+                        yield document.name, words
+
+
+COMMANDS = list(commands())
+# Of the package; T5X's programs and scripts take gin files of the same kind.
+OURS = [(where, words[1:]) for where, words in COMMANDS if words[0] == "spec-t5x"]
+GIN = [(where, words) for where, words in COMMANDS if any("gin" in word for word in words)]
+
+
+def name_of(case) -> str:
+    where, words = case
+    return f"{where}: {' '.join(words)[:60]}"
+
+
+def test_there_are_commands():
+    assert len(OURS) > 30
+    assert {words[0] for _, words in COMMANDS} >= {"spec-t5x", "bash", "python"}
+
+
+@pytest.mark.parametrize("case", OURS, ids=name_of)
+def test_a_command_is_known_and_so_are_its_flags(case):
+    _, words = case
+    given = [word for word in words if not word.startswith("--gin.")]
+    _, rest = main._parser().parse_known_args(given)
+    assert rest == []
+
+
+def text_with_includes(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    for included in re.findall(r"^include ['\"](.*?)['\"]", text, re.MULTILINE):
+        found = [folder / included for folder in (REPOSITORY, path.parent)]
+        text += "".join(text_with_includes(each) for each in found if each.is_file())
+    return text
+
+
+@pytest.mark.parametrize("case", GIN, ids=name_of)
+def test_gin_files_exist_and_have_the_macros_that_are_set(case):
+    _, words = case
+    files = re.findall(r"gin_configs/\S+?\.gin", " ".join(words))
+    for file in files:
+        assert (REPOSITORY / file).is_file(), f"there is no {file}"
+    text = "".join(text_with_includes(REPOSITORY / file) for file in files)
+    for macro in re.findall(r"--gin\.([A-Z_0-9]+)=", " ".join(words)):
+        assert re.search(rf"\b{macro}\b", text), f"{macro} is in none of {files}"
+
+
+@pytest.mark.parametrize("words", [words for _, words in COMMANDS], ids=" ".join)
+def test_scripts_exist(words):
+    for word in words:
+        if word.startswith("scripts/"):
+            assert (REPOSITORY / word).is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    text = document.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            assert (document.parent / link).exists(), f"{document.name} links to {link}"
+    for path in re.findall(r"`((?:gin_configs|benchmarks|scripts|tests)/[\w./]+\.\w+)`", text):
+        assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
