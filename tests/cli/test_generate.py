@@ -589,7 +589,7 @@ def test_what_nothing_uses_is_refused(generate, gin_file, run):
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "x", "--max_new_tokens", "9"), "unknown argument '--max_new_tokens'"),
-        (("benchmark", "neighbors"), "there is no 'neighbors', did you mean 'neighbours'?"),
+        (("benchmark", "overheads"), "there is no 'overheads', did you mean 'overhead'?"),
     ],
 )
 def test_the_likeliest_meant_is_named(run, arguments, expected):
