@@ -267,12 +267,14 @@ def test_a_step_reads_its_weights_and_the_caches_in_use():
     attention, cross = 4 * TINY.emb_dim * joined, 2 * TINY.emb_dim * joined
     layer = attention + cross + 3 * TINY.emb_dim * TINY.mlp_dim + 3 * TINY.emb_dim
     weights = layer + TINY.emb_dim * (TINY.vocab_size + 2) + TINY.relpos_num_buckets * 2
-    encoder, decoder = bound.bytes_read(TINY, [(5, 3), (7, 1)])
+    _, decoder = bound.bytes_read(TINY, [(5, 3), (7, 1)])
     # Positions of the source and of the output that the four steps attend to.
     attended = 3 * 5 + (1 + 2 + 3) + 7 + 1
     assert decoder == 4 * (4 * weights + 2 * joined * attended)
-    once, longer = bound.bytes_read(TINY, [(5, 3)]), bound.bytes_read(TINY, [(5, 30)])
-    assert once[0] == longer[0] and encoder == 2 * once[0]
+    # The encoder reads once for each input.
+    once, longer, twice = ([(5, 3)], [(5, 30)], [(5, 3), (5, 1)])
+    encoder = [bound.bytes_read(TINY, lengths)[0] for lengths in (once, longer, twice)]
+    assert encoder == [encoder[0], encoder[0], 2 * encoder[0]]
 
 
 def test_the_bandwidth_counts_every_byte_of_every_pass(monkeypatch):
