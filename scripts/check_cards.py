@@ -12,7 +12,6 @@ To package what a training exported, copy its folder there, add ``max_source_len
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import re
@@ -21,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -40,13 +39,12 @@ FIGURES = {
 _INTERVAL = re.compile(r"(?:(\S+) )?([\d.]+) \(([\d.]+)–([\d.]+)\)")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """A row of a card's table, with the command that it comes from."""
+class Measurement(NamedTuple):
+    """A row of a card's table, with the arguments of ``spec-t5x evaluate`` that it comes from."""
 
     text: str
-    # All of ``spec-t5x evaluate`` but its name, and the folder of the data to run it in.
     arguments: str
+    # Of the data, which the command runs in.
     folder: str
     # By the name that ``evaluate`` prints: value, lower and upper end of the interval.
     intervals: dict[str, tuple[float, float, float]]
@@ -78,9 +76,7 @@ def read_card(text: str) -> list[Measurement]:
             for name, cell in zip(header, row, strict=True)
             for label, *numbers in _INTERVAL.findall(cell)
         }
-        measurements.append(
-            Measurement(text=row[0], arguments=arguments, folder=folders[0], intervals=intervals)
-        )
+        measurements.append(Measurement(row[0], arguments, folders[0], intervals))
     return measurements
 
 
@@ -102,24 +98,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="holds the folders of the cards")
     parser.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     args = parser.parse_args(arguments)
-    rows = []
+    names, found = args.names or cards, []
     try:
-        for name in args.names or cards:
-            if name not in cards:
-                raise InputError(f"no packaged model {name!r}: choose of {', '.join(cards)}")
-            for each in read_card(cards[name].read_text(encoding="utf-8")):
-                if not (folder := args.data / each.folder).is_dir():
-                    raise InputError(f"no folder {folder}: give --data the folder that holds it")
-                found = evaluate(each.arguments, folder)
-                for figure, (value, low, high) in each.intervals.items():
-                    verdict = "within" if low <= found[figure] <= high else "OUTSIDE"
-                    claim = f"{value} ({low}–{high})"
-                    rows.append((name, each.text, figure, claim, f"{found[figure]:.3f}", verdict))
+        if unknown := set(names) - set(cards):
+            raise InputError(f"no packaged model {unknown.pop()!r}: choose of {', '.join(cards)}")
+        texts = {name: cards[name].read_text(encoding="utf-8") for name in names}
+        claims = [(name, each) for name, text in texts.items() for each in read_card(text)]
+        # All of them before the first, which may be long.
+        for folder in {args.data / each.folder for _, each in claims}:
+            if not folder.is_dir():
+                raise InputError(f"no folder {folder}: give --data the folder that holds it")
+        for name, each in claims:
+            printed = evaluate(each.arguments, args.data / each.folder)
+            for figure, (value, low, high) in each.intervals.items():
+                now, claim = printed[figure], f"{value} ({low}–{high})"
+                verdict = "within" if low <= now <= high else "OUTSIDE"
+                found.append((name, each.text, figure, claim, f"{now:.3f}", verdict))
     except InputError as error:
         print(f"check_cards: error: {error}", file=sys.stderr)
         return 2
-    print(tabulate(rows, ("model", "text", "figure", "card", "now", ""), "pipe"))
-    return int(any(row[-1] == "OUTSIDE" for row in rows))
+    print(tabulate(found, ("model", "text", "figure", "card", "now", ""), "pipe"))
+    return int(any(row[-1] == "OUTSIDE" for row in found))
 
 
 if __name__ == "__main__":

@@ -92,10 +92,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _pin(threads: int | None) -> int:
     """Keeps this process, and all that it starts, to so many processors."""
-    usable = sorted(os.sched_getaffinity(0))
-    if not 1 <= (threads or len(usable)) <= len(usable):
+    # macOS pins nothing: there the libraries' own settings must do.
+    pins = hasattr(os, "sched_setaffinity")
+    usable = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= len(usable):
         raise InputError(f"threads is {threads}: give 1 to {len(usable)}, those of this process")
-    os.sched_setaffinity(0, usable[:threads])
+    if pins:
+        os.sched_setaffinity(0, usable[:threads])
     return threads or len(usable)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+import spec_t5x
 from benchmarks.other_implementations.workload import Workload
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
@@ -62,7 +63,7 @@ def ours(
         decoded = jax.device_get(generator.decode(batch, options))
         return decoded.tokens[0, 0, : decoded.lengths[0, 0]].tolist()
 
-    return f"spec_t5x, JAX {jax.__version__}", decode
+    return f"spec_t5x {spec_t5x.__version__}, JAX {jax.__version__}", decode
 
 
 def transformers(
