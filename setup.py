@@ -43,7 +43,7 @@ setup(
         "importlib_resources>=6,<8",
     ],
     extras_require={
-        # Reading pytorch_model.bin, and the neighbour that tests compare with.
+        # Reading pytorch_model.bin, and the implementation that tests compare with.
         "hf": ["torch>=2.6", "transformers>=5.0,<6"],
         # One version each, of those that the test suite was run with: scripts/tpu, scripts/gpu.
         "tpu": ["jax[tpu]==0.10.2"],

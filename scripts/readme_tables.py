@@ -21,9 +21,12 @@ from typing import Any
 from tabulate import tabulate
 
 from spec_t5x.experiments import objectives, pacing
-from spec_t5x.experiments.neighbours import tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# benchmarks/ is not installed with the package.
+sys.path.insert(0, str(REPOSITORY))
+from benchmarks.other_implementations.table import table as implementations  # noqa: E402
+
 README = REPOSITORY / "README.md"
 
 
@@ -56,7 +59,7 @@ def paces(values: Mapping[str, Any]) -> str:
 
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "neighbours": lambda values: tables.short(values["groups"], values["machine"]),
+    "neighbours": lambda values: implementations(values["groups"], values["machine"]),
     "pacing": paces,
     "synthetic": synthetic,
     "objectives": lambda values: objectives.table_of(values["rows"]),

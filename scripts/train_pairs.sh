@@ -1,21 +1,18 @@
 #!/usr/bin/env bash
 # Trains the demonstration's models from the texts alone, on whatever JAX finds: the
 # English-German target, its drafts, tables and heads, and the pair for summaries.
-#   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [--pieces DIR] [STAGE…]
+#   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
 #
 #   --data DIR    holds ende/{train,dev}.tsv.gz and summarize/debian_{train,dev}.tsv.gz
-#   --output DIR  a folder for each stage; what is in it is gone on with, so that the same
-#                 command after an interruption repeats minutes, not stages
-#   --pieces DIR  after every stage, all that is needed to go on elsewhere is copied there in
-#                 files of at most 16 MB, which SHA256SUMS lists; where DIR holds such files and
-#                 the output is new, they are unpacked first
+#   --output DIR  a folder for each stage; the same command resumes from what is in it, also on
+#                 another machine, to which it was copied
 #   STAGE         in this order: target target_more ngram draft draft_more heads
 #                 summaries_target summaries_target_more summaries_draft
 #                 summaries_draft_more summaries_ngram (all of them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
-#                 that is out of time ends the script with status 75, and is gone on with
-#                 when the same command is run again
+#                 that is out of time ends the script with status 75, and resumes when the same
+#                 command is run again
 #
 # SPEC_T5X names the command (spec-t5x of .venv). On two processors all of it takes a day.
 set -euo pipefail
@@ -24,14 +21,13 @@ source "$(dirname "$0")/setup_env.sh"
 
 STAGES=(target target_more ngram draft draft_more heads
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram)
-PIECE=16M
 
-data="" output="" pieces=""
+data="" output=""
 stages=() flags=()
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY_RUN=1 ;;
-    --data | --output | --pieces)
+    --data | --output)
       [ $# -gt 1 ] || die "$1 is the last argument: give a directory after it"
       printf -v "${1#--}" %s "$(realpath -m "$2")"
       shift
@@ -54,8 +50,6 @@ done
 for folder in ende summarize; do
   [ -d "$data/$folder" ] || die "no folder $data/$folder: give --data the folder that holds it"
 done
-[[ -z $pieces || "$pieces/" != "$output/"* ]] ||
-  die "--pieces $pieces lies in --output $output: give a folder beside it"
 [ ${#stages[@]} -gt 0 ] || stages=("${STAGES[@]}")
 
 go_to_repository
@@ -157,44 +151,6 @@ run_stage() {
   esac
 }
 
-# Without tokenised pairs, which are made again in no time. At any moment SHA256SUMS lists
-# pieces that are there: those before are removed last.
-pack() {
-  local set part
-  set=piece-$(date +%s%N)-
-  if [ -n "${DRY_RUN:-}" ]; then
-    echo "tar --create --exclude='cache/pairs-*' . | split --bytes=$PIECE - $pieces/piece-"
-    return
-  fi
-  mkdir -p "$pieces"
-  tar --create --directory "$output" --exclude='cache/pairs-*' . |
-    split --bytes="$PIECE" - "$pieces/$set"
-  (cd "$pieces" && sha256sum "$set"* > unfinished && mv unfinished SHA256SUMS)
-  for part in "$pieces"/piece-*; do
-    [[ ${part##*/} == "$set"* ]] || rm -f "$part"
-  done
-}
-
-# The output is there when all of it is.
-unpack() {
-  local unfinished=$output.unfinished
-  compgen -G "$pieces/piece-*" > /dev/null || return 0
-  say "going on with what $pieces holds"
-  if [ -n "${DRY_RUN:-}" ]; then
-    echo "cat $pieces/piece-* | tar --extract --directory $output"
-    return
-  fi
-  (cd "$pieces" && sha256sum --check --quiet SHA256SUMS) >&2 ||
-    die "the pieces in $pieces are not whole: copy all of them and SHA256SUMS again"
-  rm -rf "$unfinished"
-  mkdir -p "$unfinished"
-  # A line is a sum of 64 digits, two signs and a name.
-  (cd "$pieces" && cut --characters=67- SHA256SUMS | xargs cat) |
-    tar --extract --directory "$unfinished"
-  mv "$unfinished" "$output"
-}
-
-[ -z "$pieces" ] || [ -e "$output" ] || unpack
 run mkdir -p "$output"
 for stage in "${stages[@]}"; do
   if [ -e "$output/$stage.done" ]; then
@@ -202,10 +158,6 @@ for stage in "${stages[@]}"; do
     continue
   fi
   say "stage $stage"
-  # A part of a training is worth keeping, too.
-  trap '[ -z "$pieces" ] || pack' EXIT
   run_stage "$stage"
   run touch "$output/$stage.done"
-  trap - EXIT
-  [ -z "$pieces" ] || pack
 done

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints Markdown tables, keeps the figures as JSON if asked to."""
+    """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
     import gin
 
     from spec_t5x.cli.gin_files import parse_gin
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             task, completed=done, total=total, description=what
         )
         rows = acceptance_run.run(chosen, options, target, args.text, draft_options, report)
-    print(f"{acceptance.table(rows)}\n\nBy the kind of token:\n\n{acceptance.kinds_table(rows)}")
+    print(acceptance.table(rows))
     if args.json:
         acceptance_run.write_json(args.json, chosen, options, target, rows)
     return 0

@@ -22,13 +22,12 @@ from typing import Any
 
 from spec_t5x.errors import InputError
 
-HELP = "measure drafts, other implementations, overheads and growth of cost"
+HELP = "measure drafts, overheads and growth of cost"
 
 DEFAULT_SUBJECT = "drafts"
 # Imported when chosen: each brings what it measures with it.
 SUBJECTS = {
     "drafts": "spec_t5x.experiments.benchmark",
-    "neighbours": "spec_t5x.experiments.neighbours.run",
     "overhead": "spec_t5x.experiments.overhead",
     "growth": "spec_t5x.experiments.growth",
     "pacing": "spec_t5x.experiments.pacing",
@@ -37,7 +36,6 @@ SUBJECTS = {
 # The modules' own ``HELP``, which to read would import them all.
 ABOUT = {
     "drafts": "drafts and verifiers against plain decoding",
-    "neighbours": "the same weights in other implementations, and the floor that memory sets",
     "overhead": "time of an iteration beyond its draft steps and its verification",
     "growth": "cost by batch, output length, gamma and size",
     "pacing": "what gamma auto is worth, with good drafts and hopeless ones",

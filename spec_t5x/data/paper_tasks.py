@@ -1,11 +1,10 @@
 """The paper's tasks by their real names, through seqio and TFDS.
 
-    wmt_t2t_ende_v003        WMT14 English to German, BLEU
-    cnn_dailymail_v002       CNN/DailyMail article to highlights, ROUGE
-    c4_v220_span_corruption  T5's pre-training on C4, without a metric
-    lm1b                     sentences of the One Billion Word Benchmark, as text
+    wmt_t2t_ende_v003   WMT14 English to German, BLEU
+    cnn_dailymail_v002  CNN/DailyMail article to highlights, ROUGE
+    lm1b                sentences of the One Billion Word Benchmark, as text
 
-The first three as the ``t5`` library registers them: the same names, TFDS versions, prefixes,
+The first two as the ``t5`` library registers them: the same names, TFDS versions, prefixes,
 features and metrics. Importing this module registers those names that are still free, so that the
 library's own tasks are used where they were imported first; it will not be imported
 after this module (seqio refuses a name twice). TFDS downloads a data set when it is
@@ -21,7 +20,6 @@ import seqio
 import tensorflow as tf
 
 from spec_t5x.data.metrics import Metric, bleu_intl_metric, rouge_metric
-from spec_t5x.data.span_corruption import span_corruption
 from spec_t5x.data.tasks import prefixed
 
 # T5X compares a task's vocabulary with the model's by this name, and its T5 models have it.
@@ -32,7 +30,6 @@ SUMMARIZE_PREFIX = "summarize: "
 
 WMT_ENDE = "wmt_t2t_ende_v003"
 CNN_DAILYMAIL = "cnn_dailymail_v002"
-C4_SPANS = "c4_v220_span_corruption"
 LM1B = "lm1b"
 
 # Tasks of this module's making: only they may be replaced.
@@ -76,13 +73,6 @@ def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int 
             features,
             metrics=[rouge_metric],
         ),
-        _register(
-            C4_SPANS,
-            "c4/en:2.2.0",
-            [functools.partial(seqio.preprocessors.rekey, key_map={"targets": "text"})],
-            features,
-            after_caching=[span_corruption],
-        ),
     ]
     return [name for name in registered if name]
 
@@ -92,9 +82,7 @@ def _register(
     tfds_name: str,
     texts: Sequence[Callable],
     features: Mapping[str, seqio.Feature],
-    *,
-    after_caching: Sequence[Callable] = (),
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric],
 ) -> str | None:
     """Registers a task of TFDS, unless another library has; ``texts`` make its texts."""
     if name in _ours:
@@ -108,7 +96,6 @@ def _register(
             *texts,
             seqio.preprocessors.tokenize,
             seqio.CacheDatasetPlaceholder(),
-            *after_caching,
             seqio.preprocessors.append_eos_after_trim,
         ],
         output_features=features,

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from spec_t5x.data.token_kinds import token_kinds
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generator
@@ -151,9 +150,8 @@ class AcceptanceRow:
     num_texts: int
     # Share of the tokens for which the draft proposed anything.
     share_proposed: float
-    # By position in the text, and by the kind of token that the text has there.
+    # By position in the text.
     by_position: list[PositionBin]
-    by_kind: dict[str, Estimate]
     # None where nothing was decoded.
     decoded: Achieved | None
 
@@ -237,19 +235,6 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
     return "\n".join(lines)
 
 
-def kinds_table(rows: Sequence[AcceptanceRow]) -> str:
-    """alpha by the kind of token, as a Markdown table."""
-    kinds = sorted({kind for row in rows for kind in row.by_kind})
-    lines = [
-        f"| draft | sampling | lenience | {' | '.join(kinds)} |",
-        "|---" * (3 + len(kinds)) + "|",
-    ]
-    for row in rows:
-        cells = (_cell(row.by_kind.get(kind)) for kind in kinds)
-        lines.append(f"| {row.draft} | {row.sampling} | {row.lenience:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def _cell(estimate: Estimate | None) -> str:
     if estimate is None:
         return "—"
@@ -286,7 +271,6 @@ class _Measurement:
         self.generator, self.drafts, self.texts = generator, drafts, texts
         self.options, self.report = options, report or (lambda done, total, what: None)
         self.widths = _widths(generator, texts, options.standardizations()[0])
-        self.kinds = token_kinds(generator.vocabulary, generator.target.vocab_size)
         decodings = len(drafts) * len(options.decoded_leniences()) * options.decoded_texts
         self.total = len(options.standardizations()) * (options.num_tokens + decodings)
         self.done = 0
@@ -403,7 +387,6 @@ class _Measurement:
             num_texts=len(np.unique(scored.texts)),
             share_proposed=float(there.mean()),
             by_position=estimates.by_position(betas, texts, scored.positions[there], bootstrap),
-            by_kind=estimates.by_kind(betas, texts, self.kinds[scored.tokens[there]], bootstrap),
             decoded=decoded,
         )
 

@@ -26,12 +26,12 @@ from jaxtyping import UInt32
 from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, DraftBase, Nodes, Outcome, Proposal
-from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.binding import Model, ModelConfig, bind
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
 
 # What a cache holds where nothing was written; no token.
 UNWRITTEN = -1
@@ -168,7 +168,13 @@ class TableTarget(PrefixTarget):
           zeros: share of the tokens that have probability zero; one token of each
             row, taken at random, is spared.
         """
-        return cls(_random_table(seed, vocab_size, contexts, scale, zeros))
+        if vocab_size < 2:
+            raise InputError(f"vocab_size is {vocab_size}: give at least 2")
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(scale=scale, size=(contexts, vocab_size))
+        is_zero = rng.random((contexts, vocab_size)) < zeros
+        is_zero[np.arange(contexts), rng.integers(vocab_size, size=contexts)] = False
+        return cls(jnp.asarray(np.where(is_zero, -np.inf, logits), jnp.float32))
 
     @property
     def vocab_size(self) -> int:
@@ -195,17 +201,10 @@ class TableDraft(DraftBase):
 
     @classmethod
     def create(
-        cls,
-        seed: int,
-        vocab_size: int,
-        *,
-        contexts: int = 211,
-        scale: float = 1.5,
-        zeros: float = 0.0,
-        settings: Sampling | None = None,
+        cls, seed: int, vocab_size: int, *, settings: Sampling | None = None, **law: int | float
     ) -> "TableDraft":
         """Random logits; the arguments are those of ``TableTarget.create``."""
-        return cls(_random_table(seed, vocab_size, contexts, scale, zeros), settings)
+        return cls(TableTarget.create(seed, vocab_size, **law).table, settings)
 
     @property
     def vocab_size(self) -> int:
@@ -358,23 +357,17 @@ def tiny_t5(seed: int, **changes) -> T5Model:
         "relpos_max_distance": 12,
     }
     config = T5Config(**{**sizes, **changes})
-    rng = np.random.default_rng(seed)
 
-    def draw(path, shape):
-        noise = rng.normal(size=shape)
-        if len(shape) == 1:
+    def scaled(path, noise):
+        if noise.ndim == 1:
             return 1 + 0.2 * noise
         if "rel_embedding" in path:
             return 2 * noise
         if "embedding" in path or "logits_dense" in path:
             return noise
-        return 1.5 * noise / np.sqrt(shape[0])
+        return 1.5 * noise / np.sqrt(len(noise))
 
-    flat = {
-        path: draw(path, shape).astype(np.float32)
-        for path, shape in sorted(expected_shapes(config).items())
-    }
-    return T5Model.create(unflatten_dict(flat, sep="/"), config)
+    return T5Model.create(_random_params(config, seed, scaled), config)
 
 
 def tiny_gpt(seed: int, **changes) -> GPTModel:
@@ -394,23 +387,17 @@ def tiny_gpt(seed: int, **changes) -> GPTModel:
         "logits_via_embedding": False,
     }
     config = GPTConfig(**{**sizes, **changes})
-    rng = np.random.default_rng(seed)
 
-    def draw(path, shape):
-        noise = rng.normal(size=shape)
+    def scaled(path, noise):
         if path.endswith("scale"):
             return 1 + 0.2 * noise
         if path.endswith("bias"):
             return 0.2 * noise
         if "embedding" in path:
             return noise
-        return (0.8 if "logits" in path else 1.5) * noise / np.sqrt(shape[0])
+        return (0.8 if "logits" in path else 1.5) * noise / np.sqrt(len(noise))
 
-    flat = {
-        path: draw(path, shape).astype(np.float32)
-        for path, shape in sorted(expected_shapes(config).items())
-    }
-    return GPTModel.create(unflatten_dict(flat, sep="/"), config)
+    return GPTModel.create(_random_params(config, seed, scaled), config)
 
 
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
@@ -429,14 +416,14 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
     return bind(jax.tree.map(disturb, model.params), model.config)
 
 
-def _random_table(seed, vocab_size, contexts, scale, zeros) -> Array:
-    if vocab_size < 2:
-        raise InputError(f"vocab_size is {vocab_size}: give at least 2")
+def _random_params(
+    config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
+) -> PyTree:
+    """Normal draws, each tensor as ``scaled(path, draws)``."""
     rng = np.random.default_rng(seed)
-    logits = rng.normal(scale=scale, size=(contexts, vocab_size))
-    is_zero = rng.random((contexts, vocab_size)) < zeros
-    is_zero[np.arange(contexts), rng.integers(vocab_size, size=contexts)] = False
-    return jnp.asarray(np.where(is_zero, -np.inf, logits), jnp.float32)
+    shapes = sorted(expected_shapes(config).items())
+    flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}
+    return unflatten_dict({path: x.astype(np.float32) for path, x in flat.items()}, sep="/")
 
 
 def _contexts(

@@ -46,13 +46,13 @@ def stand_in(monkeypatch):
 def test_drafts_are_the_default():
     parse = _parser().parse_args
     assert parse(["benchmark"]).subject == DEFAULT_SUBJECT == "drafts"
-    assert parse(["benchmark", "neighbours", "--repeats", "2"]).subject == "neighbours"
+    assert parse(["benchmark", "overhead", "--repeats", "2"]).subject == "overhead"
 
 
 def test_a_subject_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["benchmark", "neighbors"])
-    assert "did you mean 'neighbours'" in capsys.readouterr().err
+        main(["benchmark", "overheads"])
+    assert "did you mean 'overhead'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(SUBJECTS))

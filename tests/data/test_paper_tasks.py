@@ -12,7 +12,6 @@ import tensorflow as tf  # noqa: E402
 
 from spec_t5x.data import paper_tasks  # noqa: E402
 from spec_t5x.data.paper_tasks import (  # noqa: E402
-    C4_SPANS,
     CNN_DAILYMAIL,
     WMT_ENDE,
     register_paper_tasks,
@@ -84,40 +83,6 @@ def test_a_task_is_registered_as_the_t5_library_does(name):
     assert metric is METRICS["bleu_intl" if name == WMT_ENDE else "rouge"]
 
 
-def test_span_corruption_of_c4_is_registered_as_the_t5_library_does():
-    task = seqio.TaskRegistry.get(C4_SPANS)
-    assert task.source.tfds_dataset.name == "c4/en:2.2.0"
-    assert task.metric_fns == []
-    for feature in task.output_features.values():
-        assert feature.vocabulary == seqio.SentencePieceVocabulary(paper_tasks.VOCABULARY_PATH)
-
-
-def test_span_corruption_of_c4_fills_the_inputs(spiece, monkeypatch):
-    register_paper_tasks(str(spiece), extra_ids=100)
-    try:
-        task = seqio.TaskRegistry.get(C4_SPANS)
-        texts = {"text": ["The cat sleeps. We go home.", "", "A long story."] * 40}
-        source = seqio.FunctionDataSource(
-            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(texts),
-            splits=("train",),
-        )
-        monkeypatch.setattr(task, "_source", source)
-        lengths = {"inputs": 64, "targets": 20}
-        dataset = task.get_dataset(lengths, "train", shuffle=False, seed=0)
-        *whole, last = dataset.as_numpy_iterator()
-        assert len(whole) > 3
-        for example in whole:
-            # 70 tokens, of which 10 are noise in 3 spans.
-            assert (len(example["inputs"]), len(example["targets"])) == (64, 14)
-            # Both begin their sentinels at the vocabulary's end and end in EOS.
-            assert max(example["inputs"]) == max(example["targets"]) == 149
-            assert example["targets"][0] == 149
-            assert example["inputs"][-1] == example["targets"][-1] == 1
-        assert len(last["inputs"]) <= 64
-    finally:
-        register_paper_tasks()
-
-
 @TASKS
 def test_texts_and_ids(local_tasks, spiece, name):
     task = seqio.get_mixture_or_task(name)
@@ -132,11 +97,11 @@ def test_texts_and_ids(local_tasks, spiece, name):
 
 
 def test_registering_again_is_no_mistake_and_leaves_others_tasks_alone(monkeypatch):
-    assert register_paper_tasks() == [WMT_ENDE, CNN_DAILYMAIL, C4_SPANS]
+    assert register_paper_tasks() == [WMT_ENDE, CNN_DAILYMAIL]
     task = seqio.TaskRegistry.get(WMT_ENDE)
     # As if the t5 library had been there first.
-    monkeypatch.setattr(paper_tasks, "_ours", {CNN_DAILYMAIL, C4_SPANS})
-    assert register_paper_tasks() == [CNN_DAILYMAIL, C4_SPANS]
+    monkeypatch.setattr(paper_tasks, "_ours", {CNN_DAILYMAIL})
+    assert register_paper_tasks() == [CNN_DAILYMAIL]
     assert seqio.TaskRegistry.get(WMT_ENDE) is task
 
 

@@ -22,7 +22,6 @@ from spec_t5x.experiments.acceptance_run import AcceptanceRun
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.evaluation import EvaluationOptions
 from spec_t5x.experiments.growth import GrowthOptions
-from spec_t5x.experiments.neighbours.options import NeighboursOptions
 from spec_t5x.experiments.objectives import ObjectivesOptions
 from spec_t5x.experiments.overhead import OverheadOptions
 from spec_t5x.experiments.pacing import PacingOptions
@@ -93,7 +92,6 @@ CLASSES = (
     BenchmarkOptions,
     GrowthOptions,
     PacingOptions,
-    NeighboursOptions,
     ObjectivesOptions,
     OverheadOptions,
     EvaluationOptions,
@@ -165,7 +163,6 @@ def no_bindings(monkeypatch):
         BenchmarkOptions,
         GrowthOptions,
         PacingOptions,
-        NeighboursOptions,
         ObjectivesOptions,
         OverheadOptions,
     ):

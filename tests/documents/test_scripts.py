@@ -213,8 +213,7 @@ def test_checkpoints_are_fetched_from_where_they_lie(dry_run):
 def train_pairs(tmp_path):
     """``train_pairs(*arguments)``: the script, with a command that only notes its arguments.
 
-    Of a training, the command also writes what was asked for into its folder; of the stage in
-    ``UNFINISHED`` it is out of time.
+    The training of the stage in ``UNFINISHED`` is out of time.
     """
     for folder in ("ende", "summarize"):
         (tmp_path / "data" / folder).mkdir(parents=True)
@@ -226,9 +225,6 @@ for word in "$@"; do
   case $word in --gin.OUTPUT_DIR=*) folder=$(eval echo "${word#*=}") ;; esac
 done
 if [ -n "${folder:-}" ]; then
-  mkdir -p "$folder/cache"
-  head -c 20000000 /dev/urandom > "$folder/weights"
-  touch "$folder/cache/pairs-1.npz" "$folder/cache/texts-1.npz"
   [ "${folder##*/}" != "${UNFINISHED:-}" ] || exit 75
 fi
 if [ -n "${SLEEPING:-}" ]; then
@@ -284,39 +280,18 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert "stage heads is done" in said
 
 
-def test_pieces_are_small_and_enough_to_go_on_with_elsewhere(train_pairs, tmp_path):
-    pieces = tmp_path / "pieces"
-    arguments = ("--pieces", str(pieces), "target", "target_more", "--", "--gin.X=1")
+def test_a_training_that_is_out_of_time_is_resumed(train_pairs):
+    arguments = ("target", "target_more", "--", "--gin.X=1")
     status, ran, said = train_pairs(*arguments, UNFINISHED="target_more")
     assert status == 75, said
     assert len(ran) == 2 and ran[0].endswith("--gin.X=1")
-    sizes = {path: path.stat().st_size for path in pieces.glob("piece-*")}
-    assert len(sizes) == 3 and max(sizes.values()) <= 16 * 2**20
-
-    # One of them was not copied: nothing is begun, and all of it is there the next time.
-    last = max(sizes)
-    last.rename(tmp_path / "left_behind")
-    status, ran, said = train_pairs(*arguments, output="elsewhere")
-    assert (status, ran) == (2, [])
-    assert "are not whole: copy all of them" in said
-    assert not (tmp_path / "elsewhere").exists()
-    (tmp_path / "left_behind").rename(last)
-
-    status, ran, said = train_pairs(*arguments, output="elsewhere")
+    status, (line,), said = train_pairs(*arguments)
     assert status == 0, said
-    (line,) = ran
     assert "train_ende_target_more.gin" in line
-    for stage in ("target", "target_more"):
-        assert (tmp_path / "elsewhere" / stage / "cache" / "texts-1.npz").exists()
-    there, here = (tmp_path / name / "target" / "weights" for name in ("elsewhere", "output"))
-    assert there.read_bytes() == here.read_bytes()
-    # Made anew in the stage that was gone on with, and left behind in the other.
-    assert not (tmp_path / "elsewhere" / "target" / "cache" / "pairs-1.npz").exists()
 
 
 def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
-    """And only then is packed what it has made."""
-    script = train_pairs.started("--pieces", str(tmp_path / "pieces"), "target", SLEEPING="1")
+    script = train_pairs.started("target", SLEEPING="1")
     notes = tmp_path / "notes"
     while not (notes.exists() and "sleeping" in notes.read_text()):
         assert script.poll() is None, script.communicate()
@@ -325,7 +300,6 @@ def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
     script.communicate()
     assert script.returncode == 128 + signal.SIGTERM
     assert notes.read_text().splitlines()[-1] == "terminated"
-    assert (tmp_path / "pieces" / "SHA256SUMS").exists()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +309,6 @@ def test_a_signal_to_the_script_ends_the_training(train_pairs, tmp_path):
         (("--date", "x"), "unknown argument '--date'"),
         (("tarjet",), "no stage 'tarjet': choose of target"),
         (("--data", "/nowhere"), "no folder /nowhere/ende"),
-        (("--output", "/runs", "--pieces", "/runs/pieces"), "/runs/pieces lies in --output /runs"),
     ],
 )
 def test_mistakes_of_the_recipe(train_pairs, arguments, message):

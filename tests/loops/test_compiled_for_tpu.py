@@ -17,8 +17,8 @@ from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling, standardize
-from spec_t5x.testing.compiled_loops import loop_instructions, loop_lengths
 from spec_t5x.testing.toy_models import tiny_t5
+from tests.loops.compiled_loops import loop_instructions, loop_lengths
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
 from tests.named_drafts import every_named_draft, named
 

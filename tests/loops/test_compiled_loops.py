@@ -13,13 +13,13 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.compiled_loops import (
+from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.verifiers import TreeVerifier
+from tests.loops.compiled_loops import (
     cache_copies,
     host_transfers,
     loop_instructions,
 )
-from spec_t5x.testing.toy_models import tiny_t5
-from spec_t5x.verifiers import TreeVerifier
 from tests.named_drafts import every_named_draft, named
 
 # What is read here XLA decides before it makes machine code, which need not be fast.

@@ -160,13 +160,14 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
     register_text_task("eight_lines", source)
     assert LM1B in seqio.TaskRegistry.names()
     bindings = {
-        "TextOptions.task": "'eight_lines'",
+        **{"TextOptions.task": "'eight_lines'", "TextOptions.dev_split": "'test'"},
+        **{"TRAIN_FILES": "()", "DATA_DIR": "''"},
         "VOCABULARY": f"'{target / 'model'}'",
         "GPTConfig.max_length": 48,
         "OptimizerOptions.learning_rate": 0.02,
     }
     try:
-        assert train(tmp_path / "run", None, steps=40, run="train_lm1b", **bindings) == 0
+        assert train(tmp_path / "run", None, steps=40, run="train_lm", **bindings) == 0
     finally:
         seqio.TaskRegistry.remove("eight_lines")
     loaded = load(tmp_path / "run" / "model")

@@ -1,0 +1,106 @@
+"""``python -m benchmarks.other_implementations``: see the package."""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+import benchmarks.other_implementations as package
+from benchmarks.other_implementations import workload
+from benchmarks.other_implementations.rounds import IMPLEMENTATIONS, make_rows, measure
+from benchmarks.other_implementations.table import table
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.benchmark import machine
+
+SENTENCES = (
+    "Where did you leave the keys to the cellar?",
+    "My brother has been living in Hamburg for three years.",
+    "We missed the last bus and had to walk home in the rain.",
+    "The bakery on the corner opens at six o'clock.",
+    "Could you please close the window before you leave?",
+    "This package contains the development files.",
+    "The program cannot open the file, because it does not exist.",
+    "Click on the button to save your changes.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints Markdown, keeps the figures as JSON if asked to; 2 for a mistake."""
+    args = _parse(arguments)
+    jax.config.update("jax_platforms", "cpu")
+    groups = []
+    try:
+        settings = {"threads": _pin(args.threads), "max_decode_len": args.max_decode_len}
+        with tempfile.TemporaryDirectory() as folder:
+            if args.size:
+                settings |= {"alpha": args.alpha, "source_len": args.source_len}
+                settings |= {"draft": args.draft_size, "scratch": Path(folder)}
+                found = workload.of_sizes(args.size, **settings)
+            else:
+                texts = (pair[0] for pair in read_pairs(args.data)) if args.data else SENTENCES
+                texts = list(itertools.islice(texts, args.num_inputs))
+                pair = (args.target, args.draft[0], texts, Path(folder))
+                found = [workload.of_pair(*pair, **settings)]
+            for given, config in found:
+                rows = make_rows(given, args.draft, args.gamma, args.verifier, args.others)
+                groups.append(measure(given, config, rows, args.rounds))
+                if args.json:
+                    values = {"machine": machine(), "groups": groups}
+                    args.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except InputError as error:
+        print(f"other_implementations: error: {error}", file=sys.stderr)
+        return 2
+    print(table(groups, machine()))
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.other_implementations",
+        description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--target", default="ende-target", help="checkpoint (ende-target)")
+    add("--draft", nargs="+", default=["transformer"], help="as of generate (transformer)")
+    add("--gamma", nargs="+", type=int, default=[4], help="drafts per iteration (4)")
+    add("--verifier", default="block", help="of this package's rows (block)")
+    add("--data", metavar="FILE", help=".tsv with sources, gzipped or not (built-in sentences)")
+    add("--num_inputs", type=int, default=20, help="the first of them (20)")
+    add("--max_decode_len", type=int, default=64, help="output tokens (64)")
+    add("--rounds", type=int, default=5, help="runs of every row (5)")
+    add("--threads", type=int, help="processors of every row (all)")
+    add("--others", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
+    add("--size", nargs="+", help="random weights instead of a pair")
+    add("--draft_size", default="t5_1_1_small", help="of their draft (t5_1_1_small)")
+    add("--alpha", type=float, default=0.75, help="their acceptance rate (0.75)")
+    add("--source_len", type=int, default=64, help="their source's tokens (64)")
+    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    args = parser.parse_args(arguments)
+    for name in ("num_inputs", "max_decode_len", "rounds", "source_len"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}: give at least 1")
+    return args
+
+
+def _pin(threads: int | None) -> int:
+    """Keeps this process, and all that it starts, to so many processors."""
+    # macOS pins nothing: there the libraries' own settings must do.
+    pins = hasattr(os, "sched_setaffinity")
+    usable = sorted(os.sched_getaffinity(0)) if pins else range(os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= len(usable):
+        raise InputError(f"threads is {threads}: give 1 to {len(usable)}, those of this process")
+    if pins:
+        os.sched_setaffinity(0, usable[:threads])
+    return threads or len(usable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The implementations: each function loads one and returns its version and ``decode``.
+
+``decode(ids, max_tokens)`` takes the source's token ids and returns those of the output, greedily
+and at batch 1. What is allocated and compiled does not depend on ``max_tokens``, as in ordinary
+use. Libraries are imported inside, since each process needs one of them.
+"""
+
+import dataclasses
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import spec_t5x
+from benchmarks.other_implementations.workload import Workload
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier
+from spec_t5x.generation import GenerateOptions, Generator, bucket
+from spec_t5x.models.binding import bind
+from spec_t5x.types import EOS_ID, PAD_ID
+
+Decode = Callable[[list[int], int], list[int]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DrawnVerdicts(GenerateOptions):
+    """Of random weights: verification is done, and its count then drawn."""
+
+    alpha: float
+
+    def make_verifier(self) -> SyntheticVerifier:
+        return SyntheticVerifier(alpha=self.alpha)
+
+
+def ours(
+    workload: Workload, *, draft: str | None = None, gamma: int = 1, verifier: str = "block"
+) -> tuple[str, Decode]:
+    """Plain decoding without a draft; else ``draft`` is what ``checkpoints.make_draft`` takes."""
+    loaded = load(workload.target, dtype="float32", vocabulary=workload.vocabulary)
+    model = bind(loaded.params, loaded.config)
+    generator = Generator(
+        target=model, vocabulary=loaded.vocabulary, max_source_len=workload.max_source_len
+    )
+    settings = {"max_decode_len": workload.max_decode_len, "gamma": gamma, "verifier": verifier}
+    options = GenerateOptions(**settings)
+    if draft and workload.alpha is not None:
+        small = load(workload.draft_copy, dtype="float32", vocabulary=workload.vocabulary)
+        generator = generator.with_draft(TransformerDraft(bind(small.params, small.config)))
+        options = _DrawnVerdicts(alpha=workload.alpha, **settings)
+    elif draft:
+        made = make_draft(draft, loaded, model, DraftOptions(dtype="float32"))
+        generator = generator.with_draft(made)
+
+    def decode(ids: list[int], max_tokens: int) -> list[int]:
+        batch = generator.make_batch([""], [ids], [0], options)
+        steps = np.full_like(batch.max_decode_steps, max_tokens)
+        batch = dataclasses.replace(batch, max_decode_steps=steps)
+        decoded = jax.device_get(generator.decode(batch, options))
+        return decoded.tokens[0, 0, : decoded.lengths[0, 0]].tolist()
+
+    return f"spec_t5x {spec_t5x.__version__}, JAX {jax.__version__}", decode
+
+
+def transformers(
+    workload: Workload, *, cache: str | None = None, assisted: bool = False, gamma: int = 0
+) -> tuple[str, Decode]:
+    """Greedy ``generate``, with T5's own cache or a static one, alone or assisted by the draft.
+
+    ``gamma`` tokens are proposed every time; with 0, as many as the draft's own settings say.
+    """
+    import torch
+    import transformers
+
+    def read(directory: str):
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32)
+        # It makes the decoder's cache for as many layers as the encoder has, and fails where the
+        # decoder has more. The networks are built, and caches are all that still look here.
+        model.config.num_layers = model.config.num_decoder_layers
+        return model.eval()
+
+    torch.set_num_threads(workload.threads)
+    model, arguments = read(workload.target_copy), {}
+    if cache:
+        arguments["cache_implementation"] = cache
+    if assisted:
+        arguments["assistant_model"] = assistant = read(workload.draft_copy)
+        if gamma:
+            assistant.generation_config.num_assistant_tokens = gamma
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            # Else it stops where it is not sure.
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+
+    @torch.inference_mode()
+    def decode(ids: list[int], max_tokens: int) -> list[int]:
+        source = torch.tensor([ids])
+        outputs = model.generate(
+            input_ids=source,
+            attention_mask=torch.ones_like(source),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            num_beams=1,
+            **arguments,
+        )
+        # The start token comes first.
+        return outputs[0, 1:].tolist()
+
+    return f"transformers {transformers.__version__}, torch {torch.__version__}", decode
+
+
+def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
+    """A translator whose tokens are the ids, written out; "float32" or "int8" weights."""
+    import ctranslate2
+
+    converted = Path(workload.target_copy).with_suffix(".ctranslate2")
+    if not converted.exists():
+        # In another process, so that PyTorch is not in the memory of the one that decodes.
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            pool.submit(_convert, workload.target_copy, str(converted)).result()
+    # Loading takes a team of threads, and decoding, in a thread of CTranslate2's own, another.
+    # Where both are there, GNU's OpenMP finds more threads than processors and has them sleep
+    # between the parts of a step: on two processors decoding then takes seven times as long.
+    # The first team ends with the thread that it was made in.
+    with ThreadPoolExecutor(1) as loading:
+        translator = loading.submit(
+            ctranslate2.Translator,
+            str(converted),
+            device="cpu",
+            compute_type=compute_type,
+            inter_threads=1,
+            intra_threads=workload.threads,
+        ).result()
+
+    def decode(ids: list[int], max_tokens: int) -> list[int]:
+        (result,) = translator.translate_batch(
+            [list(map(str, ids))],
+            beam_size=1,
+            max_decoding_length=max_tokens,
+            # Its default cuts sources at 1024 tokens.
+            max_input_length=0,
+            return_end_token=True,
+        )
+        return list(map(int, result.hypotheses[0]))
+
+    return f"CTranslate2 {ctranslate2.__version__}", decode
+
+
+def _convert(source: str, destination: str) -> None:
+    """To CTranslate2's format, in float32: int8 is made of it when it is loaded."""
+    from ctranslate2.converters import TransformersConverter
+
+    class Ids:
+        """What the converter asks of a tokenizer, whose tokens are their own ids."""
+
+        # Token 2 is T5's for what is unknown.
+        pad_token, eos_token, unk_token = str(PAD_ID), str(EOS_ID), "2"
+
+        def __init__(self, number: int):
+            self.get_vocab = lambda: {str(i): i for i in range(number)}
+            self.convert_ids_to_tokens = str
+
+    class Converter(TransformersConverter):
+        """Reads the weights with transformers; names tokens by their ids."""
+
+        def load_model(self, model_class, model_name_or_path, **kwargs):
+            model = super().load_model(model_class, model_name_or_path, **kwargs)
+            self._num_ids = model.config.vocab_size
+            return model
+
+        def load_tokenizer(self, tokenizer_class, model_name_or_path, **kwargs):
+            return Ids(self._num_ids)
+
+    Converter(source).convert(destination, quantization="float32")
+
+
+def t5x(workload: Workload) -> tuple[str, Decode]:
+    """``predict_batch`` of T5X's model with ``temperature_sample``, its sources padded as ours.
+
+    T5X's parameters have the names and shapes that ours have (``tests/checkpoints``).
+    """
+    import jax.numpy as jnp
+    import seqio
+    import t5x
+    from t5x import decoding, models
+    from t5x.examples.t5 import network
+
+    loaded = load(workload.target_copy, dtype="float32", vocabulary=workload.vocabulary)
+    names = "vocab_size emb_dim num_heads num_encoder_layers num_decoder_layers head_dim mlp_dim"
+    names = [*names.split(), "mlp_activations", "logits_via_embedding"]
+    sizes = {name: getattr(loaded.config, name) for name in names}
+    # Its end of sequence is all that counts here.
+    vocabulary = seqio.PassThroughVocabulary(loaded.config.vocab_size, eos_id=EOS_ID)
+    model = models.EncoderDecoderModel(
+        module=network.Transformer(network.T5Config(dropout_rate=0.0, dtype=jnp.float32, **sizes)),
+        input_vocabulary=vocabulary,
+        output_vocabulary=vocabulary,
+        optimizer_def=None,
+        decode_fn=decoding.temperature_sample,
+    )
+    targets = jnp.zeros((1, workload.max_decode_len), jnp.int32)
+    greedy = {"temperature": 0.0, "topk": 0, "rescale_log_probs": True}
+
+    @jax.jit
+    def predict(params, sources, max_tokens):
+        batch = {"encoder_input_tokens": sources, "decoder_input_tokens": targets}
+        options = {**greedy, "max_decode_steps": max_tokens}
+        return model.predict_batch_with_aux(params, batch, decoder_params=options)[0]
+
+    def decode(ids: list[int], max_tokens: int) -> list[int]:
+        source = np.full((1, bucket(len(ids), workload.max_source_len)), PAD_ID, np.int32)
+        source[0, : len(ids)] = ids
+        return np.asarray(predict(loaded.params, source, max_tokens))[0, :max_tokens].tolist()
+
+    return f"T5X {getattr(t5x, '__version__', '(a checkout)')}, JAX {jax.__version__}", decode

@@ -1,0 +1,130 @@
+"""What every implementation is given: a target, its draft and token ids to decode."""
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.huggingface.config import config_values
+from spec_t5x.checkpoints.loading import open_model
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.errors import InputError
+from spec_t5x.generation import DEFAULT_MAX_SOURCE_LENGTH
+from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PAD_ID
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Made of what JSON can hold: it crosses processes."""
+
+    title: str
+    # As ``checkpoints.loading.load`` takes it, and its float32 weights in Hugging Face's format.
+    target: str
+    target_copy: str
+    vocabulary: str | None = None
+    # The draft's weights in that format; None without one, or where it is no T5.
+    draft_copy: str | None = None
+    # Of random weights: a draft token is accepted with this probability. None verifies.
+    alpha: float | None = None
+    # Token ids of every source, end of sequence included.
+    inputs: list[list[int]]
+    max_source_len: int
+    max_decode_len: int
+    threads: int
+
+
+def of_pair(
+    target: str, draft: str, texts: Sequence[str], scratch: Path, **settings: int
+) -> tuple[Workload, T5Config]:
+    """A target and real texts, without those that are too long for it.
+
+    Raises:
+      InputError: a checkpoint that cannot be read or has no encoder, or no text that fits.
+    """
+    stored = open_model(target)
+    if not isinstance(stored.config, T5Config):
+        raise InputError(f"target {target} is a decoder alone: give an encoder-decoder")
+    limit = stored.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH)
+    encode = stored.known_vocabulary().encode
+    inputs = [ids for text in texts if 1 < len(ids := [*encode(text), EOS_ID]) <= limit]
+    if not inputs:
+        raise InputError(f"no input has 1 to {limit - 1} tokens: give other texts")
+    convert(target, scratch / "target", to="huggingface", dtype="float32")
+    network = _network_of(draft, target)
+    if network:
+        convert(network, scratch / "draft", to="huggingface", dtype="float32")
+    workload = Workload(
+        title=" with ".join(Path(name).name for name in (target, network) if name),
+        target=target,
+        target_copy=str(scratch / "target"),
+        draft_copy=str(scratch / "draft") if network else None,
+        inputs=inputs,
+        max_source_len=limit,
+        **settings,
+    )
+    return workload, stored.config
+
+
+def of_sizes(
+    names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings: float
+) -> Iterator[tuple[Workload, T5Config]]:
+    """Published sizes with random weights, removed again one after the other.
+
+    Raises:
+      InputError: no such size, or a draft with another vocabulary.
+    """
+    for name in names:
+        if size(name).vocab_size != size(draft).vocab_size:
+            raise InputError(f"{name} and its draft {draft} have different vocabularies")
+    write_random_weights(scratch / "draft", draft, seed=1)
+    for name in names:
+        write_random_weights(scratch / name, name, seed=0)
+        ids = np.random.default_rng(0).integers(3, size(name).vocab_size, source_len - 1)
+        workload = Workload(
+            title=name,
+            target=str(scratch / name),
+            target_copy=str(scratch / name),
+            vocabulary="bytes",
+            # A model is no draft of itself.
+            draft_copy=None if name == draft else str(scratch / "draft"),
+            inputs=[[*ids.tolist(), EOS_ID]],
+            max_source_len=source_len,
+            **settings,
+        )
+        yield workload, size(name)
+        for path in scratch.glob(f"{name}*"):
+            shutil.rmtree(path)
+
+
+def write_random_weights(directory: Path, name: str, *, seed: int) -> None:
+    """Writes a published size with the initial weights of transformers' T5, float32.
+
+    End of sequence and padding have no weights in the output layer: their logits are 0, far below
+    the largest, so that every implementation decodes to its last token.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise InputError(f"{error}: install transformers and torch for --size") from error
+    torch.manual_seed(seed)
+    config = transformers.T5Config(**config_values(size(name), "float32", "t5"))
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[[PAD_ID, EOS_ID]] = 0
+    model.save_pretrained(directory)
+
+
+def _network_of(draft: str, target: str) -> str | None:
+    """The T5 checkpoint that a draft's name stands for; None of an n-gram table and the like."""
+    name = draft.removeprefix("transformer").removeprefix(":")
+    name = name or PACKAGED_DRAFTS.get(target, {}).get("transformer", "")
+    try:
+        return name if isinstance(open_model(name).config, T5Config) else None
+    except InputError:
+        return None

@@ -1,0 +1,330 @@
+"""Other implementations: with our weights and ids they give our ids; what is made of timings."""
+
+import dataclasses
+import json
+import os
+import threading
+
+import jax
+import pytest
+
+from benchmarks.other_implementations import __main__ as command
+from benchmarks.other_implementations import bound, implementations, one_run, rounds, workload
+from benchmarks.other_implementations.rounds import Row, make_rows
+from benchmarks.other_implementations.table import table
+from benchmarks.other_implementations.workload import Workload
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models import sizes
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PAD_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Of one bucket, so that each program is compiled once; the second's output ends early.
+TEXTS = ("My sister", "Wir gehen", "Nobody knows")
+TINY = T5Config(
+    vocab_size=384,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=24,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    mlp_activations=("gelu", "linear"),
+    logits_via_embedding=False,
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair, tmp_path_factory) -> Workload:
+    """The tiny pair, with its copies."""
+    target, draft = (str(tiny_pair / name) for name in ("target", "draft"))
+    folder, settings = tmp_path_factory.mktemp("copies"), {"max_decode_len": 12, "threads": 1}
+    found, config = workload.of_pair(target, draft, [*TEXTS, "x " * 40], folder, **settings)
+    assert found.title == "target with draft"
+    # The last text has more than the 48 tokens that the target takes.
+    assert len(found.inputs) == 3 and config == load(target).config
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(pair) -> list[list[int]]:
+    """What the generator makes of the texts."""
+    options = GenerateOptions(max_decode_len=12)
+    outputs = [
+        generation.output_ids
+        for (generation,) in Generator.load(pair.target).generate(TEXTS, options)
+    ]
+    # Else these tests would show less than they say.
+    assert len({EOS_ID in ids for ids in outputs}) == 2
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "arguments"),
+    [
+        ("ours", "jax", {}),
+        ("ours", "jax", {"draft": "draft", "gamma": 2, "verifier": "token"}),
+        ("transformers", "transformers", {}),
+        ("transformers", "transformers", {"cache": "static"}),
+        ("transformers", "transformers", {"assisted": True, "gamma": 3}),
+        ("transformers", "transformers", {"assisted": True}),
+        ("ctranslate2", "ctranslate2", {"compute_type": "float32"}),
+        ("t5x", "t5x.models", {}),
+    ],
+    ids=str,
+)
+def test_every_implementation_decodes_our_ids(pair, expected, name, library, arguments):
+    pytest.importorskip(library, reason=f"needs {library}")
+    if "draft" in arguments:
+        arguments = arguments | {"draft": pair.target.replace("target", "draft")}
+    # T5X promotes ranks.
+    with jax.numpy_rank_promotion("allow"):
+        version, decode = getattr(implementations, name)(pair, **arguments)
+        assert [one_run.until_end(decode(ids, 12)) for ids in pair.inputs] == expected
+        assert decode(pair.inputs[0], 1) == expected[0][:1]
+    assert version[:4].lower() in ("spec", name[:4], "t5x ")
+
+
+def test_ctranslate2_is_loaded_in_a_thread_that_ends(pair, monkeypatch):
+    """Else its two teams of threads are in one another's way."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs CTranslate2")
+    translator, loaded_in = ctranslate2.Translator, []
+
+    def watched(*args, **kwargs):
+        loaded_in.append(threading.current_thread())
+        return translator(*args, **kwargs)
+
+    monkeypatch.setattr(ctranslate2, "Translator", watched)
+    _, decode = implementations.ctranslate2(pair, compute_type="int8")
+    assert loaded_in != [threading.main_thread()]
+    assert not loaded_in[0].is_alive()
+    found = decode(pair.inputs[0], 12)
+    assert 1 <= len(found) <= 12 and all(0 <= token < 128 for token in found)
+
+
+def test_random_weights_are_read_by_all_and_decode_to_the_last_token(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs transformers")
+    larger = dataclasses.replace(TINY, num_decoder_layers=2)
+    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES | {"tiny": TINY, "larger": larger})
+    settings = {"alpha": 1.0, "max_decode_len": 20, "threads": 1}
+    given = workload.of_sizes(["tiny", "larger"], "tiny", 8, tmp_path, **settings)
+    own_draft, config = next(given)
+    # A model is no draft of itself.
+    assert own_draft.draft_copy is None and config == TINY
+    drafted, config = next(given)
+    assert not (tmp_path / "tiny").exists() and config == larger
+    (ids,) = drafted.inputs
+    assert len(ids) == 8 and ids[-1] == EOS_ID
+    names = [row.name for row in make_rows(drafted, ["transformer"], [3])]
+    assert names[:2] == ["spec_t5x, plain", "spec_t5x, random draft, gamma 3"]
+    assert not any("assisted" in name for name in names)
+    for arguments in ({}, {"draft": "random draft", "gamma": 3}):
+        _, decode = implementations.ours(drafted, **arguments)
+        found = decode(ids, 20)
+        assert len(found) == 20 and not {EOS_ID, PAD_ID} & set(found)
+    _, decode = implementations.transformers(drafted)
+    assert decode(ids, 20) == implementations.ours(drafted)[1](ids, 20)
+
+
+def test_rows_of_a_pair(pair):
+    rows = make_rows(pair, ["transformer", "copy"], [3, 4])
+    assert rows[0] == Row("spec_t5x, plain", "ours")
+    assert len({row.name for row in rows}) == len(rows) == 1 + 4 + 5 + 2 + 1
+    assert [row.name for row in rows if not row.exact] == ["CTranslate2, int8"]
+    without = make_rows(dataclasses.replace(pair, draft_copy=None), ["copy"], [3])
+    assert [row.name for row in without if row.speculative] == ["spec_t5x, copy, gamma 3"]
+    assert len(make_rows(pair, [], [3], others=())) == 1
+
+
+# --- rounds and figures ------------------------------------------------------
+
+
+PLAIN, DRAFTED = Row("plain", "ours"), Row("drafted", "ours", speculative=True)
+OTHER, ABSENT = Row("other", "t5x", exact=False), Row("absent", "transformers")
+# Two inputs, 20 tokens in all: seconds in three rounds.
+SECONDS = {"plain": [0.04, 0.06, 0.05], "drafted": [0.02, 0.02, 0.025], "other": [0.08, 0.075, 0.1]}
+
+
+@pytest.fixture
+def group(monkeypatch) -> dict:
+    """What ``measure`` makes of chosen timings, at 1 GB/s."""
+    outputs, ran = [[5] * 12, [6] * 7 + [EOS_ID]], []
+
+    def run(given, row):
+        ran.append(row.name)
+        if row == ABSENT:
+            return {"problem": "not installed: No module named 'transformers'"}
+        number = ran.count(row.name) - 1
+        result = {"version": f"{row.name} 1.0", "outputs": outputs, "peak_bytes": 300 * 2**20}
+        if row == OTHER:
+            result["outputs"] = [[5] * 12, [6] * 6 + [9, EOS_ID]]
+        first = {"first_token_seconds": 0.004, "compile_seconds": 2.34}
+        return {**result, **first, "seconds": SECONDS[row.name][number]}
+
+    monkeypatch.setattr(rounds, "run", run)
+    monkeypatch.setattr(rounds, "bytes_read", lambda config, lengths: (4_000_000, 20_000_000))
+    monkeypatch.setattr(rounds, "read_bandwidth", lambda num_bytes, threads: 1e9)
+    given = Workload(
+        title="a pair",
+        target="",
+        target_copy="",
+        inputs=[[3] * 6, [4] * 5],
+        max_source_len=16,
+        max_decode_len=16,
+        threads=2,
+    )
+    found = rounds.measure(given, TINY, [PLAIN, DRAFTED, OTHER, ABSENT], 3)
+    # Rows take turns in going first, and what is absent is not asked for again.
+    assert ran == [
+        *("plain", "drafted", "other", "absent"),
+        *("drafted", "other", "plain"),
+        *("other", "plain", "drafted"),
+    ]
+    return json.loads(json.dumps(found))
+
+
+def test_figures_are_medians_over_rounds(group):
+    plain, drafted, other, absent = group["rows"]
+    assert plain["seconds_per_token"] == pytest.approx(0.0025)
+    assert plain["first_token_seconds"] == pytest.approx(0.002)
+    # Ratios of each round: 2, 3 and 2; 0.5, 0.8 and 0.5.
+    assert (plain["speed_up"], drafted["speed_up"]) == (pytest.approx(1), pytest.approx(2))
+    assert other["speed_up"] == pytest.approx(0.5)
+    # 24 MB for 20 tokens at 1 GB/s, of which 20 MB are the steps'.
+    assert plain["times_bound"] == pytest.approx(0.0025 / 0.0012)
+    assert group["bound"]["step_seconds"] == pytest.approx(0.001)
+    # 18 tokens after the first of each: the median of 36, 56 and 46 ms.
+    assert plain["step_seconds"] == pytest.approx(0.046 / 18)
+    assert "step_seconds" not in drafted
+    assert [row.get("num_different") for row in group["rows"]] == [0, 0, 1, None]
+    assert absent["problem"].startswith("not installed")
+
+
+def test_the_table(group):
+    text = table([group], {"processor": "A processor"})
+    lines = text.splitlines()
+    assert lines[0] == "A processor, 2 threads, float32, batch 1, greedy."
+    assert lines[2] == (
+        "**a pair**: 2 sources of 5.5 tokens, outputs of 10.0. A step reads 1 MB, at 1.0 GB/s."
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    plain = ["plain", "2.50", "1.00", "2.08", "2.56 (2.56)", "2.00", "2.3", "300", "yes"]
+    assert rows[2] == plain
+    assert rows[3][:5] == ["drafted", "1.00", "2.00", "0.83", "—"]
+    assert rows[4][0] == "other⁴" and rows[4][-1] == "1 differ"
+    assert rows[5][:2] == ["absent", "not installed: No module named 'transformers'"]
+    assert rows[6][:5] == ["memory-bandwidth bound", "1.20", "", "1", "1.00"]
+    assert "⁴ The weights are rounded" in text
+    assert lines[-1] == "Versions: plain 1.0; drafted 1.0; other 1.0."
+    group["rows"] = group["rows"][:2]
+    for row in group["rows"]:
+        del row["compile_seconds"], row["peak_bytes"]
+    text = table([group | {"alpha": 0.75}], {"processor": "A processor"})
+    assert "⁴" not in text and "compile" not in text
+    assert "random weights, acceptance rate 0.75" in text
+
+
+# --- processes ---------------------------------------------------------------
+
+
+def test_a_row_runs_in_a_process_of_its_own(pair, expected):
+    result = rounds.run(pair, Row("plain", "ours"))
+    assert result["outputs"] == expected
+    # A process that compiles and has no programs of this one.
+    assert result["compile_seconds"] > result["seconds"] > result["first_token_seconds"] > 0
+    assert result["peak_bytes"] > 100 * 2**20
+
+
+def test_what_does_not_run_is_a_problem(pair, monkeypatch, tmp_path):
+    result = rounds.run(pair, Row("x", "transformers", {"gama": 3}))
+    assert result["problem"].startswith("does not run: TypeError: ")
+    (tmp_path / "ctranslate2.py").write_text("raise ImportError('no ctranslate2')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = rounds.run(pair, Row("x", "ctranslate2", {"compute_type": "int8"}))
+    assert result == {"problem": "not installed: no ctranslate2"}
+    (tmp_path / "ctranslate2.py").write_text("import os; os.kill(os.getpid(), 9)")
+    result = rounds.run(pair, Row("x", "ctranslate2", {"compute_type": "int8"}))
+    assert result["problem"].startswith("ended with status -9")
+
+
+def test_libraries_are_told_how_many_threads_there_are(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    values = rounds.environment(3)
+    assert values["OMP_NUM_THREADS"] == values["MKL_NUM_THREADS"] == "3"
+    assert values["JAX_PLATFORMS"] == "cpu"
+    assert values["JAX_COMPILATION_CACHE_DIR"] == ""
+    assert values["PYTHONPATH"].endswith(f"{os.pathsep}somewhere")
+
+
+# --- the bound ---------------------------------------------------------------
+
+
+def test_a_step_reads_its_weights_and_the_caches_in_use():
+    joined = TINY.num_heads * TINY.head_dim
+    # Counted by hand: of the source's keys and values the encoder's call has the kernels.
+    attention, cross = 4 * TINY.emb_dim * joined, 2 * TINY.emb_dim * joined
+    layer = attention + cross + 3 * TINY.emb_dim * TINY.mlp_dim + 3 * TINY.emb_dim
+    weights = layer + TINY.emb_dim * (TINY.vocab_size + 2) + TINY.relpos_num_buckets * 2
+    _, decoder = bound.bytes_read(TINY, [(5, 3), (7, 1)])
+    # Positions of the source and of the output that the four steps attend to.
+    attended = 3 * 5 + (1 + 2 + 3) + 7 + 1
+    assert decoder == 4 * (4 * weights + 2 * joined * attended)
+    # The encoder reads once for each input.
+    once, longer, twice = ([(5, 3)], [(5, 30)], [(5, 3), (5, 1)])
+    encoder = [bound.bytes_read(TINY, lengths)[0] for lengths in (once, longer, twice)]
+    assert encoder == [encoder[0], encoder[0], 2 * encoder[0]]
+
+
+def test_the_bandwidth_counts_every_byte_of_every_pass(monkeypatch):
+    # A clock that advances by a second whenever it is read: each timing takes one.
+    seconds = iter(range(1000))
+    monkeypatch.setattr(bound.time, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(bound, "_SECONDS", 3.0)
+    assert bound.read_bandwidth(30_000, 3) == 3 * 30_000
+
+
+# --- the command -------------------------------------------------------------
+
+
+def test_the_command_compares_a_pair(tiny_pair, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        rounds, "run", lambda given, row: one_run.measure(given, row.implementation, row.arguments)
+    )
+    monkeypatch.setattr(command, "_pin", lambda threads: 1)
+    data, kept = tmp_path / "pairs.tsv", tmp_path / "figures.json"
+    data.write_text("x\tMy sister\ty\nx\tWir gehen\ty\nx\tNobody knows\ty\n", encoding="utf-8")
+    flags = {"target": tiny_pair / "target", "draft": tiny_pair / "draft", "data": data}
+    flags |= {"gamma": 2, "num_inputs": 2, "max_decode_len": 12, "rounds": 1, "json": kept}
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    assert command.main([*arguments, "--others"]) == 0
+    printed = capsys.readouterr().out
+    assert "**target with draft**: 2 sources of" in printed
+    assert printed.count("| yes ") == 2
+    report = json.loads(kept.read_text(encoding="utf-8"))
+    assert report["machine"]["platform"] == "cpu"
+    assert table(report["groups"], report["machine"]) == printed.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--threads", "1000000"], "threads is 1000000: give 1 to"),
+        (["--target", "lm-target"], "target lm-target is a decoder alone"),
+        (["--data", "absent.tsv"], "no file absent.tsv"),
+        (["--size", "byt5_small"], "byt5_small and its draft t5_1_1_small have different"),
+        (["--size", "t5_9"], "no T5 size is called 't5_9'"),
+        (["--draft", "absent", "--others", "--rounds", "1"], "no draft 'absent'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert command.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("other_implementations: error: ") and message in line
+
+
+def test_numbers_are_at_least_one(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--rounds", "0"])
+    assert "--rounds is 0: give at least 1" in capsys.readouterr().err

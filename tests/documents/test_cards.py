@@ -1,0 +1,127 @@
+"""Cards of the packaged models: their commands exist, and a check compares their figures."""
+
+import argparse
+import re
+import runpy
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import gin
+import pytest
+
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.cli import evaluate as evaluate_command
+from spec_t5x.cli.gin_files import parse_gin, read_all
+from spec_t5x.cli.main import _parser
+from spec_t5x.training import run as run_t5  # noqa: F401, gin knows what is imported
+from spec_t5x.training import run_distill, run_heads, run_lm  # noqa: F401
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "check_cards.py")))
+NAMES = {*PACKAGED_DRAFTS, *(name for kinds in PACKAGED_DRAFTS.values() for name in kinds.values())}
+CARDS = {
+    path.parent.name: path.read_text(encoding="utf-8")
+    for path in sorted(PACKAGED_MODELS.glob("*/README.md"))
+}
+
+CARD = """# A draft
+
+| text | pairs | alpha | block efficiency |
+|---|---|---|---|
+| dev, temperature 0 | 8 (2 left out as too long) | 0.706 (0.700–0.720) | 2.62 |
+| dev, temperature 1 | 8 | 0.706 (0.700–0.720) | 2.62 (2.50–2.70) |
+
+and measured, in `data/ende`, by
+
+```bash
+spec-t5x evaluate --draft copy --temperature 0
+spec-t5x evaluate --draft copy --temperature 1
+```
+"""
+
+
+def test_every_packaged_model_has_a_card():
+    assert set(CARDS) == NAMES
+    for name, text in CARDS.items():
+        assert text.startswith(f"# {name}: ")
+        measured = "spec-t5x evaluate" in text
+        assert (f"`python scripts/check_cards.py --data data {name}`" in text) == measured
+
+
+@pytest.mark.parametrize("name", [name for name in CARDS if name != "lm-target"])
+def test_measurements_are_commands_with_intervals(name):
+    parser = argparse.ArgumentParser()
+    evaluate_command.add_arguments(parser)
+    for measurement in SCRIPT.read_card(CARDS[name]):
+        args = parser.parse_args(shlex.split(measurement.arguments))
+        assert args.target in PACKAGED_DRAFTS
+        assert args.temperature in (0.0, 1.0)
+        assert measurement.intervals
+        for value, low, high in measurement.intervals.values():
+            assert low <= value <= high
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_gin_takes_what_the_training_commands_bind(name, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    blocks = re.findall(r"```bash\n(.*?)```", CARDS[name], re.DOTALL)
+    for command in blocks[0].replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(command)
+        assert program == "spec-t5x"
+        flags = [word for word in words if word.startswith("--gin.")]
+        args, rest = _parser().parse_known_args([word for word in words if word not in flags])
+        assert not rest
+        if not flags:
+            continue
+        gin.clear_config()
+        parse_gin(args.gin_file, flags)
+        used = {name for _, text in read_all(args.gin_file) for name in re.findall(r"%(\w+)", text)}
+        macros = {flag.removeprefix("--gin.").split("=")[0] for flag in flags}
+        assert {macro for macro in macros if "." not in macro} <= used
+    gin.clear_config()
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """``check(printed, *arguments)``: the script's status, where ``evaluate`` prints this."""
+    (tmp_path / "models" / "a-draft").mkdir(parents=True)
+    (tmp_path / "models" / "a-draft" / "README.md").write_text(CARD, encoding="utf-8")
+    (tmp_path / "data" / "ende").mkdir(parents=True)
+    names = SCRIPT.main.__globals__
+    monkeypatch.setitem(names, "PACKAGED_MODELS", tmp_path / "models")
+
+    def run(printed, *more, data="data"):
+        monkeypatch.setitem(names, "evaluate", lambda arguments, folder: printed)
+        return SCRIPT.main(["--data", str(tmp_path / data), *more])
+
+    return run
+
+
+def test_a_check_finds_what_is_outside_of_its_interval(check, capsys):
+    figures = {"alpha": 0.7061, "block_efficiency": 2.6}
+    assert check(figures) == 0
+    assert capsys.readouterr().out.count("within") == 3
+    assert check(figures | {"alpha": 0.7201}) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("OUTSIDE" in line and "0.706 (0.7–0.72)" in line for line in lines) == 2
+    assert check(figures, data="nowhere") == 2
+    assert "nowhere/ende: give --data the folder that holds it" in capsys.readouterr().err
+    assert check(figures, "b-draft") == 2
+    assert "no packaged model 'b-draft': choose of a-draft" in capsys.readouterr().err
+
+
+def test_a_command_runs_in_its_folder(tmp_path):
+    (tmp_path / "few.tsv").write_text("Where is the station?\tWo ist der Bahnhof?\n" * 2)
+    arguments = "--target ende-target --draft copy --gamma 2 --data few.tsv --max_decode_len 8"
+    found = SCRIPT.evaluate(arguments, tmp_path)
+    assert found["num_pairs"] == 2
+    assert set(found["intervals"]) == {"bleu", "alpha", "block_efficiency"}
+    with pytest.raises(SCRIPT.InputError, match="--num_columns 3 ended with 2"):
+        SCRIPT.evaluate(f"{arguments} --num_columns 3", tmp_path)
+
+
+def test_a_row_without_a_command_is_refused():
+    with pytest.raises(ValueError, match="2 rows, 1 commands"):
+        SCRIPT.read_card(CARD.replace("spec-t5x evaluate --draft copy --temperature 1\n", ""))
