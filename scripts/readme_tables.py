@@ -1,4 +1,4 @@
-"""Writes the README's tables anew from the results that are kept in ``benchmarks/``.
+"""Writes the README's tables from the results that are kept in ``benchmarks/``.
 
     python scripts/readme_tables.py            # after a benchmark's file has changed
     python scripts/readme_tables.py --check    # says whether there is anything to write
@@ -10,69 +10,58 @@ A table stands between two comments, of which the first names its kind and its f
 """
 
 import argparse
-import dataclasses
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
-from spec_t5x.experiments import objectives, pacing
+from spec_t5x.experiments import benchmark, results
 from spec_t5x.experiments.neighbours import tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# benchmarks/ is not installed with the package.
+sys.path.insert(0, str(REPOSITORY))
+from benchmarks import objectives  # noqa: E402
+
 README = REPOSITORY / "README.md"
 
 
-def synthetic(values: Mapping[str, Any]) -> str:
-    """Measured speed-ups at real size, beside what the paper measured."""
-    headers = ("task", "draft", "temp.", "gamma", "alpha", "c", "T(verify)", "block efficiency")
-    rows = [
-        [row["row"]["paper"]["task"], row["row"]["draft"], f"{row['row']['temperature']:g}"]
-        + [row["row"]["gamma"], row["row"]["alpha"], f"{row['c']:.3f}"]
-        + [f"{row['verification_cost']:.2f}", f"{row['block_efficiency']:.2f}"]
-        + [f"**{row['speed_up']:.2f}**", f"{row['loop_speed_up']:.2f}"]
-        + [row["row"]["paper"]["measured"]]
-        for row in values["rows"]
-    ]
-    headers += ("speed-up", "loop alone", "the paper's, TPU-v4")
-    return tabulate(rows, headers, "pipe", disable_numparse=True)
-
-
-def paces(values: Mapping[str, Any]) -> str:
-    """Gamma auto beside plain decoding and fixed gammas."""
-    names = [field.name for field in dataclasses.fields(pacing.Row)]
-    rows = []
-    for kept in values["rows"]:
-        # JSON has neither tuples nor numbers as keys.
-        fixed = {int(gamma): seconds for gamma, seconds in kept["fixed_seconds"].items()}
-        row = {name: kept[name] for name in names}
-        rows.append(pacing.Row(**row | {"costs": tuple(kept["costs"]), "fixed_seconds": fixed}))
-    return pacing.table(rows)
+def by_gamma(values: Mapping[str, Any]) -> str:
+    """Speed-ups of a benchmark: a line for each draft and batch size, a column for each gamma."""
+    speed_ups: dict[tuple[str, int], dict[str, float]] = {}
+    for row in values["rows"]:
+        speed_up = statistics.median(row["plain_seconds"]) / statistics.median(
+            row["speculative_seconds"]
+        )
+        speed_ups.setdefault((row["draft"], row["batch_size"]), {})[str(row["gamma"])] = speed_up
+    columns = {"draft": lambda line: line[0][0], "batch": lambda line: line[0][1]}
+    for gamma in dict.fromkeys(str(row["gamma"]) for row in values["rows"]):
+        columns[f"gamma {gamma}"] = lambda line, gamma=gamma: f"{line[1][gamma]:.2f}"
+    return results.table(columns, list(speed_ups.items()))
 
 
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "neighbours": lambda values: tables.short(values["groups"], values["machine"]),
-    "pacing": paces,
-    "synthetic": synthetic,
-    "objectives": lambda values: objectives.table_of(values["rows"]),
+    "benchmark": lambda values: benchmark.table(values["rows"]),
+    "benchmark_by_gamma": by_gamma,
+    "objectives": lambda values: objectives.table(values["rows"]),
 }
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def filled(text: str, folder: Path) -> str:
-    """The text with every table made anew.
+    """The text with every table written again.
 
     Args:
       text: Markdown.
       folder: what the files' paths are relative to.
 
     Raises:
-      KeyError: a kind of table that is not known.
+      KeyError: an unknown kind of table.
       OSError: a file that cannot be read.
     """
 

@@ -136,24 +136,6 @@ def by_position(
     return [of_bin(number) for number in np.unique(bins).tolist()]
 
 
-def by_kind(
-    betas: Float[Array, "places"],
-    texts: Int[Array, "places"],
-    kinds: np.ndarray,
-    bootstrap: Bootstrap,
-) -> dict[str, Estimate]:
-    """The rate by kind of token, in alphabetical order; kinds that do not occur are absent.
-
-    Args:
-      betas, texts, bootstrap: as of ``mean``.
-      kinds: the name of each place's kind ``[places]``.
-    """
-    return {
-        kind: mean(betas[kinds == kind], texts[kinds == kind], bootstrap)
-        for kind in np.unique(kinds).tolist()
-    }
-
-
 def _resampled(pairs: Float[np.ndarray, "texts 2"], bootstrap: Bootstrap) -> np.ndarray:
     """The mean of each resample: how often each text was drawn, times its sum and count."""
     rng = np.random.default_rng(bootstrap.seed)

@@ -1,9 +1,12 @@
 """The README's tables are those of the results that are kept."""
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
+
+from benchmarks import plot_growth
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "readme_tables.py"))
@@ -31,3 +34,13 @@ def test_a_file_that_is_not_there_is_not_passed_over(tmp_path):
         SCRIPT["filled"](
             "<!-- table: neighbours absent.json -->\n<!-- end of table -->\n", tmp_path
         )
+
+
+def test_the_figure_of_growth_has_every_walk():
+    rows = json.loads((REPOSITORY / "benchmarks" / "growth.json").read_text())["rows"]
+    figure = plot_growth.draw(rows)
+    assert len(figure.axes) == 6
+    for panel in figure.axes:
+        measured, predicted, _ = panel.lines
+        assert len(measured.get_xdata()) == len(predicted.get_xdata()) >= 1
+        assert list(measured.get_xdata()) == sorted(measured.get_xdata())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Bootstrap, Estimate, by_kind, by_position, mean, ratio
+from spec_t5x.theory.estimates import Bootstrap, Estimate, by_position, mean, ratio
 
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
@@ -89,15 +89,6 @@ def test_positions_are_in_bins_that_double():
     values = [b.estimate.value for b in bins]
     assert values == pytest.approx([0.8, 0.8, 0.7, 0.2, 0.5, 0.25])
     assert [b.estimate.count for b in bins] == [2, 1, 2, 2, 1, 1]
-
-
-def test_kinds_are_apart():
-    kinds = np.array(["word", "end", "word", "digits"])
-    rates = by_kind(np.array([0.2, 1.0, 0.4, 0.5]), np.array([0, 0, 1, 1]), kinds, BOOTSTRAP)
-    assert {kind: rate.value for kind, rate in rates.items()} == pytest.approx(
-        {"digits": 0.5, "end": 1.0, "word": 0.3}
-    )
-    assert rates["word"].num_texts == 2
 
 
 def test_overlap_is_of_the_intervals():

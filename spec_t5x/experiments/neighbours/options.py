@@ -4,8 +4,8 @@ import dataclasses
 
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.floor import usable_threads
-from spec_t5x.experiments.inputs import InputOptions
 from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier
+from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.models.sizes import size
 
 # The run's own draft with the default verifier.
@@ -14,7 +14,7 @@ IMPLEMENTATIONS = ("transformers", "ctranslate2", "t5x")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NeighboursOptions(InputOptions):
+class NeighboursOptions(TextSource):
     """A pair of checkpoints with real inputs, or published sizes with random weights.
 
     Without a file or a task the inputs are sentences that come with the package.

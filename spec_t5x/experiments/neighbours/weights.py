@@ -12,11 +12,12 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.inputs import generator_of, read_texts
+from spec_t5x.experiments.benchmark import generator_of
 from spec_t5x.experiments.neighbours.interface import Job
 from spec_t5x.experiments.neighbours.options import NeighboursOptions
 from spec_t5x.experiments.neighbours.random_weights import write_random
 from spec_t5x.experiments.reproduction.example_texts import SENTENCES
+from spec_t5x.experiments.text_source import read_texts
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID
