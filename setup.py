@@ -39,6 +39,9 @@ setup(
         "rouge-score>=0.1.2,<0.2",
         "tokenizers>=0.21,<1",
         "matplotlib>=3.9,<4",
+        # Tables of results, and the machine that they are from.
+        "tabulate>=0.9,<1",
+        "psutil>=6,<8",
         # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
         "importlib_resources>=6,<8",
     ],
@@ -75,8 +78,6 @@ setup(
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
-            # Tables of the README, from what benchmarks/ holds.
-            "tabulate>=0.9,<1",
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",

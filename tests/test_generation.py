@@ -18,18 +18,18 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import comparison as comparison_lib
+from spec_t5x.experiments.acceptance import achieved
 from spec_t5x.experiments.comparison import compare
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import (
     DEFAULT_MAX_SOURCE_LENGTH,
     GenerateOptions,
+    Generation,
     Generator,
     bucket,
 )
 from spec_t5x.loops import speculative
-from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Costs
-from spec_t5x.loops.speculative import DecodeStats
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -664,26 +664,19 @@ def test_comparing_needs_a_draft_that_proposes(generator):
 
 def test_rounding_takes_no_measured_alpha_above_1():
     """A draft that equals its target; ``theory`` refuses more than 1."""
-    ones = np.ones((1, 1), np.int32)
-    stats = DecodeStats(
-        target_calls=ones,
-        plain_steps=0 * ones,
-        appended=4 * ones,
-        proposed=3 * ones,
-        accepted=3 * ones,
-        accepted_by_position=np.ones((1, 1, 3), np.int32),
-        verified_by_position=np.ones((1, 1, 3), np.int32),
-        beta_sum=np.full((1, 1), 3.0000005, np.float32),
+    output = Generation(
+        input="",
+        output="",
+        output_ids=[5, 6, 7, 8],
+        score=0.0,
+        target_calls=1,
+        accepted_by_position=[1, 1, 1],
+        verified_by_position=[1, 1, 1],
+        alpha=1.0000002,
     )
-    assert stats.alpha > 1
-    decoded = Decoded(
-        tokens=np.ones((1, 1, 4), np.int32),
-        scores=np.zeros((1, 1), np.float32),
-        lengths=4 * ones,
-        stats=stats,
-    )
-    assert comparison_lib._alpha([((0.0, None), (0.0, decoded))]) == 1.0
-    assert formulas.expected_tokens(1.0, 3) == 4
+    found = achieved([output])
+    assert found.alpha.value == found.observed.value == 1.0
+    assert found.block_efficiency.value == formulas.expected_tokens(1.0, 3) == 4
 
 
 @pytest.mark.parametrize("name", ["token", "tree"])

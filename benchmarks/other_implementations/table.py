@@ -1,4 +1,4 @@
-"""Results as Markdown: what the command prints and ``scripts/readme_tables.py`` fills in."""
+"""Results as Markdown: what the command prints and ``scripts/tables.py`` fills in."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,14 +1,12 @@
 """``spec-t5x acceptance``: how often the target accepts its drafts, as a table."""
 
 import argparse
-import dataclasses
 from pathlib import Path
 
-from spec_t5x.cli import settings
+from spec_t5x.cli import measurements
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
-# Flags that may be given several times, and the options that they fill.
 _LISTS = {
     "temperature": ("temperatures", float, "0 is argmax; once for each (0 and 1)"),
     "top_k": ("top_ks", int, "sample from the k likeliest tokens, 0 from all; once for each"),
@@ -40,12 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_DIR",
         help="as of generate; more are scored in one pass",
     )
-    settings.add_inputs(parser)
+    measurements.add_texts(parser)
     measured = parser.add_argument_group("measurement")
-    for name, (field, kind, text) in _LISTS.items():
-        measured.add_argument(
-            f"--{name}", action="append", type=kind, dest=field, metavar="N", help=text
-        )
+    measurements.add_lists(measured, _LISTS)
     for name, (kind, text) in _NUMBERS.items():
         measured.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     for name, text in {
@@ -58,52 +53,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
-    import gin
-
-    from spec_t5x.cli.gin_files import parse_gin
-    from spec_t5x.cli.settings import NO_DRAFT, Models
+    from spec_t5x.cli.settings import NO_DRAFT
     from spec_t5x.errors import InputError
-    from spec_t5x.experiments import acceptance, acceptance_run
+    from spec_t5x.experiments.acceptance import AcceptanceOptions
+    from spec_t5x.experiments.text_source import TextSource
 
-    configurables = [Models, acceptance_run.AcceptanceRun, acceptance.AcceptanceOptions]
-    makers = [gin.external_configurable(each, module="spec_t5x") for each in configurables]
-    parse_gin(args.gin_file, args.gin_bindings)
+    models, _, source, options = measurements.read(args, TextSource, AcceptanceOptions)
     # Checked before anything is loaded.
-    models, chosen, options = (
-        make(**_given(args, cls)) for make, cls in zip(makers, configurables, strict=True)
-    )
     if args.json and args.json.is_dir():
         raise InputError(f"--json {args.json} is a folder: give a file")
-    if models.draft == NO_DRAFT and not chosen.drafts:
+    if models.draft == NO_DRAFT and not options.drafts:
         raise InputError(f"the draft is {NO_DRAFT}: give one to measure")
-    if not chosen.drafts:
-        chosen = dataclasses.replace(chosen, drafts=(models.draft_name(),))
-
-    from rich.console import Console
-    from rich.progress import Progress
+    if args.text and source.name:
+        raise InputError(f"both TEXT and {source.name} were given: give one of them")
+    names = options.drafts or (models.draft_name(),)
 
     from spec_t5x.checkpoints.loading import load
+    from spec_t5x.checkpoints.make_draft import make_draft
+    from spec_t5x.experiments import results
+    from spec_t5x.experiments.acceptance import measure, table
+    from spec_t5x.experiments.benchmark import generator_of
     from spec_t5x.machine.compilation_cache import enable
 
     enable()
     draft_options = models.draft_options()
     target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring")
-        report = lambda done, total, what: bar.update(  # noqa: E731
-            task, completed=done, total=total, description=what
-        )
-        rows = acceptance_run.run(chosen, options, target, args.text, draft_options, report)
-    print(acceptance.table(rows))
+    generator = generator_of(target)
+    texts = args.text or _texts(source, options, generator)
+    drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
+    with measurements.progress("measuring") as report:
+        rows = measure(generator, drafts, texts, options, report)
+    print(table(rows))
     if args.json:
-        acceptance_run.write_json(args.json, chosen, options, target, rows)
+        shown = [row.to_dict() | {"draft": results.without_folder(row.draft)} for row in rows]
+        results.save(args.json, shown, models=models, source=source, options=options)
     return 0
 
 
-def _given(args: argparse.Namespace, cls: type) -> dict:
-    """The options of a class that flags were given for."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    given = {n: getattr(args, n) for n in names if getattr(args, n, None) is not None}
-    # Flags that may be given several times.
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+def _texts(source, options, generator) -> list[str]:
+    from spec_t5x.experiments.text_source import read_texts
+
+    if source.name is None and generator.is_decoder_only:
+        # Unconditional text.
+        return [""]
+    # A text gives at least a token: no more texts can be needed.
+    return read_texts(source, generator, options.standardizations()[0], options.num_tokens)

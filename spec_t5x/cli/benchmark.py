@@ -1,148 +1,73 @@
-"""``spec-t5x benchmark [SUBJECT]``: measurements of one's own models, as a table.
-
-A subject is a module of ``experiments`` with
-
-* ``HELP``, a line for the command's help;
-* ``Options``, a frozen dataclass that gin binds under its own name;
-* ``run(options, report=None, *, models, decoding)``, which returns the result, or yields it
-  row by row; ``report(done, total, what)`` is told what is being measured, ``models`` is a
-  ``cli.settings.Models`` and ``decoding`` a ``GenerateOptions``;
-* ``table(result)``, Markdown, and ``to_dict(result)``, what JSON can hold. Where ``run``
-  yields, the result is the list of its rows.
-"""
+"""``spec-t5x benchmark``: speculative against plain decoding, as a table."""
 
 import argparse
-import dataclasses
-import importlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.cli import measurements, settings
 
-HELP = "measure drafts, overheads and growth of cost"
+HELP = "measure speed-ups of drafts, verifiers, gammas and batch sizes against plain decoding"
 
-DEFAULT_SUBJECT = "drafts"
-# Imported when chosen: each brings what it measures with it.
-SUBJECTS = {
-    "drafts": "spec_t5x.experiments.benchmark",
-    "overhead": "spec_t5x.experiments.overhead",
-    "growth": "spec_t5x.experiments.growth",
-    "pacing": "spec_t5x.experiments.pacing",
-    "objectives": "spec_t5x.experiments.objectives",
+_LISTS = {
+    "gamma": ("gammas", settings.gamma, "drafts per iteration, or auto; once for each (4)"),
+    "temperature": ("temperatures", float, "0 is argmax; once for each (0 and 1)"),
+    "batch_size": ("batch_sizes", int, "inputs decoded together; once for each (1)"),
+    "max_decode_len": ("max_decode_lens", int, "tokens generated at most; once for each (128)"),
 }
-# The modules' own ``HELP``, which to read would import them all.
-ABOUT = {
-    "drafts": "drafts and verifiers against plain decoding",
-    "overhead": "time of an iteration beyond its draft steps and its verification",
-    "growth": "cost by batch, output length, gamma and size",
-    "pacing": "what gamma auto is worth, with good drafts and hopeless ones",
-    "objectives": "alpha of a draft after equal steps down each objective of distillation",
-}
-# Settings that say where files are, of the options and of their data.
-_PLACES = ("data", "figure", "output_dir", "cache_dir", "directory")
-# Flags that are fields of most subjects' options.
-_FLAGS = ("data", "mixture_or_task", "split", "num_inputs", "repeats")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags; all else is gin's."""
-    parser.add_argument(
-        "subject",
-        nargs="?",
-        choices=tuple(SUBJECTS),
-        default=DEFAULT_SUBJECT,
-        metavar="SUBJECT",
-        help="; ".join(f"{name}: {text}" for name, text in ABOUT.items()) + f" ({DEFAULT_SUBJECT})",
-    )
+    """The command's flags. A flag that is left out takes its value from gin."""
     parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
-    parser.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    parser.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
-    parser.add_argument("--split", metavar="NAME", help="of the task (validation)")
-    parser.add_argument("--num_inputs", type=int, metavar="N", help="inputs to decode")
-    parser.add_argument("--repeats", type=int, metavar="N", help="of all that is measured")
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--target", metavar="NAME_OR_DIR", help="as of generate; random:SIZE has random weights"
+    )
+    models.add_argument("--vocabulary", metavar="FILE", help="of a target that holds none")
+    models.add_argument(
+        "--draft",
+        action="append",
+        dest="pairs",
+        metavar="NAME[/VERIFIER]",
+        help="as of generate, or random:SIZE; once for each (a packaged target's own)",
+    )
+    models.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), help="of the networks (auto)"
+    )
+    measurements.add_texts(parser)
+    parser.add_argument("--num_inputs", type=int, metavar="N", help="texts to decode (60)")
+    measured = parser.add_argument_group("measurement")
+    measurements.add_lists(measured, _LISTS)
+    numbers = {
+        "repeats": (int, "of all that is measured (5)"),
+        "alpha": (float, "draw verdicts with this acceptance rate, for random sources, not texts"),
+        "source_len": (int, "tokens of a random source (64)"),
+    }
+    for name, (kind, text) in numbers.items():
+        measured.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    switches = {
+        "table_2": "draw verdicts for the rows of the paper's Table 2",
+        "parts": "also time the parts of an iteration",
+    }
+    for name, text in switches.items():
+        measured.add_argument(f"--{name}", action="store_true", default=None, help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures there")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
-    import gin
-    from rich.console import Console
-    from rich.progress import Progress
+    from spec_t5x.experiments import benchmark, results
+    from spec_t5x.experiments.text_source import TextSource
 
-    from spec_t5x.cli.gin_files import parse_gin
-    from spec_t5x.cli.settings import FIXED_GAMMA, Models
-    from spec_t5x.generation import AUTO, GenerateOptions
-
-    subject = importlib.import_module(SUBJECTS[args.subject])
-    make, make_models, make_decoding = (
-        gin.external_configurable(cls, module="spec_t5x")
-        for cls in (subject.Options, Models, GenerateOptions)
+    models, decoding, source, options = measurements.read(
+        args, TextSource, benchmark.BenchmarkOptions
     )
-    parse_gin(args.gin_file, args.gin_bindings)
-    options = make(**_flags_for(subject, args))
-    models, decoding = make_models(), make_decoding()
-    if decoding.gamma == AUTO:
-        # What is measured is of a gamma; ``pacing`` says which it takes.
-        decoding = dataclasses.replace(decoding, gamma=FIXED_GAMMA)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring")
-        report = lambda done, total, what: bar.update(  # noqa: E731
-            task, completed=done, total=total, description=what
-        )
-        for result in _results(subject.run(options, report, models=models, decoding=decoding)):
-            # After every row: a long run that is cut short leaves what it has.
-            if args.json:
-                settings = _settings(options, models, decoding)
-                _write_json(args.json, settings | subject.to_dict(result))
-    print(subject.table(result))
-    return 0
-
-
-def _flags_for(subject: ModuleType, args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, all of which the subject must have."""
-    given = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    fields = {field.name for field in dataclasses.fields(subject.Options)}
-    for name in given:
-        if name not in fields:
-            raise InputError(
-                f"--{name} is {given[name]}: the benchmark of {args.subject} has no such setting, "
-                "leave it out"
-            )
-    return given
-
-
-def _results(outcome: Any) -> Iterator[Any]:
-    """The result, or all rows so far after each."""
-    if not isinstance(outcome, Iterator):
-        yield outcome
-        return
+    shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
-    for row in outcome:
-        rows.append(row)
-        yield rows
-
-
-def _settings(options: Any, models: Any, decoding: Any) -> dict[str, Any]:
-    """Machine and settings of a run. Where files were is nobody else's business."""
-    from spec_t5x.experiments.benchmark import machine
-
-    values = dataclasses.asdict(options)
-    for holder in (values, values.get("data")):
-        for name in _PLACES:
-            if isinstance(holder, dict) and isinstance(holder.get(name), str):
-                holder[name] = Path(holder[name]).name
-    names = {"target": Path(models.target).name, "draft": models.draft and Path(models.draft).name}
-    return {
-        "machine": machine(),
-        "options": values | names,
-        "decoding": dataclasses.asdict(decoding),
-    }
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    with measurements.progress("measuring") as report:
+        for row in benchmark.run(options, report, models=models, decoding=decoding, source=source):
+            rows.append(row)
+            # After every row: a long run that is interrupted leaves what it has.
+            if args.json:
+                results.save(args.json, rows, **shown)
+    print(benchmark.table(rows))
+    return 0

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Compiles, prints Markdown tables, keeps the figures as JSON if asked to."""
     from rich.console import Console
 
-    from spec_t5x.experiments import tpu_chips, tpu_compilation, tpu_tables
+    from spec_t5x.experiments import tpu_chips, tpu_compilation
 
     tpu_chips.prepare_environment()
     options = tpu_compilation.Options(
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     with console.status("starting libtpu") as status:
         for result in tpu_compilation.run(options, lambda what: status.update(f"compiling {what}")):
             if not results:
-                print(tpu_tables.header(options))
+                print(tpu_compilation.header(options))
             results.append(result)
-            print(f"\n{tpu_tables.tables(result, options.work)}", flush=True)
+            print(f"\n{tpu_compilation.tables(result, options.work)}", flush=True)
             # After every mesh: a long run that is cut short leaves what it has.
             if args.json:
                 tpu_compilation.write_json(args.json, options, results)
-    print(f"\n{tpu_tables.FOOTNOTES}")
+    print(f"\n{tpu_compilation.FOOTNOTES}")
     return 0
 
 

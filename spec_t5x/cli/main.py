@@ -136,7 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         generate,
         infer,
         reproduce,
-        synthetic,
         train,
         train_heads,
         train_lm,
@@ -163,7 +162,6 @@ def _parser() -> argparse.ArgumentParser:
         convert,
         compile_tpu,
         reproduce,
-        synthetic,
     ):
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)

@@ -129,24 +129,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``experiments.inputs.InputOptions``: a file, or a task of seqio."""
-    data = parser.add_argument_group("inputs")
-    data.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    data.add_argument("--source_column", type=int, metavar="N", help="of a .tsv, from 0 (as usual)")
-    data.add_argument(
-        "--num_columns", type=int, metavar="N", help="of each line of a .tsv (as of the first line)"
-    )
-    data.add_argument("--source_field", metavar="NAME", help="of a .jsonl (article)")
-    data.add_argument("--prefix", metavar="TEXT", help="put before every source of a file")
-    data.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
-    data.add_argument("--split", metavar="NAME", help="of the task (validation)")
-
-
 def _add_options(group) -> None:
     numbers = {
         "gamma": (
-            _gamma,
+            gamma,
             "tokens that the draft proposes in each iteration; auto is as many as pay, none where "
             "none pay (auto)",
         ),
@@ -215,7 +201,8 @@ def say(text: str) -> None:
     print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
 
 
-def _gamma(text: str) -> int | str:
+def gamma(text: str) -> int | str:
+    """The value of ``--gamma``: a number, or "auto"."""
     from spec_t5x.generation import AUTO
 
     if text == AUTO:

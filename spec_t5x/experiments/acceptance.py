@@ -1,35 +1,35 @@
 """Acceptance rates: how often a target accepts its drafts, by Corollary 3.6 and in decoding.
 
-As section 4.2 of the paper has it: the target generates tokens, 10,000 by default, and alpha
-is the mean of ``sum min(p, q)`` over their places, with p and q after the standardization
-that is asked for. All drafts are scored in one pass over the target's distributions.
+As in section 4.2 of the paper, the target generates tokens, 10,000 by default, and alpha is the
+mean of ``sum min(p, q)`` over their positions, with p and q after standardization. All drafts
+are scored in one pass over the target's distributions.
 
-Beside it stands what decoding achieves: the same statistic as the loop keeps it, and how
-many of the verified drafts were accepted. Two things may tell these apart from alpha. A loop
-verifies nothing at the place after a whole proposal was accepted, where the target's own
-token comes for free; such places are easier than others. With gamma drafts in each proposal
-that is seldom, with the short proposals of a draft that copies it is not. And a draft that
-proposes several tokens without looking back (Medusa's heads) does worse at the later ones,
-where alpha is of the first.
+Decoding measures two more rates: the same mean over the positions that the loop verified, and
+the share of verified drafts that were accepted. Two effects separate them from alpha. The loop
+does not verify the position after a proposal that was accepted as a whole; such positions are
+easier than others, and frequent where proposals are short (``copy``). And a draft that proposes
+several tokens at once (Medusa's heads) is worse at the later ones; alpha is of the first.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.experiments import results
 from spec_t5x.experiments.text_scores import score_texts
-from spec_t5x.generation import Batch, GenerateOptions, Generator
+from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft
 from spec_t5x.theory import estimates
 from spec_t5x.theory.estimates import Bootstrap, Estimate, PositionBin
 from spec_t5x.theory.formulas import conditional_acceptance
-from spec_t5x.types import PAD_ID
+from spec_t5x.types import PAD_ID, Int
 
-# ``report(done, total, what)``: how many tokens and texts of all.
+# ``report(done, total, what)``: tokens and texts.
 Report = Callable[[int, int, str], None]
 
 
@@ -37,12 +37,13 @@ Report = Callable[[int, int, str], None]
 class AcceptanceOptions:
     """What to measure."""
 
-    # Tokens that the target generates, for each standardization. At temperature 0 every
-    # text is generated once, and there may be fewer; sampling goes round the texts.
+    # Names of the drafts, for the command; () takes the run's own draft.
+    drafts: tuple = ()
+    # Tokens that the target generates for each standardization. At temperature 0 every text
+    # is generated once, and there may be fewer; sampling repeats the texts.
     num_tokens: int = 10_000
-    # Standardizations: each temperature with each of top_ks and each of top_ps (0 keeps
-    # all); without either, no filter. Filters change nothing at temperature 0, which is
-    # measured once.
+    # Each temperature with each of top_ks and each of top_ps (0 keeps all); without either, no
+    # filter. Filters change nothing at temperature 0, which is measured once.
     temperatures: tuple = (0.0, 1.0)
     top_ks: tuple = ()
     top_ps: tuple = ()
@@ -54,7 +55,7 @@ class AcceptanceOptions:
     max_decode_len: int = 128
     # Cut longer sources instead of refusing them.
     truncate: bool = False
-    # Of the intervals: bootstrapped over texts.
+    # Of the intervals, bootstrapped over texts.
     confidence: float = 0.95
     resamples: int = 1000
     # Texts that are also decoded speculatively, with each draft; 0 for none.
@@ -64,7 +65,7 @@ class AcceptanceOptions:
     decode_leniently: bool = False
 
     def __post_init__(self):
-        for name in ("temperatures", "top_ks", "top_ps", "leniences"):
+        for name in ("drafts", "temperatures", "top_ks", "top_ps", "leniences"):
             value = getattr(self, name)
             if not isinstance(value, tuple | list):
                 raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
@@ -73,12 +74,14 @@ class AcceptanceOptions:
         for name in ("temperatures", "leniences"):
             if not getattr(self, name):
                 raise InputError(f"{name} is empty: give at least one")
+        if len(set(self.drafts)) < len(self.drafts):
+            raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
         for name, least in (("num_tokens", 1), ("decoded_texts", 0), ("gamma", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} is {value!r}: give a whole number of at least {least}")
         self.bootstrap()
-        # What remains is checked by those whose it is.
+        # GenerateOptions checks the rest.
         for decoding in self.standardizations():
             for lenience in self.leniences:
                 dataclasses.replace(decoding, lenience=lenience)
@@ -88,14 +91,14 @@ class AcceptanceOptions:
         return Bootstrap(confidence=self.confidence, resamples=self.resamples, seed=int(self.seed))
 
     def standardizations(self) -> list[GenerateOptions]:
-        """How the target generates, for each distribution to sample from."""
+        """How the target generates, for each standardization."""
         filters = [(k, 0.0) for k in self.top_ks] + [(0, p) for p in self.top_ps]
         found = {}
         for temperature in self.temperatures:
             for top_k, top_p in filters or [(0, 0.0)]:
                 options = GenerateOptions(
                     temperature=float(temperature),
-                    # An argmax is what it is, whatever is left out.
+                    # Filters do not change an argmax.
                     top_k=top_k if temperature else 0,
                     top_p=float(top_p) if temperature else 0.0,
                     seed=self.seed,
@@ -117,20 +120,59 @@ class AcceptanceOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """What speculative decoding with the token verifier made of a draft."""
+    """The acceptance that speculative decoding achieved, with intervals over texts."""
 
-    gamma: int
     num_texts: int
     target_calls: int
-    # Generated tokens for each of these calls.
-    block_efficiency: float
-    # Mean of beta over verified places, as the loop keeps it. None where nothing was
-    # verified, and at temperature 0 with a lenience, which the loop's statistic leaves out.
+    # Generated tokens for each target call.
+    block_efficiency: Estimate
+    # Mean of beta over verified positions, as the loop counts it. None where nothing was
+    # verified.
     alpha: Estimate | None
     # Accepted drafts over verified ones; None where nothing was verified.
     observed: Estimate | None
     # How often the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float]
+
+
+def achieved(
+    outputs: Sequence[Generation],
+    texts: Int[np.ndarray, "outputs"] | None = None,
+    bootstrap: Bootstrap | None = None,
+) -> Achieved:
+    """The acceptance of outputs that were decoded with a draft.
+
+    Args:
+      outputs: at least one.
+      texts: the number of the text that each output counts as in the bootstrap; None takes
+        each output as a text of its own.
+      bootstrap: how the intervals are made.
+    """
+    bootstrap = bootstrap or Bootstrap()
+    texts = np.arange(len(outputs)) if texts is None else texts
+    accepted, verified = (
+        np.array([getattr(output, name) for output in outputs])
+        for name in ("accepted_by_position", "verified_by_position")
+    )
+    # Rounding takes the alpha of a draft that equals the target above 1.
+    alphas = np.array([min(output.alpha or 0.0, 1.0) for output in outputs])
+    calls = np.array([output.target_calls for output in outputs])
+    lengths = np.array([len(output.output_ids) for output in outputs])
+
+    def ratio(sums: np.ndarray, counts: np.ndarray) -> Estimate | None:
+        sums, counts = (np.bincount(texts, weights=each) for each in (sums, counts))
+        return estimates.ratio(sums, counts.astype(np.int64), bootstrap)
+
+    return Achieved(
+        num_texts=len(outputs),
+        target_calls=int(calls.sum()),
+        block_efficiency=ratio(lengths, calls),
+        alpha=ratio(alphas * verified.sum(axis=1), verified.sum(axis=1)),
+        observed=ratio(accepted.sum(axis=1), verified.sum(axis=1)),
+        acceptance_by_position=conditional_acceptance(
+            accepted.sum(axis=0), verified.sum(axis=0)
+        ).tolist(),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,17 +184,18 @@ class AcceptanceRow:
     top_k: int
     top_p: float
     lenience: float
-    # The mean of beta over the places where the draft proposed; None where it never did.
+    # The mean of beta over the positions where the draft proposed; None where it never did.
     alpha: Estimate | None
-    # Tokens that the target generated and that were looked at, and the sources that they
-    # came of (of one source alone, the texts).
+    # Tokens of the target that were scored, and the sources that they came from (of one source
+    # alone, the texts).
     num_tokens: int
     num_texts: int
     # Share of the tokens for which the draft proposed anything.
     share_proposed: float
     # By position in the text.
     by_position: list[PositionBin]
-    # None where nothing was decoded.
+    # What decoding achieved with ``gamma``; None where nothing was decoded.
+    gamma: int
     decoded: Achieved | None
 
     @property
@@ -209,59 +252,41 @@ def measure(
 
 def table(rows: Sequence[AcceptanceRow]) -> str:
     """The rows as a Markdown table, with the intervals."""
-    lines = [
-        "| draft | sampling | lenience | alpha¹ | D_LK | proposed² | tokens | in the loop³ "
-        "| observed⁴ | block efficiency |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
+
+    def efficiency(row: AcceptanceRow) -> str | None:
         decoded = row.decoded
-        d_lk = "—" if row.d_lk is None else f"{row.d_lk:.3f}"
-        achieved = ("—", "—", "—")
-        if decoded:
-            efficiency = f"{decoded.block_efficiency:.2f} (gamma {decoded.gamma})"
-            achieved = (_cell(decoded.alpha), _cell(decoded.observed), efficiency)
-        lines.append(
-            f"| {row.draft} | {row.sampling} | {row.lenience:g} | {_cell(row.alpha)} | {d_lk} "
-            f"| {row.share_proposed:.0%} | {row.num_tokens} | {' | '.join(achieved)} |"
-        )
-    lines += [
-        "",
+        return decoded and f"{decoded.block_efficiency.value:.2f} (gamma {row.gamma})"
+
+    return results.table(
+        {
+            "draft": lambda row: row.draft,
+            "sampling": lambda row: row.sampling,
+            "lenience": lambda row: f"{row.lenience:g}",
+            "alpha¹": lambda row: _cell(row.alpha),
+            "D_LK": lambda row: None if row.d_lk is None else f"{row.d_lk:.3f}",
+            "proposed²": lambda row: f"{row.share_proposed:.0%}",
+            "tokens": lambda row: row.num_tokens,
+            "in the loop³": lambda row: row.decoded and _cell(row.decoded.alpha),
+            "observed⁴": lambda row: row.decoded and _cell(row.decoded.observed),
+            "block efficiency": efficiency,
+        },
+        rows,
         "¹ E[sum min(p, q)] over tokens that the target generated (Corollary 3.6), with an "
         "interval bootstrapped over texts. ² Share of the tokens for which the draft proposed "
-        "anything; alpha is over these. ³ The same mean over the places that speculative "
-        "decoding verified. ⁴ Drafts accepted there.",
-    ]
-    return "\n".join(lines)
+        "anything; alpha is over these. ³ The same mean over the positions that speculative "
+        "decoding verified. ⁴ Share of the verified drafts that were accepted.",
+    )
 
 
-def _cell(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "—"
-    if estimate.low is None:
-        return f"{estimate.value:.3f}"
+def _cell(estimate: Estimate | None) -> str | None:
+    if estimate is None or estimate.low is None:
+        return estimate and f"{estimate.value:.3f}"
     return f"{estimate.value:.3f} ({estimate.low:.3f}-{estimate.high:.3f})"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scored:
-    """Places of generated texts, one number for each generated token."""
-
-    texts: np.ndarray
-    positions: np.ndarray
-    tokens: np.ndarray
-    # By draft: betas [leniences, places] and whether anything was proposed [places].
-    betas: dict[str, np.ndarray]
-    proposed: dict[str, np.ndarray]
-
-    def first(self, num: int) -> "_Scored":
-        """The first so many places."""
-        return jax.tree.map(lambda leaf: leaf[..., :num], self)
-
-
-jax.tree_util.register_dataclass(
-    _Scored, data_fields=["texts", "positions", "tokens", "betas", "proposed"], meta_fields=[]
-)
+# Of generated tokens, one after the other: ``texts``, the number of the text; ``positions`` in
+# it; and by draft ``betas`` [leniences, tokens] and ``proposed``, whether it proposed anything.
+_Scored = dict[str, Any]
 
 
 class _Measurement:
@@ -273,6 +298,7 @@ class _Measurement:
         self.widths = _widths(generator, texts, options.standardizations()[0])
         decodings = len(drafts) * len(options.decoded_leniences()) * options.decoded_texts
         self.total = len(options.standardizations()) * (options.num_tokens + decodings)
+        # Of the steps that are over.
         self.done = 0
 
     def rows(self, decoding: GenerateOptions) -> Iterator[AcceptanceRow]:
@@ -287,8 +313,8 @@ class _Measurement:
                 yield self._row(name, index, lenience, decoding, scored, decoded)
 
     def _score(self, decoding: GenerateOptions) -> tuple[_Scored, int]:
-        """Generates with the target and scores all drafts; how many texts it took, too."""
-        goal, parts, num, used = self.done + self.options.num_tokens, [], 0, 0
+        """Generates with the target and scores all drafts; returns the number of texts, too."""
+        wanted, parts, num, used = self.options.num_tokens, [], 0, 0
         for batch in self._batches(decoding, first=0):
             decoded = self.generator.decode(batch, decoding)
             scores = score_texts(
@@ -306,51 +332,32 @@ class _Measurement:
             part = _places(batch, *jax.device_get((decoded, scores)), sources)
             parts.append(part)
             used += len(batch.texts)
-            num += part.tokens.size
-            self._tell(part.tokens.size, f"{self._what(decoding)}: scoring", goal)
-            if num >= self.options.num_tokens:
+            num += part["texts"].size
+            self._tell(min(num, wanted), decoding, "scoring")
+            if num >= wanted:
                 break
         # At temperature 0 the texts may have run out.
-        self._tell(goal - self.done, f"{self._what(decoding)}: scored", goal)
+        self._over(wanted, decoding)
         joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
-        return joined.first(self.options.num_tokens), used
+        return jax.tree.map(lambda leaf: leaf[..., :wanted], joined), used
 
     def _decode(self, name: str, decoding: GenerateOptions, first: int) -> Achieved:
         """Speculative decoding of the first texts, with other random keys than before."""
-        goal, rows, wanted = self.done + self.options.decoded_texts, [], self.options.decoded_texts
+        wanted, outputs = self.options.decoded_texts, []
         generator = self.generator.with_draft(self.drafts[name])
         for batch in self._batches(decoding, first=first, limit=wanted):
-            stats = jax.device_get(generator.decode(batch, decoding).stats)
-            num = len(batch.texts)
-            rows.append(jax.tree.map(lambda leaf, num=num: leaf[:num, 0], stats))
-            self._tell(len(batch.texts), f"{self._what(decoding)}: decoding with {name}", goal)
-        self._tell(goal - self.done, f"{self._what(decoding)}: decoded with {name}", goal)
-        stats = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
-        bootstrap, calls = self.options.bootstrap(), int(stats.target_calls.sum())
-        clusters = self._clusters(first, len(stats.target_calls))
-        betas, accepted, verified = (
-            np.bincount(clusters, weights=values)
-            for values in (stats.beta_sum, stats.accepted, stats.verified)
-        )
-        verified = verified.astype(np.int64)
-        return Achieved(
-            gamma=decoding.gamma,
-            num_texts=len(stats.target_calls),
-            target_calls=calls,
-            block_efficiency=float(stats.appended.sum() / calls),
-            alpha=estimates.ratio(betas, verified, bootstrap),
-            observed=estimates.ratio(accepted, verified, bootstrap),
-            acceptance_by_position=conditional_acceptance(
-                stats.accepted_by_position.sum(axis=0), stats.verified_by_position.sum(axis=0)
-            ).tolist(),
-        )
+            answers = all_answered(generator.collect(batch, generator.decode(batch, decoding)))
+            outputs += [output for (output,) in answers]
+            self._tell(len(outputs), decoding, f"decoding with {name}")
+        self._over(wanted, decoding)
+        texts = self._clusters(first, len(outputs))
+        return achieved(outputs, texts, self.options.bootstrap())
 
     def _clusters(self, first: int, count: int) -> np.ndarray:
-        """What ``count`` texts from place ``first`` on count as, for the intervals.
+        """The bootstrap's number of each of ``count`` texts from place ``first`` on.
 
-        Several draws from one source depend on one another, as tokens of a text do: what is
-        drawn again is the source. Of one source alone, such as no text at all, the draws are
-        what there is.
+        Draws from one source depend on one another, as tokens of a text do: the source is
+        resampled. Where there is only one, such as the empty prompt, the draws are.
         """
         places = first + np.arange(count)
         return places % len(self.texts) if len(self.texts) > 1 else places
@@ -358,9 +365,9 @@ class _Measurement:
     def _batches(
         self, decoding: GenerateOptions, first: int, limit: int | None = None
     ) -> Iterator[Batch]:
-        """Batches of the texts, round and round; once at temperature 0, or up to ``limit``.
+        """Batches of the texts, repeated; once at temperature 0, or up to ``limit``.
 
-        The random key of a text is that of its place, counted from ``first``.
+        The random key of a text follows from its place, counted from ``first``.
         """
         if decoding.sampling().greedy:
             limit = min(limit or len(self.texts), len(self.texts))
@@ -374,8 +381,8 @@ class _Measurement:
                 yield _widened(batch, *self.widths)
 
     def _row(self, name, index, lenience, decoding, scored: _Scored, decoded) -> AcceptanceRow:
-        there, bootstrap = scored.proposed[name], self.options.bootstrap()
-        betas, texts = scored.betas[name][index][there], scored.texts[there]
+        there, bootstrap = scored["proposed"][name], self.options.bootstrap()
+        betas, texts = scored["betas"][name][index][there], scored["texts"][there]
         return AcceptanceRow(
             draft=name,
             temperature=decoding.temperature,
@@ -383,23 +390,25 @@ class _Measurement:
             top_p=decoding.top_p,
             lenience=float(lenience),
             alpha=estimates.mean(betas, texts, bootstrap),
-            num_tokens=scored.tokens.size,
-            num_texts=len(np.unique(scored.texts)),
+            num_tokens=there.size,
+            num_texts=len(np.unique(scored["texts"])),
             share_proposed=float(there.mean()),
-            by_position=estimates.by_position(betas, texts, scored.positions[there], bootstrap),
+            by_position=estimates.by_position(betas, texts, scored["positions"][there], bootstrap),
+            gamma=self.options.gamma,
             decoded=decoded,
         )
 
-    def _tell(self, more: int, what: str, at_most: int) -> None:
-        self.done = min(self.done + more, at_most)
-        self.report(self.done, self.total, what)
+    def _tell(self, done: int, decoding: GenerateOptions, what: str) -> None:
+        what = f"temperature {decoding.temperature:g}: {what}"
+        self.report(self.done + done, self.total, what)
 
-    def _what(self, decoding: GenerateOptions) -> str:
-        return f"temperature {decoding.temperature:g}"
+    def _over(self, step: int, decoding: GenerateOptions) -> None:
+        self.done += step
+        self._tell(0, decoding, "done")
 
 
 def _widths(generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
-    """Width of the sources and of the prompts, for all batches: one program serves all.
+    """Widths of the sources and of the prompts that fit all batches: one program serves all.
 
     Raises:
       InputError: a text that the target does not take.
@@ -422,7 +431,7 @@ def _widened(batch: Batch, source: int, prompt: int) -> Batch:
 
 
 def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
-    """The generated tokens of a batch's real rows, one after the other."""
+    """The scores of the generated tokens of a batch's real rows, one after the other."""
     rows = len(batch.texts)
     starts = (batch.prompts[:rows, 1:] != PAD_ID).sum(axis=1)
     counts = np.maximum(decoded.lengths[:rows, 0] - starts, 0)
@@ -430,10 +439,11 @@ def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
     # Scores are numbered from the first generated token, tokens from the prompt's first.
     generated = np.arange(width)[None, :] < counts[:, None]
     text, position = np.nonzero(generated)
-    return _Scored(
-        texts=sources[text],
-        positions=position,
-        tokens=decoded.tokens[text, 0, starts[text] + position],
-        betas={name: of.betas[:, text, position].astype(np.float64) for name, of in scores.items()},
-        proposed={name: of.proposed[text, position] for name, of in scores.items()},
-    )
+    return {
+        "texts": sources[text],
+        "positions": position,
+        "betas": {
+            name: of.betas[:, text, position].astype(np.float64) for name, of in scores.items()
+        },
+        "proposed": {name: of.proposed[text, position] for name, of in scores.items()},
+    }

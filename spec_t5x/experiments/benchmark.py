@@ -1,189 +1,464 @@
-"""Speculative against plain decoding, for many drafts and verifiers, on real sentences.
+"""``spec-t5x benchmark``: speculative against plain decoding, for many drafts and settings.
 
-Each row decodes the same inputs plainly and speculatively, in one process and in turn,
-compilation apart. Beside the measured speed-up stands what Theorem 3.8 predicts from the
-alpha and c of the same run, with the cost of verification counted.
+Each row decodes the same inputs plainly and speculatively in turn, in one process, compilation
+apart. Beside the measured speed-up stands what Theorem 3.8 predicts from the alpha and c of
+the same row, with the cost of verification counted.
+
+The inputs are texts; or, with an acceptance rate alpha, random ids, and the verdicts are drawn
+(``synthetic_acceptance``). Then a target ``random:t5_1_1_xxl`` of random weights will do.
 """
 
 import dataclasses
-import platform
-from collections.abc import Callable, Iterator
+import itertools
+import logging
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
+from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.experiments import results
 from spec_t5x.experiments.comparison import Comparison, compare
-from spec_t5x.experiments.inputs import InputOptions, generator_of, read_texts
-from spec_t5x.generation import GenerateOptions
-from spec_t5x.interfaces import Draft
-from spec_t5x.models.binding import Model
-from spec_t5x.tuning.identity import processor
+from spec_t5x.experiments.iteration_parts import measure_parts, overhead
+from spec_t5x.experiments.synthetic_acceptance import (
+    SyntheticOptions,
+    SyntheticVerifier,
+    check_fits,
+    check_vocabulary,
+    compare_drawn,
+    random_model,
+    random_sources,
+)
+from spec_t5x.experiments.synthetic_acceptance import run as run_table_2
+from spec_t5x.experiments.text_source import TextSource, read_texts
+from spec_t5x.generation import AUTO, DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.machine.description import machine
+from spec_t5x.models.binding import bind
+from spec_t5x.models.sizes import size
+from spec_t5x.verifiers import VERIFIERS
 
-HELP = "drafts and verifiers against plain decoding"
+__all__ = ["BenchmarkOptions", "generator_of", "machine", "run", "table"]
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[int, int, str], None]
+
+# The run's own draft, the same with a gamma that adapts, and the run's own verifier.
+OWN_DRAFT, ADAPTIVE, OWN_VERIFIER = "draft", "adaptive", "own"
+# Before a name of ``models.sizes``: random weights.
+RANDOM = "random:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions(InputOptions):
-    """What to measure. Every combination of draft, verifier, temperature and gamma."""
+class BenchmarkOptions:
+    """What to measure: every combination of draft, temperature, gamma, batch size and length."""
 
-    # The first that the encoder takes; of a task, the first, without what it refuses.
+    # The first inputs that the encoder takes; of a task, of its first examples.
     num_inputs: int = 60
     repeats: int = 5
-    # Drafts and verifiers by name: ``DRAFT/VERIFIER`` pairs. ``draft`` is the run's own draft,
-    # ``adaptive`` the same with a gamma that adapts, ``own`` the run's own verifier.
-    pairs: tuple = ("transformer/block",)
+    # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``adaptive`` the same
+    # with a gamma that adapts, ``random:SIZE`` one of random weights.
+    pairs: tuple = (OWN_DRAFT,)
     temperatures: tuple = (0.0, 1.0)
+    # Whole numbers from 1, or "auto".
     gammas: tuple = (4,)
+    # () takes ``GenerateOptions``' batch size and length.
+    batch_sizes: tuple = ()
+    max_decode_lens: tuple = ()
+    # False varies one list at a time, the others at their first value.
+    every_combination: bool = True
     # Of ``adaptive``: the time of a draft step in target steps.
     adaptive_c: float = 0.1
+    # Also time the parts of an iteration and the overhead beyond them.
+    parts: bool = False
+    # Draw verdicts with this acceptance rate, for random sources of ``source_len`` tokens.
+    alpha: float | None = None
+    source_len: int = 64
+    # Draw verdicts for the rows of the paper's Table 2, instead of the lists above.
+    table_2: bool = False
+    # Of random weights and sources.
+    seed: int = 0
 
     def __post_init__(self):
-        self.check_given()
-        for name in ("num_inputs", "repeats"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)!r}: give at least 1")
-        for pair in self.pairs:
-            if str(pair).count("/") < 1:
-                raise InputError(f"pair {pair!r}: write DRAFT/VERIFIER")
+        for name in ("pairs", "temperatures", "gammas", "batch_sizes", "max_decode_lens"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list):
+                raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
+            # gin's sequences.
+            object.__setattr__(self, name, tuple(value))
+        numbers = {name: (getattr(self, name),) for name in ("num_inputs", "repeats", "source_len")}
+        numbers["gammas"] = tuple(gamma for gamma in self.gammas if gamma != AUTO)
+        for name in ("batch_sizes", "max_decode_lens"):
+            numbers[name] = getattr(self, name)
+        for name, values in numbers.items():
+            for value in values:
+                if not isinstance(value, int) or value < 1:
+                    raise InputError(f"{name} is {value!r}: give at least 1")
+        if self.alpha is not None:
+            SyntheticVerifier(alpha=self.alpha)
+        if AUTO in self.gammas and (self.drawn or self.parts):
+            raise InputError(
+                f"gammas hold {AUTO}: drawn verdicts and parts of an iteration need a number"
+            )
 
     @property
-    def uses_own_draft(self) -> bool:
-        """Whether a row is of the run's own draft."""
-        return any(pair.rpartition("/")[0] in ("draft", "adaptive") for pair in self.pairs)
+    def drawn(self) -> bool:
+        """Whether verdicts are drawn, and no text is read."""
+        return self.alpha is not None or self.table_2
+
+    def settings(self, decoding: GenerateOptions) -> list[tuple[str, GenerateOptions]]:
+        """The draft and the options of each row; ``decoding`` is what all of them share."""
+        lists = {
+            "pair": self.pairs,
+            "batch_size": self.batch_sizes or (decoding.batch_size,),
+            "max_decode_len": self.max_decode_lens or (decoding.max_decode_len,),
+            "temperature": self.temperatures,
+            "gamma": self.gammas,
+        }
+        if self.every_combination:
+            every = itertools.product(*lists.values())
+            chosen = [dict(zip(lists, each, strict=True)) for each in every]
+        else:
+            first = {name: values[0] for name, values in lists.items()}
+            chosen = [first] + [
+                first | {name: value} for name, values in lists.items() for value in values[1:]
+            ]
+        settings = []
+        for values in chosen:
+            draft, verifier = _draft_and_verifier(values.pop("pair"))
+            if verifier not in (OWN_VERIFIER, decoding.verifier):
+                # Settings of the run's own verifier do not apply to another.
+                values |= {"verifier": verifier, "widths": (), "lenience": 1.0}
+            settings.append((draft, dataclasses.replace(decoding, **values)))
+        return settings
 
 
-# As the command knows it (``cli.benchmark``).
-Options = BenchmarkOptions
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the table."""
-
-    draft: str
-    verifier: str
-    comparison: Comparison
+def _draft_and_verifier(pair: str) -> tuple[str, str]:
+    """
+    >>> _draft_and_verifier("transformer:/runs/draft/token")
+    ('transformer:/runs/draft', 'token')
+    >>> _draft_and_verifier("copy")
+    ('copy', 'own')
+    """
+    draft, _, verifier = str(pair).rpartition("/")
+    is_pair = draft and verifier in (*VERIFIERS, OWN_VERIFIER)
+    return (draft, verifier) if is_pair else (str(pair), OWN_VERIFIER)
 
 
 def run(
     options: BenchmarkOptions,
-    report: Callable[[int, int, str], None] | None = None,
+    report: Report | None = None,
     *,
     models: Any,
     decoding: GenerateOptions | None = None,
-) -> Iterator[Row]:
-    """Measures row after row.
+    source: TextSource | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Measures row after row, each as JSON can hold it.
 
     Args:
       options: what to measure.
-      report: ``report(done, total, what)`` is told of each row.
+      report: ``report(done, total, what)``, before each row.
       models: the target and its draft, with the draft's settings (``cli.settings.Models``).
-        The draft is what ``draft`` and ``adaptive`` stand for in ``options.pairs``.
-      decoding: what is the same in all rows: lengths, the batch's size.
+      decoding: what is the same in all rows.
+      source: the texts; not read where verdicts are drawn.
 
     Raises:
-      InputError: nothing to decode, a beam search, or a draft or verifier that does not go
-        with the target.
+      InputError: nothing to decode, a beam search, or a draft or verifier that does not fit
+        the target.
     """
-    decoding = decoding or GenerateOptions()
-    if decoding.beams:
-        raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
-    draft = models.draft_name() if options.uses_own_draft else None
-    draft_options = models.draft_options()
-    target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
-    generator = generator_of(target)
-    texts = read_texts(options, generator, decoding, options.num_inputs)
-    combinations = [
-        (pair, temperature, gamma)
-        for pair in options.pairs
-        for temperature in options.temperatures
-        for gamma in options.gammas
-    ]
-    for done, (pair, temperature, gamma) in enumerate(combinations):
-        if report:
-            report(done, len(combinations), f"{pair}, temperature {temperature:g}, gamma {gamma}")
-        draft_name, _, verifier = pair.rpartition("/")
-        model = _make_draft(draft_name, options, target, generator.target, draft, draft_options)
-        row = dataclasses.replace(
-            _with_verifier(decoding, verifier), gamma=gamma, temperature=temperature
-        )
-        comparison = compare(generator.with_draft(model), texts, row, options.repeats)
-        yield Row(draft=draft_name, verifier=row.verifier, comparison=comparison)
-        # Compiled programs of earlier rows are of no more use, and fill the memory.
+    decoding, source = decoding or GenerateOptions(), source or TextSource()
+    report = report or (lambda done, total, what: None)
+    _check(options, models, decoding, source)
+    if options.table_2:
+        yield from _table_2(options, models, report)
+        return
+    settings = options.settings(decoding)
+    loaded = _Models(models, options, settings)
+    generator, texts = loaded.generator, []
+    if not options.drawn:
+        texts = read_texts(source, generator, decoding, options.num_inputs)
+        # As ``generate`` decodes them: a batch takes as long as its longest row.
+        texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
+    for done, (name, row) in enumerate(settings):
+        what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
+        report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
+        draft = loaded.draft(name)
+        if options.drawn:
+            comparison = compare_drawn(
+                loaded.target,
+                draft,
+                row,
+                alpha=options.alpha,
+                source_len=options.source_len,
+                repeats=options.repeats,
+            )
+        elif _leaves_out(generator.with_draft(draft), texts, row):
+            log.info("%s: no acceptance pays, gamma auto leaves the draft out: no row", what)
+            continue
+        else:
+            comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
+        record = _record(name, row, comparison, options)
+        yield record | (_parts(loaded.target, draft, row, options) if options.parts else {})
+        # Compiled programs of earlier rows are not used again and take memory.
         jax.clear_caches()
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| draft | verifier | temp. | gamma | alpha | block efficiency | c | T(verify) | speed-up "
-        "| loop alone¹ | predicted² | oracle³ | same text |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        c = row.comparison
-        same = {None: "—", True: "yes", False: f"{len(c.divergences)} differ"}[c.identical]
-        lines.append(
-            f"| {row.draft} | {row.verifier} | {c.temperature:g} | {c.gamma} | {c.alpha:.3f} "
-            f"| {c.block_efficiency:.2f} | {c.step_times.c:.3f} "
-            f"| {c.step_times.verification_cost:.2f} | {c.speed_up:.2f} | {c.loop_speed_up:.2f} "
-            f"| {c.predicted_with_verification:.2f} | {c.oracle:.2f} | {same} |"
+def _check(
+    options: BenchmarkOptions, models: Any, decoding: GenerateOptions, source: TextSource
+) -> None:
+    """Refuses what does not fit together, before anything is loaded."""
+    if decoding.beams:
+        raise InputError(f"beams is {decoding.beams}: the benchmark does not search, leave it 0")
+    if not options.drawn:
+        if models.target.startswith(RANDOM):
+            raise InputError(
+                f"target {models.target} has random weights and reads no text: give an alpha"
+            )
+        source.check_given()
+    elif source.name:
+        raise InputError(
+            f"verdicts are drawn and data is {source.name!r}: random sources are decoded, leave "
+            "one of them out"
         )
-    lines += [
-        "",
-        "¹ Without dispatch, encoding and prefill, which both pay for each input. ² Theorem 3.8 "
-        "with the measured c and cost of verification, T(verify), both in steps of the target; "
-        "for chains of gamma drafts. ³ 1 / (1 - alpha + c alpha): gamma known beforehand, and "
-        "verification at the cost of one step.",
-    ]
-    return "\n".join(lines)
+    if options.table_2 and not models.target.startswith(RANDOM):
+        raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")
 
 
-def to_dict(rows: list[Row]) -> dict[str, Any]:
-    """All figures, as JSON can hold them."""
-    return {
-        "rows": [
-            {"draft": row.draft, "verifier": row.verifier} | row.comparison.to_dict()
-            for row in rows
-        ]
+def generator_of(target: LoadedModel) -> Generator:
+    """A generator without a draft.
+
+    Not ``Generator.load``, which would read the target again where drafts are made of it, too:
+    an XXL fits a device once.
+    """
+    return Generator(
+        target=bind(target.params, target.config),
+        vocabulary=target.vocabulary,
+        max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+    )
+
+
+class _Models:
+    """The target of a run, a checkpoint or random weights, and its drafts by name."""
+
+    def __init__(
+        self,
+        models: Any,
+        options: BenchmarkOptions,
+        settings: Sequence[tuple[str, GenerateOptions]],
+    ):
+        self._options, self._draft_options = options, models.draft_options()
+        names = {name for name, _ in settings}
+        self._own = models.draft_name() if names & {OWN_DRAFT, ADAPTIVE} else None
+        names = {self._own if name == OWN_DRAFT else name for name in names}
+        # One draft on the device at a time.
+        self._made: tuple[str, Draft] | None = None
+        self._loaded, self.generator = None, None
+        dtype = self._draft_options.dtype
+        if models.target.startswith(RANDOM):
+            size_name = models.target.removeprefix(RANDOM)
+            _check_sizes(size_name, names, dtype, options, settings)
+            self.target: Target = random_model(size(size_name), dtype, options.seed)
+        else:
+            self._loaded = load(models.target, dtype=dtype, vocabulary=models.vocabulary)
+            self.generator = generator_of(self._loaded)
+            self.target = self.generator.target
+
+    def draft(self, name: str) -> Draft:
+        """The draft of a row."""
+        if self._made is None or self._made[0] != name:
+            self._made = None
+            self._made = name, self._make(name)
+        return self._made[1]
+
+    def _make(self, name: str) -> Draft:
+        options = self._draft_options
+        if name == ADAPTIVE:
+            stopping = Stopping(c=self._options.adaptive_c)
+            options = dataclasses.replace(options, stopping=stopping)
+        if name in (OWN_DRAFT, ADAPTIVE):
+            name = self._own or "transformer"
+        if name.startswith(RANDOM):
+            config = size(name.removeprefix(RANDOM))
+            model = random_model(config, options.dtype, self._options.seed + 1)
+            return TransformerDraft(model, settings=options.settings, stopping=options.stopping)
+        return make_draft(name, self._loaded, self.target, options)
+
+
+def _check_sizes(target: str, names: set[str], dtype: str, options: BenchmarkOptions, settings):
+    """Refuses drafts that do not go with a target of random weights, and what has no room."""
+    for name in sorted(names):
+        if not name.startswith(RANDOM):
+            raise InputError(f"draft {name}: a target of random weights takes random:SIZE")
+    drafts = sorted(name.removeprefix(RANDOM) for name in names)
+    check_vocabulary(target, drafts)
+    check_fits(
+        target,
+        drafts,
+        dtype=dtype,
+        rows=max(row.batch_size for _, row in settings),
+        gamma=max(row.gamma for _, row in settings),
+        source_len=options.source_len,
+        length=max(row.max_decode_len for _, row in settings),
+    )
+
+
+def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOptions) -> bool:
+    """Whether gamma "auto" comes to 0, since no acceptance pays for the draft."""
+    if options.gamma != AUTO:
+        return False
+    batch = generator.batches(texts[: options.batch_size], options)[0]
+    return generator.pace(batch, options) is None
+
+
+def _record(
+    draft: str, row: GenerateOptions, comparison: Comparison, options: BenchmarkOptions
+) -> dict[str, Any]:
+    """A row as JSON can hold it: the settings and what was measured."""
+    record = comparison.to_dict() | {
+        "draft": results.without_folder(draft),
+        "verifier": "drawn" if options.drawn else row.verifier,
+        "gamma": row.gamma,
+        "gamma_mean": comparison.gamma,
+        "batch_size": row.batch_size,
+        "max_decode_len": row.max_decode_len,
+        "predicted": comparison.predicted_with_verification,
     }
+    if options.drawn:
+        record["source_len"] = options.source_len
+        record["predicted"] = comparison.step_times.batch_speed_up(
+            comparison.alpha, row.gamma, rows=row.batch_size, length=row.max_decode_len
+        )
+    return record
 
 
-def machine() -> dict:
-    """What the figures were measured on."""
-    return {
-        "device": jax.devices()[0].device_kind,
-        "platform": jax.devices()[0].platform,
-        "processor": processor(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-    }
+def _table_2(options: BenchmarkOptions, models: Any, report: Report) -> Iterator[dict[str, Any]]:
+    """Rows of Table 2 for the drafts ``random:SIZE`` among the pairs; without any, all."""
+    drafts = [str(each).removeprefix(RANDOM) for each in options.pairs if RANDOM in str(each)]
+    lengths = {"decode_len": options.max_decode_lens[0]} if options.max_decode_lens else {}
+    chosen = SyntheticOptions(
+        target=models.target.removeprefix(RANDOM),
+        **({"drafts": drafts} if drafts else {}),
+        **lengths,
+        source_len=options.source_len,
+        repeats=options.repeats,
+        dtype=models.dtype,
+        seed=options.seed,
+    )
+    for timing in run_table_2(chosen, report):
+        row = GenerateOptions(gamma=timing.gamma, max_decode_len=chosen.decode_len)
+        record = _record(RANDOM + timing.row.draft, row, timing, options)
+        paper = record.pop("row")["paper"]
+        yield record | {"task": paper["task"], "paper": paper}
 
 
-def _make_draft(
-    name: str,
-    options: BenchmarkOptions,
-    target: LoadedModel,
-    model: Model,
-    own: str | None,
-    draft_options: DraftOptions,
-) -> Draft:
-    """The draft of a row."""
-    if name == "adaptive":
-        stopping = Stopping(c=options.adaptive_c)
-        draft_options = dataclasses.replace(draft_options, stopping=stopping)
-    if name in ("draft", "adaptive"):
-        name = own or "transformer"
-    return make_draft(name, target, model, draft_options)
+def _parts(
+    target: Target, draft: Draft, row: GenerateOptions, options: BenchmarkOptions
+) -> dict[str, Any]:
+    parts = measure_parts(
+        target,
+        draft,
+        jnp.asarray(random_sources(target, row.batch_size, options.source_len, options.seed)),
+        row.sampling(),
+        gamma=row.gamma,
+        max_decode_len=row.max_decode_len,
+        verifier=row.make_verifier(),
+        repeats=max(options.repeats, 5),
+    )
+    return {"parts": parts, **overhead(parts)}
 
 
-def _with_verifier(decoding: GenerateOptions, name: str) -> GenerateOptions:
-    if name == "own":
-        return decoding
-    # What is bound of the run's own verifier is not for another.
-    return dataclasses.replace(decoding, verifier=name, widths=(), lenience=1.0)
+# --- the table -------------------------------------------------------------------
+
+
+def _number(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str | None]:
+    """A cell: the row's value in a format; None where it has none."""
+
+    def cell(row: Mapping[str, Any]) -> str | None:
+        value = row.get(name)
+        return value if value is None or isinstance(value, str) else format(value, form)
+
+    return cell
+
+
+def _part(name: str) -> Callable[[Mapping[str, Any]], str | None]:
+    """A cell: milliseconds of a part of an iteration, the median."""
+
+    def cell(row: Mapping[str, Any]) -> str | None:
+        return f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
+
+    return cell
+
+
+def _interval(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
+    def cell(row: Mapping[str, Any]) -> str | None:
+        return "–".join(format(each, form) for each in row[name]) if name in row else None
+
+    return cell
+
+
+def _same_text(row: Mapping[str, Any]) -> str | None:
+    if row.get("identical") is None:
+        return None
+    return "yes" if row["identical"] else f"{len(row['divergences'])} differ"
+
+
+def _plain_steps(row: Mapping[str, Any]) -> str | None:
+    if row.get("gamma") != AUTO or "plain_steps" not in row:
+        return None
+    return f"{row['plain_steps'] / row['target_calls']:.0%}"
+
+
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "task": _number("task"),
+    "draft": _number("draft"),
+    "verifier": _number("verifier"),
+    "temp.": _number("temperature", "g"),
+    "batch": _number("batch_size", "d"),
+    "tokens": _number("max_decode_len", "d"),
+    "gamma": _number("gamma", "d"),
+    "alpha": _number("alpha", ".3f"),
+    "block efficiency": _number("block_efficiency"),
+    "c": _number("c", ".3f"),
+    "T(verify)": _number("verification_cost"),
+    "speed-up": _number("speed_up"),
+    "lowest–highest": _interval("speed_up_range", ".2f"),
+    "loop alone¹": _number("loop_speed_up"),
+    "predicted²": _number("predicted"),
+    "oracle³": _number("oracle_speed_up"),
+    "plain steps": _plain_steps,
+    "same text": _same_text,
+    "the paper's EXP": lambda row: "paper" in row and row["paper"]["expected"] or None,
+    "EMP": lambda row: "paper" in row and row["paper"]["measured"] or None,
+    "iteration, ms": _part("iteration"),
+    "both networks⁴": _part("networks"),
+    "overhead": _number("overhead", ".3f"),
+    "of the iteration": _number("overhead_share", ".1%"),
+    "quartiles": _interval("overhead_quartiles", ".1%"),
+    "drafts alone": _part("proposal"),
+    "verification alone": _part("verification"),
+    "plain step": _part("plain_step"),
+    "of it beyond the call": _number("plain_overhead_share", ".1%"),
+}
+_NOTES = {
+    "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
+    "predicted": "² Theorem 3.8 with the measured c and cost of verification T(verify), in target "
+    "steps; of drawn verdicts until the last row of the batch is done.",
+    "oracle_speed_up": "³ 1 / (1 - alpha + c alpha): gamma known beforehand, and verification at "
+    "the cost of one step.",
+    "parts": "⁴ gamma draft steps, their sampling included, and the target call over gamma + 1 "
+    "tokens, in alternation; each alone beside it.",
+}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table; columns that no row has a value for are left out."""
+    notes = [note for name, note in _NOTES.items() if any(name in row for row in rows)]
+    return results.table(_COLUMNS, rows, *notes)

@@ -1,32 +1,101 @@
 """Speculative against plain decoding: same inputs, same process, compilation apart."""
 
 import dataclasses
+import functools
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.acceptance import achieved
 from spec_t5x.generation import (
     AUTO,
     Batch,
     GenerateOptions,
     Generation,
     Generator,
-    Run,
     all_answered,
 )
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.loops.outputs import Decoded
 from spec_t5x.theory import formulas
+from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
-from spec_t5x.types import PAD_ID
+from spec_t5x.types import PAD_ID, Float, PyTree
+
+# Decodes one batch.
+Decode = Callable[[Batch], Decoded]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeTimes:
+    """Several ways of decoding, timed in turn."""
+
+    # Of all batches: everything, and the prefill alone (dispatch, encoder, empty caches).
+    seconds: Float[np.ndarray, "rounds ways"]
+    prefill_seconds: Float[np.ndarray, "rounds ways"]
+    compile_seconds: list[float]
+    # Results by round, way and batch.
+    decoded: list[list[list[Decoded]]]
+
+
+def time_in_turn(
+    ways: Sequence[Callable[[], Decode]], rounds: Sequence[Sequence[Batch]]
+) -> DecodeTimes:
+    """Times ways of decoding the same batches: every batch all ways, then the next one.
+
+    Args:
+      ways: each makes a ``Decode``, anew for every round: a pace starts from nothing.
+      rounds: the batches of each round.
+    """
+    shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
+    compile_seconds = []
+    for way in ways:
+        programs = [Program.once(functools.partial(way(), batch)) for batch in shapes.values()]
+        compile_seconds.append(compiled(programs)[1])
+    seconds, decoded = zip(*(_time_round(ways, batches) for batches in rounds), strict=True)
+    whole, prefill = np.moveaxis(np.stack(seconds), -1, 0)
+    return DecodeTimes(
+        seconds=whole,
+        prefill_seconds=prefill,
+        compile_seconds=compile_seconds,
+        decoded=list(decoded),
+    )
+
+
+def _time_round(ways: Sequence[Callable[[], Decode]], batches: Sequence[Batch]):
+    """Seconds ``[ways, (whole, prefill)]`` of all batches, and results by way and batch."""
+    results: list[list[Decoded]] = [[] for _ in ways]
+
+    def keep(result: list, decode: Decode, batch: Batch) -> Decoded:
+        result.append(decode(batch))
+        return result[-1]
+
+    decodes = [(way(), way()) for way in ways]
+    programs = [
+        Program.once(program)
+        for batch in batches
+        for result, (whole, prefill) in zip(results, decodes, strict=True)
+        for program in (
+            functools.partial(keep, result, whole, batch),
+            functools.partial(prefill, _without_steps(batch)),
+        )
+    ]
+    seconds = interleaved(programs, 1).reshape(len(batches), len(ways), 2)
+    return seconds.sum(axis=0), results
+
+
+def _without_steps(batch: Batch) -> Batch:
+    """The same batch with nothing to generate: its time is the prefill's."""
+    return dataclasses.replace(batch, max_decode_steps=np.zeros_like(batch.max_decode_steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first place where two texts that should be equal are not."""
+    """The first position where two outputs that should be equal differ."""
 
     input: str
     # Index of the token.
@@ -39,28 +108,33 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One comparison. Rates are medians over repeats of the whole set of inputs."""
+    """Plain against speculative decoding of the same inputs."""
 
     num_inputs: int
-    # Drafts of an iteration; with gamma "auto" as many as were made on average, rounded.
+    # Drafts per iteration; with gamma "auto" the mean number, rounded.
     gamma: int
     temperature: float
     verifier: str
-    # Generated tokens, end of sequence included, padding rows not.
+    # Generated tokens of a round, end of sequence included, padding rows not.
     plain_tokens: int
     speculative_tokens: int
-    # Seconds for all inputs, encoding included, compilation not: every repeat.
+    # Seconds for all inputs, encoding included, compilation not, of every round.
     plain_seconds: list[float]
     speculative_seconds: list[float]
-    # Of these, what comes before the first token: dispatch, encoding, empty caches.
+    # Of these, the prefill: dispatch, encoding, empty caches.
     plain_setup_seconds: list[float]
     speculative_setup_seconds: list[float]
     plain_compile_seconds: float
     speculative_compile_seconds: float
-    target_calls: int
+    # Of a round, its mean where rounds differ. Plain steps are the calls without drafts.
+    target_calls: float
+    plain_steps: float
+    accepted: float
+    verified: float
+    # Mean of beta over verified positions; of drawn verdicts, the given rate.
     alpha: float
     step_times: StepTimes
-    # None when sampling: the texts are then different draws from one distribution.
+    # None when sampling: the outputs are then different draws from one distribution.
     identical: bool | None
     divergences: list[Divergence]
     outputs: list[list[Generation]]
@@ -77,48 +151,61 @@ class Comparison:
 
     @property
     def block_efficiency(self) -> float:
-        """Generated tokens for each target call of speculative decoding."""
+        """Generated tokens per target call of speculative decoding."""
         return self.speculative_tokens / self.target_calls
 
     @property
-    def accepted_plus_one(self) -> float:
-        """``1 + accepted / target_calls``, beside which Equation 1 is drawn.
+    def acceptance_rate(self) -> float | None:
+        """Share of the verified drafts that were accepted; None where none was verified."""
+        return self.accepted / self.verified if self.verified else None
 
-        As if every iteration ended with a token of the target's own, which the end of a text
-        keeps some from.
+    @property
+    def accepted_plus_one(self) -> float:
+        """``1 + accepted / target_calls``, which Equation 1 predicts.
+
+        Every iteration counts as if it ended with a token of the target's own, which the end
+        of a text prevents in some.
         """
-        accepted = sum(generation.accepted for group in self.outputs for generation in group)
-        return 1 + accepted / self.target_calls
+        return 1 + self.accepted / self.target_calls
 
     @property
     def speed_up(self) -> float:
-        """Ratio of the rates."""
+        """Ratio of the rates, medians over rounds."""
         return self.speculative_rate / self.plain_rate
 
     @property
+    def speed_up_range(self) -> tuple[float, float]:
+        """Lowest and highest ratio of the rates in one round."""
+        tokens = self.speculative_tokens / self.plain_tokens
+        pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
+        ratios = [tokens * plain / speculative for plain, speculative in pairs]
+        return min(ratios), max(ratios)
+
+    @property
     def loop_speed_up(self) -> float:
-        """The same without the set-up of each input, of which Theorem 3.8 knows nothing."""
-        plain = statistics.median(self.plain_seconds) - statistics.median(self.plain_setup_seconds)
-        speculative = statistics.median(self.speculative_seconds) - statistics.median(
-            self.speculative_setup_seconds
+        """The same without the prefill, which Theorem 3.8 leaves out."""
+        plain, speculative = (
+            statistics.median(seconds) - statistics.median(prefill)
+            for seconds, prefill in (
+                (self.plain_seconds, self.plain_setup_seconds),
+                (self.speculative_seconds, self.speculative_setup_seconds),
+            )
         )
         return (self.speculative_tokens / speculative) / (self.plain_tokens / plain)
 
     @property
     def predicted(self) -> float:
         """Theorem 3.8 with the measured alpha and c, verification as one step."""
-        return formulas.wall_time_improvement(self.alpha, self.gamma, self.step_times.c)
+        return self.step_times.speed_up(self.alpha, self.gamma, as_paper=True)
 
     @property
     def predicted_with_verification(self) -> float:
         """The same with the measured cost of scoring gamma + 1 tokens."""
-        return formulas.wall_time_improvement(
-            self.alpha, self.gamma, self.step_times.c, self.step_times.verification_cost
-        )
+        return self.step_times.speed_up(self.alpha, self.gamma)
 
     @property
     def oracle(self) -> float:
-        """What an oracle that knew when to stop drafting would give (section 3.5)."""
+        """The speed-up of an oracle that knows when to stop drafting (section 3.5)."""
         return formulas.oracle_improvement(self.alpha, self.step_times.c)
 
     def to_dict(self) -> dict:
@@ -129,7 +216,9 @@ class Comparison:
             "plain_tokens_per_second": self.plain_rate,
             "speculative_tokens_per_second": self.speculative_rate,
             "block_efficiency": self.block_efficiency,
+            "acceptance_rate": self.acceptance_rate,
             "speed_up": self.speed_up,
+            "speed_up_range": list(self.speed_up_range),
             "loop_speed_up": self.loop_speed_up,
             "c": self.step_times.c,
             "verification_cost": self.step_times.verification_cost,
@@ -142,7 +231,7 @@ class Comparison:
 def compare(
     generator: Generator, texts: Sequence[str], options: GenerateOptions, repeats: int = 3
 ) -> Comparison:
-    """Decodes the inputs both ways, batch by batch in turn, ``repeats`` times.
+    """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
 
     Raises:
       InputError: the generator has no draft, gamma is 0 or comes to it, or an input cannot
@@ -157,89 +246,98 @@ def compare(
         raise InputError(
             f"gamma is {AUTO} and comes to 0, since no acceptance pays here: give it a number"
         )
-    undrafted = generator.plain()
-    plain, speculative = undrafted.run(options), generator.run(options)
-    plain_compile = sum(_warm_up(plain, batches))
-    speculative_compile = sum(_warm_up(speculative, batches))
-    # By program (plain, speculative; the same with nothing to generate), then repeat.
-    seconds = [[], [], [], []]
-    for _ in range(repeats):
-        runs = [_timed_runs(plain, speculative, batch) for batch in batches]
-        for index, column in enumerate(seconds):
-            column.append(sum(run[index][0] for run in runs))
-
+    plain = generator.plain()
+    times = time_in_turn(
+        [lambda: plain.run(options).decode, lambda: generator.run(options).decode],
+        [batches] * repeats,
+    )
     plain_outputs, outputs = (
         [
-            outputs
-            for batch, run in zip(batches, runs, strict=True)
-            for outputs in all_answered(generator.collect(batch, run[index][1]))
+            answer
+            for batch, decoded in zip(batches, of_way, strict=True)
+            for answer in all_answered(generator.collect(batch, decoded))
         ]
-        for index in range(2)
+        for of_way in times.decoded[-1]
     )
     greedy = options.sampling().greedy
-    divergences = _divergences(undrafted, plain_outputs, outputs, options) if greedy else []
-    flat = [generation for group in outputs for generation in group]
-    gamma = options.gamma if speculative.pace is None else speculative.pace.typical_limit
-    return Comparison(
+    divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
+    pace = times.decoded[-1][1][-1].pace
+    alpha = achieved([output for group in outputs for output in group]).alpha
+    return comparison_of(
+        times,
+        generator.target,
+        generator.draft,
+        jnp.asarray(batches[0].tokens),
+        options,
         num_inputs=len(texts),
-        gamma=gamma,
-        temperature=options.temperature,
-        verifier=options.verifier,
-        plain_tokens=sum(len(g.output_ids) for group in plain_outputs for g in group),
-        speculative_tokens=sum(len(g.output_ids) for g in flat),
-        plain_seconds=seconds[0],
-        speculative_seconds=seconds[1],
-        plain_setup_seconds=seconds[2],
-        speculative_setup_seconds=seconds[3],
-        plain_compile_seconds=plain_compile,
-        speculative_compile_seconds=speculative_compile,
-        target_calls=sum(g.target_calls for g in flat),
-        alpha=_alpha(runs),
-        step_times=measure_step_times(
-            generator.target,
-            generator.draft,
-            jnp.asarray(batches[0].tokens),
-            gamma=gamma,
-            max_decode_len=options.max_decode_len,
-            settings=options.sampling(),
-            verifier=options.make_verifier(),
-        ),
+        gamma=options.gamma if pace is None else pace.typical_limit,
+        plain_tokens=sum(len(output.output_ids) for group in plain_outputs for output in group),
+        # Where a pace has left the draft out, nothing was verified.
+        alpha=alpha.value if alpha else 0.0,
         identical=not divergences if greedy else None,
         divergences=divergences,
         outputs=outputs,
     )
 
 
-def _warm_up(run: Run, batches: list[Batch]) -> list[float]:
-    """Compiles every shape; seconds of first run minus second, for each."""
-    seconds, seen = [], set()
-    for batch in batches:
-        if batch.tokens.shape not in seen:
-            seen.add(batch.tokens.shape)
-            first, _ = _timed(run, batch)
-            second, _ = _timed(run, batch)
-            seconds.append(max(first - second, 0.0))
-    return seconds
+def comparison_of(
+    times: DecodeTimes,
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    options: GenerateOptions,
+    *,
+    gamma: int,
+    step_repeats: int = 9,
+    **values,
+) -> Comparison:
+    """The comparison of plain and speculative decoding, which ``times`` has in this order.
 
+    Measures the step times as well.
 
-def _timed_runs(plain: Run, speculative: Run, batch: Batch) -> list:
-    """Seconds and results: plain, speculative, and the set-up alone of either."""
-    nothing = dataclasses.replace(batch, max_decode_steps=np.zeros_like(batch.max_decode_steps))
-    return [_timed(which, inputs) for inputs in (batch, nothing) for which in (plain, speculative)]
-
-
-def _timed(run: Run, batch: Batch):
-    start = time.perf_counter()
-    decoded = jax.block_until_ready(run.decode(batch))
-    return time.perf_counter() - start, decoded
-
-
-def _alpha(runs) -> float:
-    """Mean beta over all verified positions of all sequences."""
-    stats = [jax.device_get(run[1][1].stats) for run in runs]
-    alpha = sum(s.beta_sum.sum() for s in stats) / sum(s.verified.sum() for s in stats)
-    # Rounding takes a draft that equals the target above 1.
-    return min(float(alpha), 1.0)
+    Args:
+      times: what was timed.
+      target, draft: the models.
+      inputs: of one batch, for the step times.
+      options: how it was decoded.
+      gamma: drafts per iteration.
+      step_repeats: timings of a step.
+      values: the fields that do not follow from these.
+    """
+    # By round, of all its batches.
+    counts = [
+        {
+            name: sum(float(np.sum(getattr(decoded.stats, name))) for decoded in speculative)
+            for name in ("appended", "target_calls", "plain_steps", "accepted", "verified")
+        }
+        for _, speculative in jax.device_get(times.decoded)
+    ]
+    mean = {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
+    tokens = mean.pop("appended")
+    return Comparison(
+        gamma=gamma,
+        temperature=options.temperature,
+        verifier=options.verifier,
+        speculative_tokens=round(tokens),
+        plain_seconds=times.seconds[:, 0].tolist(),
+        speculative_seconds=times.seconds[:, 1].tolist(),
+        plain_setup_seconds=times.prefill_seconds[:, 0].tolist(),
+        speculative_setup_seconds=times.prefill_seconds[:, 1].tolist(),
+        plain_compile_seconds=times.compile_seconds[0],
+        speculative_compile_seconds=times.compile_seconds[1],
+        step_times=measure_step_times(
+            target,
+            draft,
+            inputs,
+            gamma=gamma,
+            max_decode_len=options.max_decode_len,
+            settings=options.sampling(),
+            verifier=options.make_verifier(),
+            repeats=step_repeats,
+        ),
+        **mean,
+        **values,
+    )
 
 
 def _divergences(
@@ -257,7 +355,7 @@ def _divergences(
 def _divergence(
     generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
 ) -> Divergence:
-    """Where two outputs part, and by how little the target preferred the first."""
+    """Where two outputs differ first, and the target's margin for the plain one."""
     ours, theirs = plain.output_ids, other.output_ids
     width = max(len(ours), len(theirs))
     padded = np.full((2, width), PAD_ID, np.int32)

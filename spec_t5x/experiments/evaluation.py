@@ -5,94 +5,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gin
-import jax
-import numpy as np
-
-from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
-from spec_t5x.data.metrics import bleu_metric, metric_by_name, metric_intervals, signature
-from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.tsv import read_pairs
-from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.data.metrics import bleu_metric, metric_intervals, signature
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.acceptance import achieved
+from spec_t5x.experiments.text_source import Intervals, Metric, fits
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
-from spec_t5x.theory.estimates import Bootstrap, ratio
-from spec_t5x.theory.formulas import conditional_acceptance
-
-# ``metric(targets, predictions)``; targets are what came as the second of each pair.
-EvaluationMetric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
-# The 95 % intervals of the same arguments, of the figures of which they are known.
-EvaluationIntervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(TaskOptions):
-    """What to evaluate on: a local file or a seqio task."""
-
-    # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
-    data: str | None = None
-    # Of a .tsv; None is as usual (``data.tsv.read_pairs``).
-    source_column: int | None = None
-    target_column: int | None = None
-    num_columns: int | None = None
-    # The same of JSON lines.
-    source_field: str = "article"
-    target_field: str = "highlights"
-    # Put before every source of a file; a task has its own.
-    prefix: str = ""
-    # Of a file: a name of ``data.metrics.METRICS``. A task has its own.
-    metric: str = "bleu"
-    # A name in seqio's registry: its texts and its metrics.
-    mixture_or_task: str | None = None
-    split: str = "validation"
-    # Modules that register tasks when imported; the paper's tasks are known without.
-    # T5X's macro holds one name or None.
-    task_modules: tuple | str | None = ()
-    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
-    task_feature_lengths: dict | None = None
-    # Take the first so many pairs only.
-    limit: int | None = None
-    # Of a file: take the first so many words of each source only, which a language model is
-    # to go on from.
-    source_words: int | None = None
-
-    def __post_init__(self):
-        if (self.data is None) == (self.mixture_or_task is None):
-            raise InputError(
-                f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one "
-                "of them"
-            )
-        for name in ("limit", "source_words"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}: give at least 1")
-        if self.source_words is not None and self.data is None:
-            raise InputError(
-                f"source_words is {self.source_words}: a task has its own sources, leave it out"
-            )
-        self.check_lengths()
-        metric_by_name(self.metric)
-
-
-gin.external_configurable(EvaluationOptions, module="spec_t5x")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationSet:
-    """Sources, what their outputs are compared with, and how."""
-
-    # Of the file or task, for the report.
-    name: str
-    # (source, target); a target is what ``metric`` takes.
-    pairs: list[tuple[str, Any]]
-    metric: EvaluationMetric
-    # Of the metric's figures.
-    intervals: EvaluationIntervals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a set of text pairs says about a target and its draft."""
+    """Quality and acceptance of a target and its draft on a set of text pairs."""
 
     num_pairs: int
     # Pairs left out because their source is empty or longer than the encoder.
@@ -109,8 +31,7 @@ class Evaluation:
     alpha: float | None
     # How often the i-th draft was accepted where it was verified.
     acceptance_by_position: list[float] | None
-    # Lower and upper ends of the 95 % intervals, bootstrapped over texts, by the names of
-    # the figures; those that can be had.
+    # 95 % intervals, bootstrapped over texts, by figure; of the figures that have one.
     intervals: dict[str, tuple[float, float]]
 
     def to_dict(self) -> dict:
@@ -123,52 +44,21 @@ class Evaluation:
         return metrics | fields
 
 
-def read_sets(options: EvaluationOptions, vocabulary: Vocabulary) -> list[EvaluationSet]:
-    """The file, the task, or each task of the mixture.
-
-    Raises:
-      InputError: it cannot be read.
-    """
-    if options.data is not None:
-        return [_read_file(options)]
-    # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
-    from spec_t5x.data.task_examples import read_task
-
-    tasks = read_task(
-        options.mixture_or_task,
-        options.split,
-        vocabulary,
-        lengths=options.task_feature_lengths,
-        limit=options.limit,
-        modules=options.modules,
-    )
-    return [
-        EvaluationSet(
-            name=task.name,
-            pairs=[(example.source, example) for example in task.examples],
-            metric=task.score,
-            intervals=task.intervals,
-        )
-        for task in tasks
-    ]
-
-
 def evaluate(
     generator: Generator,
     pairs: Sequence[tuple[str, Any]],
     options: GenerateOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
-    metric: EvaluationMetric = bleu_metric,
-    intervals: EvaluationIntervals | None = None,
+    metric: Metric = bleu_metric,
+    intervals: Intervals | None = None,
 ) -> Evaluation:
     """Decodes the sources and scores the outputs against the targets.
 
     Args:
       generator: decodes speculatively if it has a draft.
       pairs: ``(source, target)``.
-      options: ``num_decodes`` must be 1. Batches are filled with sources of about
-        one length, which changes no output.
+      options: ``num_decodes`` must be 1.
       progress: called with the number of inputs done and their total.
       metric: of the targets and outputs, in the order of the pairs.
       intervals: of the metric; None takes ``data.metrics.metric_intervals``.
@@ -184,82 +74,29 @@ def evaluate(
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
-    order = sorted(range(len(usable)), key=lambda place: len(usable[place][0]))
-    outputs, stats, run = [], [], generator.run(options)
-    for batch in generator.batches([usable[place][0] for place in order], options):
-        decoded = jax.device_get(run.decode(batch))
-        outputs += [group[0] for group in all_answered(generator.collect(batch, decoded))]
-        stats.append(decoded.stats)
+    outputs = []
+    for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
+        outputs.append(output)
         progress(len(outputs), len(usable))
-    by_place = dict(zip(order, outputs, strict=True))
-    texts = [by_place[place].output for place in range(len(usable))]
-    targets = [target for _, target in usable]
-    intervals = intervals or functools.partial(metric_intervals, metric)
-    acceptance, of_acceptance = _acceptance(stats)
+    texts, targets = [each.output for each in outputs], [target for _, target in usable]
+    of_metric = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
+    drafted = [each for each in outputs if each.proposed is not None]
+    found = achieved(drafted) if drafted else None
+    estimates = {"block_efficiency": found.block_efficiency, "alpha": found.alpha} if found else {}
     return Evaluation(
         num_pairs=len(usable),
         num_skipped=len(pairs) - len(usable),
         metrics=metric(targets, texts),
         bleu_signature=signature(metric),
-        num_tokens=sum(len(g.output_ids) for g in outputs),
-        target_calls=sum(g.target_calls for g in outputs),
-        **acceptance,
-        intervals=intervals(targets, texts) | of_acceptance,
+        num_tokens=sum(len(each.output_ids) for each in outputs),
+        target_calls=sum(each.target_calls for each in outputs),
+        block_efficiency=found and found.block_efficiency.value,
+        alpha=found and found.alpha and found.alpha.value,
+        acceptance_by_position=found and found.acceptance_by_position,
+        intervals=of_metric
+        | {
+            name: (each.low, each.high)
+            for name, each in estimates.items()
+            if each and each.low is not None
+        },
     )
-
-
-def _read_file(options: EvaluationOptions) -> EvaluationSet:
-    if is_jsonl(options.data):
-        pairs = read_json_pairs(options.data, options.source_field, options.target_field)
-    else:
-        columns = (options.source_column, options.target_column, options.num_columns)
-        pairs = read_pairs(options.data, *columns)
-    if options.source_words is not None:
-        first = options.source_words
-        pairs = ((" ".join(source.split()[:first]), target) for source, target in pairs)
-    # An empty source stays empty, to be skipped.
-    pairs = [(options.prefix + source if source else "", target) for source, target in pairs]
-    return EvaluationSet(
-        name=options.data,
-        pairs=pairs[: options.limit],
-        metric=metric_by_name(options.metric),
-        intervals=functools.partial(metric_intervals, metric_by_name(options.metric)),
-    )
-
-
-def fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
-    """Whether the source is one that the generator decodes."""
-    try:
-        generator.tokenize(source, options)
-    except InputError:
-        return False
-    return True
-
-
-def _acceptance(stats: list) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-    """The figures of acceptance by name, and their intervals."""
-    if stats[0] is None:
-        names = ("block_efficiency", "alpha", "acceptance_by_position")
-        return dict.fromkeys(names), {}
-
-    def of_texts(name: str) -> np.ndarray:
-        return np.concatenate([np.asarray(getattr(s, name)).reshape(-1) for s in stats])
-
-    resampling = Bootstrap()
-    estimates = {
-        "block_efficiency": ratio(of_texts("appended"), of_texts("target_calls"), resampling),
-        "alpha": ratio(of_texts("beta_sum"), of_texts("verified"), resampling),
-    }
-    figures = {name: each and each.value for name, each in estimates.items()}
-    figures["acceptance_by_position"] = conditional_acceptance(
-        *(
-            sum(getattr(s, name).sum(axis=(0, 1)) for s in stats)
-            for name in ("accepted_by_position", "verified_by_position")
-        )
-    ).tolist()
-    intervals = {
-        name: (each.low, each.high)
-        for name, each in estimates.items()
-        if each and each.low is not None
-    }
-    return figures, intervals

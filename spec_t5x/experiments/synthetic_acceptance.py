@@ -1,20 +1,14 @@
-"""Real time at real size, with a given acceptance rate: never text, only time.
+"""Time with a given acceptance rate, at any size: random weights and drawn verdicts, no text.
 
-Weights are random, of any published size, and made on the device. A random draft is never
-right, so the verdict's count is replaced by draws: each proposal is accepted with
-probability alpha, whatever it is. All else is done: drafting, the target's call, the
-verifier's own work, appending, rolling back. What is measured is what a trained pair of
-these sizes and this alpha would take on this device, if acceptances are i.i.d. as in
-Theorem 3.8. Nothing here returns a token.
+Weights are random and made on the device. A random draft is never right, so how many of its
+tokens are accepted is drawn: each with probability alpha. All else is computed: drafting, the
+target call, verification, appending, rolling back. That is the time of a trained pair of these
+sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 """
 
 import dataclasses
 import functools
-import json
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,22 +20,22 @@ from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
-from spec_t5x.experiments.benchmark import machine
+from spec_t5x.experiments.comparison import Comparison, comparison_of, time_in_turn
 from spec_t5x.experiments.paper_tables import SpeedUp
+from spec_t5x.generation import Batch, GenerateOptions
+from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops import decode_state
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.outputs import row_keys
+from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream, purpose_keys
 from spec_t5x.sampling.verification import Verdict
-from spec_t5x.theory import formulas
-from spec_t5x.tuning.step_times import StepTimes, measure_step_times
-from spec_t5x.types import PyTree
+from spec_t5x.types import Int, PyTree
 from spec_t5x.verifiers import TokenVerifier
 
 # No token ends a row: the lengths are given.
@@ -53,8 +47,8 @@ _GIB = 2**30
 class SyntheticVerifier(TokenVerifier):
     """Accepts each proposal with probability ``alpha``, one after the other.
 
-    Algorithm 1 is worked out as well and its token taken, so that its time is in; only how
-    many drafts stand is drawn. What comes of it is no text of any model.
+    Algorithm 1 is computed as well and its token taken, so that its time counts; only the
+    number of accepted drafts is drawn. The output is not text of any model.
     """
 
     alpha: float = 0.5
@@ -75,70 +69,224 @@ class SyntheticVerifier(TokenVerifier):
         return real.replace(num_accepted=jnp.sum(stands, axis=1, dtype=jnp.int32))
 
 
+def compare_drawn(
+    target: Target,
+    draft: Draft,
+    options: GenerateOptions,
+    *,
+    alpha: float,
+    source_len: int,
+    repeats: int,
+    step_repeats: int = 9,
+) -> Comparison:
+    """Plain against speculative decoding of random sources, with drawn verdicts.
+
+    Args:
+      target, draft: any weights.
+      options: gamma, temperature, batch size, and ``max_decode_len``, the tokens of each row.
+      alpha: chance that a draft is accepted.
+      source_len: encoder length, without padding.
+      repeats: of both ways in turn, each with other draws.
+      step_repeats: timings of a step.
+    """
+    settings, verifier = options.sampling(), SyntheticVerifier(alpha=alpha)
+    length, rows = options.max_decode_len, options.batch_size
+    common = {"max_decode_len": length, "eos_id": _NO_EOS}
+
+    def plain(batch: Batch) -> Decoded:
+        steps = {"max_decode_steps": batch.max_decode_steps}
+        return autoregressive_decode(
+            target, batch.tokens, batch.prompts, batch.keys, settings, **steps, **common
+        )
+
+    def drafted(batch: Batch) -> Decoded:
+        return speculative_decode(
+            target,
+            draft,
+            batch.tokens,
+            batch.prompts,
+            batch.keys,
+            settings,
+            gamma=options.gamma,
+            verifier=verifier,
+            max_decode_steps=batch.max_decode_steps,
+            **common,
+        )
+
+    sources = random_sources(target, rows, source_len, options.seed)
+    batches = [
+        Batch(
+            texts=[""] * rows,
+            tokens=sources,
+            prompts=np.zeros((rows, 1), np.int32),
+            keys=row_keys(jax.random.key(options.seed + repeat), rows),
+            max_decode_steps=np.full(rows, length, np.int32),
+        )
+        for repeat in range(repeats)
+    ]
+    times = time_in_turn([lambda: plain, lambda: drafted], [[batch] for batch in batches])
+    return comparison_of(
+        times,
+        target,
+        draft,
+        jnp.asarray(sources),
+        options,
+        gamma=options.gamma,
+        step_repeats=step_repeats,
+        num_inputs=rows,
+        plain_tokens=rows * length,
+        alpha=alpha,
+        identical=None,
+        divergences=[],
+        outputs=[],
+    )
+
+
+def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.ndarray, "..."]:
+    """Random ids ``[rows, length]``, no padding among them."""
+    draw = np.random.default_rng(seed).integers
+    return draw(3, min(target.vocab_size, 1000), (rows, length), dtype=np.int32)
+
+
+def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
+    """A model of these sizes with random weights, made on the device in ``dtype``.
+
+    Each array is drawn in place: no float32 copy, nothing on the host. Scaled by fan-in, so
+    that activations stay finite.
+    """
+    shapes = expected_shapes(config)
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
+    flat = {
+        path: _random_array(key, path.endswith("scale"), shape, dtype)
+        for key, (path, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    params = unflatten_dict(flat, sep="/")
+    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
+    if is_scale:
+        return jnp.ones(shape, dtype)
+    bound = (3 / shape[0]) ** 0.5
+    return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
+
+
+# --- memory --------------------------------------------------------------------
+
+
+def check_fits(
+    target: str, drafts: Sequence[str], *, available: int | None = None, **work: Any
+) -> None:
+    """Raises ``InputError`` where the device cannot hold these sizes.
+
+    Args:
+      target, drafts, work: as of ``bytes_needed``.
+      available: bytes; None asks the device. A device that does not report them is tried.
+    """
+    available = free_memory() if available is None else available
+    needed = bytes_needed(target, drafts, **work)
+    if available is not None and needed > available:
+        raise InputError(
+            f"{target} with {', '.join(drafts)} takes {needed / _GIB:.1f} GiB and this device has "
+            f"{available / _GIB:.1f} free: choose smaller sizes"
+        )
+
+
+def bytes_needed(
+    target: str,
+    drafts: Sequence[str],
+    *,
+    dtype: str,
+    rows: int,
+    gamma: int,
+    source_len: int,
+    length: int,
+) -> int:
+    """The bytes that decoding holds at a time, from shapes alone.
+
+    The weights of the target and of the largest draft, the states of both loops twice (what a
+    loop takes and returns), the encoder's attention (scores and probabilities of a layer,
+    float32), and the logits of a block with what is made of them (six arrays of the size).
+
+    Args:
+      target, drafts: names of ``models.sizes``; one draft is held at a time.
+      dtype: of weights.
+      rows, gamma, source_len, length: the batch, drafts per iteration, and tokens.
+    """
+    ours, *theirs = (_abstract(size(name), dtype) for name in (target, *drafts))
+    largest = max(theirs, key=_bytes)
+
+    def init(target, draft, sources, prompts):
+        stream = RowStream(row_keys(jax.random.key(0), rows))
+        lengths = {"gamma": gamma, "max_decode_len": length}
+        return jax.tree.leaves(
+            decode_state.init(target, draft, sources, prompts, stream, **lengths)
+        )
+
+    inputs = (jax.ShapeDtypeStruct((rows, width), jnp.int32) for width in (source_len, 1))
+    state = jax.eval_shape(init, ours, TransformerDraft(largest), *inputs)
+    heads = max(model.config.num_heads for model in (ours, largest))
+    attention = 2 * 4 * rows * heads * source_len**2
+    block = 6 * 4 * rows * (gamma + 1) * ours.vocab_size
+    return _bytes(ours) + _bytes(largest) + 2 * _bytes(state) + attention + block
+
+
+def _abstract(config: T5Config, dtype: str) -> T5Model:
+    flat = {
+        path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in expected_shapes(config).items()
+    }
+    params = unflatten_dict(flat, sep="/")
+    return T5Model(params, Transformer(dataclasses.replace(config, dtype=dtype)))
+
+
+def _bytes(tree: PyTree) -> int:
+    # Random keys have a type of their own, and are small.
+    leaves = (x for x in jax.tree.leaves(tree) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+# --- Table 2 ---------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is measured: a draft at an acceptance rate."""
+    """A draft at the settings of a row of Table 2."""
 
     # A name of ``models.sizes``.
     draft: str
     temperature: float
     gamma: int
     alpha: float
-    # The row of Table 2 that the numbers are from, if any.
-    paper: SpeedUp | None = None
+    paper: SpeedUp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticOptions:
-    """Sizes, lengths and repeats."""
+    """Rows of the paper's Table 2 in time alone: sizes, lengths, repeats."""
 
     # Names of ``models.sizes``.
     target: str = paper_tables.TARGET
     drafts: Sequence[str] = tuple(paper_tables.DRAFTS.values())
-    # One acceptance rate for every draft, with ``gamma`` and ``temperature``; None takes
-    # the paper's rows for these drafts.
-    alpha: float | None = None
-    gamma: int = 7
-    temperature: float = 0.0
     # Encoder length, without padding, and tokens generated.
     source_len: int = 512
     decode_len: int = 128
-    # Of plain and speculative decoding in turn, each time with other draws.
+    # Decodes, and timings of a step.
     repeats: int = 9
-    # Timings of a step.
     step_repeats: int = 9
     dtype: str = "auto"
     seed: int = 0
 
     def __post_init__(self):
-        drafts = (self.drafts,) if isinstance(self.drafts, str) else tuple(self.drafts)
-        object.__setattr__(self, "drafts", drafts)
-        for name in ("gamma", "source_len", "decode_len", "repeats", "step_repeats"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value!r}: give at least 1")
-        target = size(self.target)
-        for name in drafts:
-            if size(name).vocab_size != target.vocab_size:
-                raise InputError(
-                    f"draft {name} has {size(name).vocab_size} tokens and {self.target} "
-                    f"{target.vocab_size}: choose a draft of the target's family"
-                )
-        if self.alpha is not None:
-            SyntheticVerifier(alpha=self.alpha)
+        check_vocabulary(self.target, self.drafts)
         if not self.rows():
-            known = ", ".join(paper_tables.DRAFTS.values())
             raise InputError(
-                f"drafts are {', '.join(drafts) or 'none'}: Table 2 has {known}; give one of "
-                "these, or an alpha"
+                f"drafts are {', '.join(self.drafts) or 'none'}: Table 2 has "
+                f"{', '.join(paper_tables.DRAFTS.values())}; give one of these, or an alpha"
             )
-        sampling(self.temperature)
 
     def rows(self) -> list[Row]:
-        """What is measured, in the order of Table 2."""
-        if self.alpha is not None:
-            common = {"temperature": self.temperature, "gamma": self.gamma, "alpha": self.alpha}
-            return [Row(draft=draft, **common) for draft in self.drafts]
+        """The settings of the paper's rows with these drafts, in the paper's order."""
         return [
             Row(
                 draft=paper_tables.DRAFTS[row.draft],
@@ -153,359 +301,92 @@ class SyntheticOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """A row's times and counts. Seconds are of every repeat."""
+class Timing(Comparison):
+    """A row's times."""
 
     row: Row
-    # Tokens of each decode.
-    num_tokens: int
-    plain_seconds: list[float]
-    speculative_seconds: list[float]
-    # Of these, what comes before the first token: encoders, keys and values, empty caches.
-    plain_setup_seconds: list[float]
-    speculative_setup_seconds: list[float]
-    plain_compile_seconds: float
-    speculative_compile_seconds: float
-    # Over all repeats: target calls, accepted drafts, positions that were decided on.
-    target_calls: int
-    accepted: int
-    verified: int
-    step_times: StepTimes
 
     @property
-    def speed_up(self) -> float:
-        """Of the whole decode, encoders included: ratio of the medians."""
-        return statistics.median(self.plain_seconds) / statistics.median(self.speculative_seconds)
-
-    @property
-    def speed_up_range(self) -> tuple[float, float]:
-        """Least and largest ratio of two decodes made one right after the other."""
-        pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
-        ratios = [plain / speculative for plain, speculative in pairs]
-        return min(ratios), max(ratios)
-
-    @property
-    def loop_speed_up(self) -> float:
-        """The same without the set-up, of which Theorem 3.8 knows nothing."""
-        plain, speculative, plain_setup, speculative_setup = map(
-            statistics.median,
-            (
-                self.plain_seconds,
-                self.speculative_seconds,
-                self.plain_setup_seconds,
-                self.speculative_setup_seconds,
-            ),
-        )
-        return (plain - plain_setup) / (speculative - speculative_setup)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the decided positions at which the draft stood: alpha, by the draws."""
-        return self.accepted / self.verified
-
-    @property
-    def block_efficiency(self) -> float:
-        """Generated tokens for each target call."""
-        return self.num_tokens * len(self.speculative_seconds) / self.target_calls
+    def num_tokens(self) -> int:
+        """Tokens of each decode."""
+        return self.speculative_tokens
 
     @property
     def expected(self) -> float:
-        """Theorem 3.8 with the row's alpha and the measured c."""
-        return formulas.wall_time_improvement(self.row.alpha, self.row.gamma, self.step_times.c)
+        """Theorem 3.8 with the measured c, verification as one step."""
+        return self.predicted
 
     @property
     def expected_with_verification(self) -> float:
-        """The same with the measured cost of scoring gamma + 1 tokens."""
-        return formulas.wall_time_improvement(
-            self.row.alpha, self.row.gamma, self.step_times.c, self.step_times.verification_cost
-        )
+        """The same with the measured cost of verification."""
+        return self.predicted_with_verification
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
-        return dataclasses.asdict(self) | {
-            "speed_up": self.speed_up,
-            "speed_up_range": list(self.speed_up_range),
-            "loop_speed_up": self.loop_speed_up,
-            "acceptance_rate": self.acceptance_rate,
-            "block_efficiency": self.block_efficiency,
-            "c": self.step_times.c,
-            "verification_cost": self.step_times.verification_cost,
-            "expected": self.expected,
-            "expected_with_verification": self.expected_with_verification,
-        }
+
+def check_vocabulary(target: str, drafts: Sequence[str]) -> None:
+    """Raises ``InputError`` for a draft with another vocabulary than the target's."""
+    wanted = size(target).vocab_size
+    for name in drafts:
+        if size(name).vocab_size != wanted:
+            raise InputError(
+                f"draft {name} has {size(name).vocab_size} tokens and {target} {wanted}: choose a "
+                "draft of the target's family"
+            )
+
+
+def check_memory(options: SyntheticOptions, available: int | None = None) -> None:
+    """Raises ``InputError`` where the device cannot hold the weights and the caches."""
+    check_fits(
+        options.target,
+        options.drafts,
+        dtype=resolve_dtype(options.dtype),
+        rows=1,
+        gamma=max(row.gamma for row in options.rows()),
+        source_len=options.source_len,
+        length=options.decode_len,
+        available=available,
+    )
 
 
 def run(
     options: SyntheticOptions, report: Callable[[int, int, str], None] | None = None
 ) -> Iterator[Timing]:
-    """Measures row after row on JAX's default device.
+    """Times row after row of Table 2.
 
     Args:
       options: sizes, lengths, repeats.
-      report: ``report(done, total, what)`` is told of each row.
+      report: ``report(done, total, what)``, before each row.
 
     Raises:
-      InputError: the device cannot hold the weights and the caches.
+      InputError: as of ``check_memory``.
     """
-    rows = options.rows()
     check_memory(options)
-    dtype = resolve_dtype(options.dtype)
-    target = random_model(size(options.target), dtype, options.seed)
-    drafts = {}
+    rows, dtype = options.rows(), resolve_dtype(options.dtype)
+    target, drafts = random_model(size(options.target), dtype, options.seed), {}
     for done, row in enumerate(rows):
         if report:
             what = f"{row.draft}, temperature {row.temperature:g}, gamma {row.gamma}"
             report(done, len(rows), what)
         if row.draft not in drafts:
-            # One draft on the device at a time; Table 2 comes back to each.
+            # One draft on the device at a time.
             drafts.clear()
             drafts[row.draft] = random_model(size(row.draft), dtype, options.seed + 1)
-        yield _measure(target, drafts[row.draft], row, options)
+        comparison = compare_drawn(
+            target,
+            TransformerDraft(drafts[row.draft]),
+            GenerateOptions(
+                gamma=row.gamma,
+                temperature=row.temperature,
+                max_decode_len=options.decode_len,
+                seed=options.seed,
+                verifier="token",
+            ),
+            alpha=row.alpha,
+            source_len=options.source_len,
+            repeats=options.repeats,
+            step_repeats=options.step_repeats,
+        )
+        fields = {
+            each.name: getattr(comparison, each.name) for each in dataclasses.fields(comparison)
+        }
+        yield Timing(row=row, **fields)
         jax.clear_caches()
-
-
-def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
-    """A model of these sizes with random weights, made on the device in ``dtype``.
-
-    Each array is drawn in place: no float32 copy, nothing on the host. Scaled by fan-in,
-    so that activations stay finite.
-    """
-    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(expected_shapes(config)))
-    flat = {
-        path: _random_array(key, path.endswith("scale"), shape, dtype)
-        for key, (path, shape) in zip(keys, expected_shapes(config).items(), strict=True)
-    }
-    params = unflatten_dict(flat, sep="/")
-    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
-    if is_scale:
-        return jnp.ones(shape, dtype)
-    bound = (3 / shape[0]) ** 0.5
-    return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
-
-
-def _measure(target: T5Model, draft: T5Model, row: Row, options: SyntheticOptions) -> Timing:
-    programs = _programs(target, TransformerDraft(draft), row, options)
-    compile_seconds = []
-    for program in programs[:2]:
-        first, second = program(options.seed)[0], program(options.seed)[0]
-        compile_seconds.append(max(first - second, 0.0))
-    runs = [[p(options.seed + repeat) for p in programs] for repeat in range(options.repeats)]
-    seconds = [[run[0] for run in column] for column in zip(*runs, strict=True)]
-    stats = [column[1][1] for column in runs]
-    return Timing(
-        row=row,
-        num_tokens=options.decode_len,
-        plain_seconds=seconds[0],
-        speculative_seconds=seconds[1],
-        plain_setup_seconds=seconds[2],
-        speculative_setup_seconds=seconds[3],
-        plain_compile_seconds=compile_seconds[0],
-        speculative_compile_seconds=compile_seconds[1],
-        target_calls=sum(int(s.target_calls.sum()) for s in stats),
-        accepted=sum(int(s.accepted.sum()) for s in stats),
-        verified=sum(int(s.verified.sum()) for s in stats),
-        step_times=measure_step_times(
-            target,
-            TransformerDraft(draft),
-            _sources(options),
-            gamma=row.gamma,
-            max_decode_len=options.decode_len,
-            settings=sampling(row.temperature),
-            repeats=options.step_repeats,
-        ),
-    )
-
-
-def _programs(
-    target: T5Model, draft: TransformerDraft, row: Row, options: SyntheticOptions
-) -> list[Callable]:
-    """Plain, speculative, and the set-up of either: ``seed -> (seconds, counts)``.
-
-    The programs of one decode, told to generate everything or nothing.
-    """
-    arguments = (_sources(options), jnp.zeros((1, 1), jnp.int32))
-    settings = sampling(row.temperature)
-    common = {"max_decode_len": options.decode_len, "eos_id": _NO_EOS}
-
-    def plain(seed, steps):
-        return autoregressive_decode(
-            target, *arguments, jax.random.key(seed), settings, max_decode_steps=steps, **common
-        )
-
-    def speculative(seed, steps):
-        return speculative_decode(
-            target,
-            draft,
-            *arguments,
-            jax.random.key(seed),
-            settings,
-            max_decode_steps=steps,
-            gamma=row.gamma,
-            verifier=SyntheticVerifier(alpha=row.alpha),
-            **common,
-        )
-
-    # On the device: a transfer is no part of either.
-    lengths = [jnp.array([length], jnp.int32) for length in (options.decode_len, 0)]
-    return [
-        functools.partial(_timed, function, steps)
-        for steps in lengths
-        for function in (plain, speculative)
-    ]
-
-
-def _timed(function: Callable, steps, seed: int):
-    """Seconds, and the counts alone of what was decoded."""
-    start = time.perf_counter()
-    decoded = jax.block_until_ready(function(seed, steps))
-    return time.perf_counter() - start, jax.device_get(decoded.stats)
-
-
-def _sources(options: SyntheticOptions):
-    """Random ids, no padding among them."""
-    ids = np.random.default_rng(options.seed).integers(3, 1000, (1, options.source_len))
-    return jnp.asarray(ids, jnp.int32)
-
-
-# --- memory --------------------------------------------------------------------
-
-
-def check_memory(options: SyntheticOptions, available: int | None = None) -> None:
-    """Raises ``InputError`` where the device cannot hold the shapes.
-
-    Args:
-      options: sizes and lengths.
-      available: bytes; None asks the device. A device that does not say is tried.
-    """
-    available = free_memory() if available is None else available
-    needed = bytes_needed(options)
-    if available is not None and needed > available:
-        raise InputError(
-            f"{options.target} with {', '.join(options.drafts)} takes {needed / _GIB:.1f} GiB "
-            f"and this device has {available / _GIB:.1f} free: choose smaller sizes"
-        )
-
-
-def bytes_needed(options: SyntheticOptions) -> int:
-    """What decoding holds at a time, from shapes alone.
-
-    The weights of the target and of the largest draft, the states of both loops twice
-    (what a loop is given and what it makes), the encoder's attention (scores and
-    probabilities of a layer, float32), and the logits of a block with what is made of
-    them (probabilities, of draft and target, sorted or summed: six arrays).
-    """
-    dtype = resolve_dtype(options.dtype)
-    rows = options.rows()
-    target = _abstract(size(options.target), dtype)
-    drafts = [_abstract(size(name), dtype) for name in options.drafts]
-    gamma = max(row.gamma for row in rows)
-    largest = max(drafts, key=_bytes)
-
-    def init(target, draft, sources, prompts):
-        stream = RowStream(row_keys(jax.random.key(0), 1))
-        lengths = {"gamma": gamma, "max_decode_len": options.decode_len}
-        return jax.tree.leaves(
-            decode_state.init(target, draft, sources, prompts, stream, **lengths)
-        )
-
-    state = jax.eval_shape(
-        init,
-        target,
-        TransformerDraft(largest),
-        jax.ShapeDtypeStruct((1, options.source_len), jnp.int32),
-        jax.ShapeDtypeStruct((1, 1), jnp.int32),
-    )
-    heads = max(model.config.num_heads for model in (target, largest))
-    attention = 2 * 4 * heads * options.source_len**2
-    block = 6 * 4 * (gamma + 1) * target.vocab_size
-    return _bytes(target) + _bytes(largest) + 2 * _bytes(state) + attention + block
-
-
-def free_memory() -> int | None:
-    """Bytes that JAX's default device has left; None where it does not say."""
-    device = jax.devices()[0]
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if device.platform != "cpu":
-        return None
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return None
-
-
-def _abstract(config: T5Config, dtype: str) -> T5Model:
-    flat = {
-        path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in expected_shapes(config).items()
-    }
-    params = unflatten_dict(flat, sep="/")
-    return T5Model(params, Transformer(dataclasses.replace(config, dtype=dtype)))
-
-
-def _bytes(tree: PyTree) -> int:
-    # Keys have a type of their own, and are small.
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if not _is_key(leaf)]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _is_key(leaf) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-# --- tables ----------------------------------------------------------------------
-
-
-def table(timings: Sequence[Timing]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| task | draft | temp. | gamma | alpha | drawn | block efficiency | c | T(verify) "
-        "| expected¹ | T(verify) counted | measured | least–most | loop alone² | the paper's EXP "
-        "| EMP |",
-        "|" + "---|" * 16,
-    ]
-    for timing in timings:
-        row, paper, times = timing.row, timing.row.paper, timing.step_times
-        low, high = timing.speed_up_range
-        cells = (
-            paper.task if paper else "—",
-            row.draft,
-            f"{row.temperature:g}",
-            row.gamma,
-            f"{row.alpha:.2f}",
-            f"{timing.acceptance_rate:.3f}",
-            f"{timing.block_efficiency:.2f}",
-            f"{times.c:.3f}",
-            f"{times.verification_cost:.2f}",
-            f"{timing.expected:.2f}",
-            f"{timing.expected_with_verification:.2f}",
-            f"{timing.speed_up:.2f}",
-            f"{low:.2f}–{high:.2f}",
-            f"{timing.loop_speed_up:.2f}",
-            f"{paper.expected:.1f}" if paper else "—",
-            f"{paper.measured:.1f}" if paper else "—",
-        )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += [
-        "",
-        "¹ Theorem 3.8 with alpha and the measured c. ² Without encoders, keys and values of the "
-        "source and empty caches. Random weights and drawn verdicts: time, not text.",
-    ]
-    return "\n".join(lines)
-
-
-def write_json(path: Path, options: SyntheticOptions, timings: Sequence[Timing]) -> None:
-    """Keeps all figures, with the machine and the settings they were measured with."""
-    report = {
-        "machine": machine(),
-        "options": dataclasses.asdict(options),
-        "dtype": resolve_dtype(options.dtype),
-        "rows": [timing.to_dict() for timing in timings],
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

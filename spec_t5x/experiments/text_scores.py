@@ -1,10 +1,9 @@
-"""How likely drafts are to be accepted at every place of given texts.
+"""How likely drafts are to be accepted at every position of given texts.
 
 Corollary 3.6 takes the expectation over texts that the target generated: no decoding is
 needed, only both models' distributions after each prefix. The texts are fed to the target
-a few tokens at a time, once for all drafts. Every draft is asked for one token at every
-place; a smaller network is fed the text like the target, which says the same and is
-quicker.
+a few tokens at a time, once for all drafts. Every draft proposes one token at every position;
+a smaller network is fed the text like the target instead, with the same result in less time.
 """
 
 import functools
@@ -24,16 +23,16 @@ from spec_t5x.sampling.draws import RowStream, draft_draws
 from spec_t5x.theory import formulas
 from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
-# Tokens that are fed at once: about a verification's, so that a cache needs no more room
-# than in decoding.
+# Tokens fed at once: about as many as in verification, so that a cache needs no more room than
+# in decoding.
 CHUNK = 8
 
 
 @flax.struct.dataclass(kw_only=True)
 class TextScores:
-    """Of one draft, at each generated token of each text."""
+    """The scores of one draft at each generated token of each text."""
 
-    # How likely the draft is to be accepted there, for each lenience.
+    # How likely the draft is to be accepted, for each lenience.
     betas: Float32[Array, "leniences batch length"]
     # Whether it proposed anything; False beyond the end of the text.
     proposed: Bool[Array, "batch length"]
@@ -48,7 +47,7 @@ class TextScores:
 
 @flax.struct.dataclass(kw_only=True)
 class _Texts:
-    """The texts, and how what predicts them samples."""
+    """The texts, and the distribution that they were sampled from."""
 
     # Start token, prompt and text of each row, then padding.
     sequences: Int[Array, "batch width"]
@@ -59,19 +58,19 @@ class _Texts:
     settings: Sampling
 
     def at(self, offset) -> Int[Array, "batch"]:
-        """The rows' lengths before the generated token ``offset``; ended rows stay."""
+        """The rows' lengths before the generated token ``offset``, at most the whole text."""
         return jnp.minimum(self.starts + offset, self.lengths)
 
 
 @flax.struct.dataclass(kw_only=True)
 class _Chunk:
-    """``CHUNK`` places in a row of each text, as the target has read them."""
+    """``CHUNK`` positions of each text, as the target has read them."""
 
-    # Of the first place among the generated tokens.
+    # Of the first position among the generated tokens.
     offset: Int[Array, ""]
-    # What comes before each place: the last token of its prefix.
+    # The token before each position.
     tokens: Int[Array, "batch chunk"]
-    # Holds the tokens up to the last place.
+    # Holds the tokens up to the last position.
     target_cache: Cache
     # The state that each of ``tokens`` was predicted from; None unless a draft uses it.
     states: Float[Array, "batch chunk embed"] | None
@@ -79,7 +78,7 @@ class _Chunk:
 
 @flax.struct.dataclass(kw_only=True)
 class _Progress:
-    """What one chunk hands to the next."""
+    """What is carried from one chunk to the next."""
 
     target_cache: Cache
     # The target's last state; None unless a draft uses it.
@@ -114,13 +113,13 @@ def score_texts(
       tokens: the texts, their prompts included (``Decoded.tokens``).
       lengths: their numbers of tokens.
       keys: a random key for each row, for drafts that draw.
-      settings: the distribution that the target samples from.
+      settings: how the target samples.
       leniences: l of section A.5; 1 is Algorithm 1.
-      step_by_step: ask a smaller network token by token too, as any other draft.
+      step_by_step: let a smaller network propose token by token, too, like any other draft.
 
     Raises:
       InputError: a draft with another vocabulary than the target's, or one that needs
-        more of the target than it shows.
+        hidden states of a target that has none.
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, tokens.shape[1])
@@ -175,7 +174,7 @@ def score_texts(
 
 
 def _read_target(target: Target, texts: _Texts, offset, progress: _Progress, uses_states: bool):
-    """Feeds a chunk: the target's logits at its places, the chunk, the progress."""
+    """Feeds a chunk: the target's logits at its positions, the chunk, the progress."""
     at = texts.at(offset)
     tokens = slices(texts.sequences, at, CHUNK)
     cache = target.rollback(progress.target_cache, at)
@@ -192,7 +191,7 @@ def _read_target(target: Target, texts: _Texts, offset, progress: _Progress, use
 
 
 def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> Array:
-    """The acceptance rate at each place, for each lenience ``[leniences, batch, chunk]``."""
+    """The acceptance rate at each position, for each lenience ``[leniences, batch, chunk]``."""
     betas = []
     for lenience in leniences:
         if settings.greedy and lenience < 1:
@@ -205,7 +204,7 @@ def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> 
 
 
 class _ModelReader:
-    """Feeds the texts to a draft that is a network, a chunk at a time."""
+    """Feeds the texts to a draft that is a network, chunk by chunk."""
 
     @staticmethod
     def prefill(draft: TransformerDraft, inputs, prompts, starts, room: int) -> Cache:
@@ -221,7 +220,7 @@ class _ModelReader:
 
 
 class _StepReader:
-    """Asks any draft for one token at each place, and tells it what the text has there."""
+    """Lets any draft propose one token at each position, and commits the text's own token."""
 
     @staticmethod
     def prefill(draft: Draft, inputs, prompts, starts, room: int) -> DraftState:
@@ -239,7 +238,7 @@ class _StepReader:
                 live=at < texts.lengths,
                 draws=draft_draws(texts.stream, at, coupled=False),
                 settings=texts.settings,
-                # What the target holds beyond a row's length, nobody looks at.
+                # Beyond a row's length the cache is not read.
                 target_cache=target.rollback(chunk.target_cache, at),
                 target_states=None if chunk.states is None else chunk.states[:, step],
             )
@@ -256,6 +255,6 @@ class _StepReader:
 
 
 def _reader(draft: Draft, step_by_step: bool) -> type[_ModelReader] | type[_StepReader]:
-    # A subclass may propose in a way of its own.
+    # A subclass may propose differently.
     reads_texts = type(draft) is TransformerDraft and not step_by_step
     return _ModelReader if reads_texts else _StepReader

@@ -1,34 +1,39 @@
-"""Speculative decoding compiled for TPUs that are not there: does it fit, what does it bring.
+"""Speculative decoding compiled for TPUs that are not there: does it fit, and is it faster?
 
-From shapes alone: the whole loops, for the memory they need; a step of the target, a step
-of each draft and the verifications, for what they cost. From these c, the cost of a
-verification, and with the paper's acceptance rates the speed-up of each row of Table 2.
+From shapes alone: the whole loops, for the memory they need; a step of the target, a step of
+each draft and the verifications, for what they cost. From these c, the cost of verification,
+and with the paper's acceptance rates the speed-up of each row of Table 2.
 """
 
 import ctypes
 import dataclasses
 import gc
 import importlib.metadata
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from jax.stages import Compiled
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables, tpu_programs
+from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.tpu_chips import Chip, topology
+from spec_t5x.experiments.synthetic_acceptance import check_vocabulary
+from spec_t5x.experiments.tpu_chips import (
+    Caches,
+    Chip,
+    StepCost,
+    loop_caches,
+    step_cost,
+    topology,
+    unpadded_lengths,
+)
 from spec_t5x.experiments.tpu_programs import Workload
-from spec_t5x.experiments.tpu_roofline import StepCost, step_cost
-from spec_t5x.experiments.tpu_tiles import Caches, loop_caches
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.sizes import size
-from spec_t5x.theory.formulas import wall_time_improvement
+from spec_t5x.tuning.step_times import StepTimes
 
+_GIB = 2**30
 # Acceptance rates that a pair's speed-up is given for.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -49,8 +54,7 @@ class Options:
     table_2: bool | None = None
 
     def __post_init__(self):
-        for name in (self.target, *self.drafts):
-            size(name)
+        check_vocabulary(self.target, self.drafts)
         if self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}: give at least 1")
         for field in dataclasses.fields(self.work):
@@ -65,12 +69,6 @@ class Options:
                     f"batch {self.work.batch} does not divide over {data} replicas: give a "
                     f"multiple of {data}"
                 )
-        for name in self.drafts:
-            if size(name).vocab_size != size(self.target).vocab_size:
-                raise InputError(
-                    f"draft {name} has {size(name).vocab_size} tokens and {self.target} "
-                    f"{size(self.target).vocab_size}: choose a draft of the target's family"
-                )
 
     @property
     def wants_table_2(self) -> bool:
@@ -82,30 +80,30 @@ class Options:
 class Memory:
     """Bytes of one chip that a loop takes."""
 
-    # None for the plain loop.
+    # None of the plain loop.
     draft: str | None
     gamma: int
     arguments: int
-    # None where the compiler gave up for want of memory.
-    temporaries: int | None
-    outputs: int | None
-    # Outputs that lie where arguments were.
-    aliased: int | None
-    program: int | None
-    # Of the temporaries, what the models have cached of the texts.
-    caches: Caches | None
+    # None where the compiler ran out of memory.
+    temporaries: int | None = None
+    outputs: int | None = None
+    # Outputs that reuse the memory of arguments.
+    aliased: int | None = None
+    program: int | None = None
+    # Of the temporaries, the caches of the outputs.
+    caches: Caches | None = None
     capacity: int
 
     @property
     def total(self) -> int | None:
-        """All that must be there at a time."""
+        """All that a chip holds at a time."""
         if self.temporaries is None:
             return None
         return self.arguments + self.temporaries + self.outputs - self.aliased + self.program
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has as much."""
+        """Whether a chip has room for it."""
         return self.total is not None and self.total <= self.capacity
 
 
@@ -137,7 +135,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """All that was found for one mesh."""
+    """All figures for one mesh."""
 
     data: int
     model: int
@@ -152,7 +150,7 @@ def run(options: Options, report: Callable[[str], None] = lambda _: None) -> Ite
 
     Args:
       options: what to compile.
-      report: told what is being compiled.
+      report: called with what is being compiled.
 
     Raises:
       InputError: no such topology, no libtpu, or more chips asked for than it has.
@@ -172,7 +170,7 @@ def predict_rows(
     Args:
       options: the topology, the target, the lengths and the first mesh.
       rows: what to predict.
-      report: told what is being compiled.
+      report: called with what is being compiled.
 
     Raises:
       InputError: no such topology, no libtpu, or more chips asked for than it has.
@@ -230,7 +228,7 @@ class _Compiler:
         """The memory of a whole loop: plain, or speculative with a draft."""
         options, config = self.options, size(self.options.target)
         gamma = options.gamma if draft else 0
-        self.report(f"{'plain loop' if draft is None else f'speculative loop, {draft}'}")
+        self.report("plain loop" if draft is None else f"speculative loop, {draft}")
         try:
             if draft is None:
                 compiled = tpu_programs.plain_loop(config, options.work, self.mesh)
@@ -241,8 +239,26 @@ class _Compiler:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return self._does_not_fit(draft, gamma)
-        memory = _memory(compiled, draft, gamma, options.work, self.chip)
+            names = [options.target, *([draft] if draft else [])]
+            models = [tpu_programs.abstract_model(size(name), self.mesh) for name in names]
+            return Memory(
+                draft=draft,
+                gamma=gamma,
+                arguments=bytes_per_device(models),
+                capacity=self.chip.memory,
+            )
+        analysis = compiled.memory_analysis()
+        memory = Memory(
+            draft=draft,
+            gamma=gamma,
+            arguments=analysis.argument_size_in_bytes,
+            temporaries=analysis.temp_size_in_bytes,
+            outputs=analysis.output_size_in_bytes,
+            aliased=analysis.alias_size_in_bytes,
+            program=analysis.generated_code_size_in_bytes,
+            caches=loop_caches(compiled.as_text(), options.work.max_decode_len + gamma + 1),
+            capacity=self.chip.memory,
+        )
         del compiled
         _return_memory()
         return memory
@@ -251,94 +267,65 @@ class _Compiler:
         self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
     ) -> Prediction:
         """The speed-up with a draft at an acceptance rate."""
-        plain = self.plain_step(self.options.target, "plain").seconds
-        c = self.plain_step(draft, "draft").seconds / plain
-        verification_cost = self.verification(gamma).seconds / plain
+        # In seconds: only ratios are used.
+        times = StepTimes(
+            target=self.step("plain", self.options.target, 0).seconds,
+            draft=self.step("draft", draft, 0).seconds,
+            verification=self.step("verification", self.options.target, gamma).seconds,
+        )
         return Prediction(
             draft=draft,
             gamma=gamma,
             alpha=alpha,
-            c=c,
-            verification_cost=verification_cost,
-            speed_up=wall_time_improvement(alpha, gamma, c, verification_cost),
+            c=times.c,
+            verification_cost=times.verification_cost,
+            speed_up=times.speed_up(alpha, gamma),
             paper=paper,
         )
 
-    def plain_step(self, name: str, kind: str) -> Step:
-        """A step of the target, or of a draft's model."""
-        if (kind, name, 0) not in self.steps:
-            self.report(f"{kind} step, {name}")
+    def step(self, kind: str, name: str, gamma: int) -> Step:
+        """A step of the target or a draft, or a verification of ``gamma`` drafts."""
+        if (kind, name, gamma) not in self.steps:
+            self.report(f"{kind} of {f'{gamma} drafts, ' * (gamma > 0)}{name}")
             config, work = size(name), self.options.work
-            cache = tpu_programs.plain_state(config, work, self.mesh).cache
-            self._keep(kind, name, 0, tpu_programs.plain_step(config, work, self.mesh), cache)
-        return self.steps[kind, name, 0]
-
-    def verification(self, gamma: int) -> Step:
-        """A verification by the target."""
-        name = self.options.target
-        if ("verification", name, gamma) not in self.steps:
-            self.report(f"verification of {gamma} drafts, {name}")
-            config, work = size(name), self.options.work
-            cache = tpu_programs.verification_state(config, work, gamma, self.mesh).target_cache
-            compiled = tpu_programs.verification(config, work, gamma, self.mesh)
-            self._keep("verification", name, gamma, compiled, cache)
-        return self.steps["verification", name, gamma]
-
-    def _keep(self, kind: str, name: str, gamma: int, compiled: Compiled, cache) -> None:
-        model = tpu_programs.abstract_model(size(name), self.mesh)
-        cost = step_cost(compiled, model, cache, gamma + 1)
-        step = Step(kind=kind, model=name, cost=cost, seconds=cost.seconds(self.chip))
-        self.steps[kind, name, gamma] = step
-        _return_memory()
-
-    def _does_not_fit(self, draft: str | None, gamma: int) -> Memory:
-        names = [self.options.target, *([draft] if draft else [])]
-        models = [tpu_programs.abstract_model(size(name), self.mesh) for name in names]
-        return Memory(
-            draft=draft,
-            gamma=gamma,
-            arguments=bytes_per_device(models),
-            temporaries=None,
-            outputs=None,
-            aliased=None,
-            program=None,
-            caches=None,
-            capacity=self.chip.memory,
-        )
-
-
-def _memory(
-    compiled: Compiled, draft: str | None, gamma: int, work: Workload, chip: Chip
-) -> Memory:
-    slots = work.max_decode_len + gamma + 1
-    analysis = compiled.memory_analysis()
-    return Memory(
-        draft=draft,
-        gamma=gamma,
-        arguments=analysis.argument_size_in_bytes,
-        temporaries=analysis.temp_size_in_bytes,
-        outputs=analysis.output_size_in_bytes,
-        aliased=analysis.alias_size_in_bytes,
-        program=analysis.generated_code_size_in_bytes,
-        caches=loop_caches(compiled.as_text(), slots),
-        capacity=chip.memory,
-    )
+            if kind == "verification":
+                compiled, cache = tpu_programs.verification(config, work, gamma, self.mesh)
+            else:
+                compiled, cache = tpu_programs.plain_step(config, work, self.mesh)
+            model = tpu_programs.abstract_model(config, self.mesh)
+            cost = step_cost(compiled, model, cache, gamma + 1)
+            del compiled
+            _return_memory()
+            seconds = cost.seconds(self.chip)
+            self.steps[kind, name, gamma] = Step(kind=kind, model=name, cost=cost, seconds=seconds)
+        return self.steps[kind, name, gamma]
 
 
 def _return_memory() -> None:
-    """Gives freed memory back to the system: libtpu leaves gigabytes with the process."""
+    """Returns freed memory to the system: libtpu leaves gigabytes with the process."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def write_json(path: Path, options: Options, results: list[Result]) -> None:
+def write_json(path: Path, options: Options, found: Sequence[Result]) -> None:
     """Keeps all figures (bytes, seconds, operations), with the versions they are from."""
-    report = {
-        "versions": versions(),
-        "options": dataclasses.asdict(options),
-        "results": [_as_dict(result) for result in results],
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+    def as_dict(result: Result) -> dict:
+        report = dataclasses.asdict(result)
+        for loop, memory in zip(report["loops"], result.loops, strict=True):
+            loop.update(total=memory.total, fits=memory.fits)
+        for entry, step in zip(report["steps"], result.steps, strict=True):
+            entry["cost"]["bytes_read"] = step.cost.bytes_read
+        return report
+
+    results.write_json(
+        path,
+        {
+            "versions": versions(),
+            "options": dataclasses.asdict(options),
+            "results": [as_dict(result) for result in found],
+        },
+    )
 
 
 def versions() -> dict[str, str]:
@@ -346,10 +333,104 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
 
 
-def _as_dict(result: Result) -> dict[str, Any]:
-    report = dataclasses.asdict(result)
-    for loop, memory in zip(report["loops"], result.loops, strict=True):
-        loop.update(total=memory.total, fits=memory.fits)
-    for entry, step in zip(report["steps"], result.steps, strict=True):
-        entry["cost"]["bytes_read"] = step.cost.bytes_read
-    return report
+# --- tables ----------------------------------------------------------------------
+
+FOOTNOTES = (
+    "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
+    "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
+    "each read once.\n³ Of the outputs, among the temporaries; memory holds whole tiles."
+)
+
+
+def header(options: Options) -> str:
+    """What was compiled, with what."""
+    work = options.work
+    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return (
+        f"{options.target} in bfloat16 for TPU {options.topology}: batch {work.batch}, source "
+        f"{work.source_len}, at most {work.max_decode_len} tokens, gamma {options.gamma} "
+        f"({made_with})"
+    )
+
+
+def tables(result: Result, work: Workload) -> str:
+    """Memory, steps and predictions for one mesh."""
+    chips = result.data * result.model
+    plural = "s" * (chips > 1)
+    parts = [f"## {chips} chip{plural} (data {result.data}, model {result.model}), each with:"]
+    parts.append(results.table(_MEMORY, result.loops))
+    if result.loops[-1].caches is not None:
+        parts.append(_padding(result.loops[-1], work))
+    parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
+    if result.table_2:
+        parts.append(results.table(_TABLE_2, result.table_2))
+    return "\n\n".join(parts)
+
+
+def _padding(loop: Memory, work: Workload) -> str:
+    """How the slots of a loop's caches are padded, and which lengths need no padding."""
+    extra, multiple = loop.gamma + 1, loop.caches.slot_multiple
+    slots = f"{work.max_decode_len + extra} slots ({work.max_decode_len} tokens and gamma + 1)"
+    lengths = unpadded_lengths(work.max_decode_len, extra, multiple)
+    if work.max_decode_len in lengths:
+        return f"A row's cache of {slots} needs no padding of its slots."
+    return (
+        f"A row's cache of {slots} is padded to a multiple of {multiple} slots: "
+        f"--max_decode_len {' or '.join(map(str, lengths))} needs no padding."
+    )
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "?" if num_bytes is None else f"{num_bytes / _GIB:.2f}"
+
+
+def _in_tiles(caches: Caches | None) -> str:
+    return "?" if caches is None else f"{_gib(caches.num_bytes)} ({_gib(caches.tiled_bytes)})"
+
+
+_MEMORY = {
+    "loop": lambda m: "plain" if m.draft is None else f"speculative, gamma {m.gamma}",
+    "draft": lambda m: m.draft or "",
+    "arguments, GiB": lambda m: _gib(m.arguments),
+    "temporaries, GiB": lambda m: _gib(m.temporaries),
+    "caches (in tiles³), GiB": lambda m: _in_tiles(m.caches),
+    "in all, GiB": lambda m: f"{_gib(m.total)} of {m.capacity / _GIB:.0f}",
+    "fits": lambda m: "yes" if m.fits else "NO",
+}
+_STEPS = {
+    "step": lambda s: s.kind,
+    "model": lambda s: s.model,
+    "tokens": lambda s: s.cost.new_tokens,
+    "Gop¹": lambda s: f"{s.cost.operations / 1e9:.2f}",
+    "weights, GB": lambda s: f"{s.cost.weight_bytes / 1e9:.3f}",
+    "caches, GB": lambda s: f"{s.cost.cache_bytes / 1e9:.3f}",
+    "compiler's GB²": lambda s: f"{s.cost.compiler_bytes / 1e9:.2f}",
+    "collectives": lambda s: ", ".join(f"{c.count} {c.kind}" for c in s.cost.collectives) or "none",
+    "sent, MB": lambda s: f"{sum(c.sent_bytes for c in s.cost.collectives) / 1e6:.3f}",
+    "ms by roofline": lambda s: f"{1e3 * s.seconds:.3f}",
+}
+_COSTS = {
+    "c": lambda p: f"{p.c:.3f}",
+    "T(verify)": lambda p: f"{p.verification_cost:.3f}",
+}
+_TABLE_2 = {
+    "task": lambda p: p.paper.task,
+    "draft": lambda p: p.paper.draft,
+    "temp.": lambda p: f"{p.paper.temperature:g}",
+    "gamma": lambda p: p.gamma,
+    "alpha": lambda p: f"{p.alpha:.2f}",
+    "c, paper": lambda p: f"{p.paper.c:.2f}",
+    **_COSTS,
+    "predicted": lambda p: f"{p.speed_up:.2f}",
+    "EXP": lambda p: f"{p.paper.expected:.1f}",
+    "EMP": lambda p: f"{p.paper.measured:.1f}",
+}
+
+
+def _pair_table(pairs: Sequence[Prediction]) -> str:
+    """A draft a row, its speed-ups by acceptance rate."""
+    speed_ups = {(pair.draft, pair.alpha): pair.speed_up for pair in pairs}
+    columns = {"draft": lambda p: p.draft, "gamma": lambda p: p.gamma, **_COSTS}
+    for alpha in ALPHAS:
+        columns[f"at alpha {alpha}"] = lambda p, a=alpha: f"{speed_ups[p.draft, a]:.2f}"
+    return results.table(columns, list({pair.draft: pair for pair in pairs}.values()))

@@ -19,9 +19,8 @@ from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import DraftBase, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
-from spec_t5x.loops.autoregressive import AutoregressiveState
-from spec_t5x.loops.decode_state import DecodeState
 from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.partitioning import (
     RULES,
@@ -79,36 +78,35 @@ def speculative_loop(
     return _compile(decode, mesh, abstract_model(config, mesh), drafting, *_inputs(work, mesh))
 
 
-def plain_step(config: T5Config, work: Workload, mesh: Mesh) -> Compiled:
-    """One call for one token: scored, sampled, appended. Of the target or of the draft."""
-    settings = _inputs(work, mesh)[-1]
-    model, state = abstract_model(config, mesh), plain_state(config, work, mesh)
-    return _compile(autoregressive.step, mesh, model, state, settings, donate=1)
+def plain_step(config: T5Config, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
+    """One call for one token: scored, sampled, appended. Of the target or of the draft.
 
-
-def plain_state(config: T5Config, work: Workload, mesh: Mesh) -> AutoregressiveState:
-    """What ``plain_step`` takes and returns."""
+    Returns:
+      The program, and the cache that it takes, as shapes.
+    """
+    *inputs, settings = _inputs(work, mesh)
+    model = abstract_model(config, mesh)
 
     def init(model, inputs, prompts, keys):
         return autoregressive.init(
             model, inputs, prompts, RowStream(keys), max_decode_len=work.max_decode_len
         )
 
-    state = jax.eval_shape(init, abstract_model(config, mesh), *_inputs(work, mesh)[:-1])
-    return sharded_rows(state, mesh)
+    state = sharded_rows(jax.eval_shape(init, model, *inputs), mesh)
+    compiled = _compile(autoregressive.step, mesh, model, state, settings, donate=1)
+    return compiled, state.cache
 
 
-def verification(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> Compiled:
-    """One iteration whose proposals are given: gamma + 1 tokens scored, verified, appended."""
-    settings = _inputs(work, mesh)[-1]
-    model, state = abstract_model(config, mesh), verification_state(config, work, gamma, mesh)
-    draft = _given(config, work, gamma, mesh)
-    step = functools.partial(speculative.step, gamma=gamma)
-    return _compile(step, mesh, model, draft, state, settings, donate=2)
+def verification(
+    config: T5Config, work: Workload, gamma: int, mesh: Mesh
+) -> tuple[Compiled, DecoderCache]:
+    """One iteration whose proposals are given: gamma + 1 tokens scored, verified, appended.
 
-
-def verification_state(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> DecodeState:
-    """What ``verification`` takes and returns."""
+    Returns:
+      The program, and the target's cache that it takes, as shapes.
+    """
+    *inputs, settings = _inputs(work, mesh)
+    models = abstract_model(config, mesh), _given(config, work, gamma, mesh)
 
     def init(model, draft, inputs, prompts, keys):
         return decode_state.init(
@@ -121,8 +119,9 @@ def verification_state(config: T5Config, work: Workload, gamma: int, mesh: Mesh)
             gamma=gamma,
         )
 
-    models = abstract_model(config, mesh), _given(config, work, gamma, mesh)
-    return sharded_rows(jax.eval_shape(init, *models, *_inputs(work, mesh)[:-1]), mesh)
+    state = sharded_rows(jax.eval_shape(init, *models, *inputs), mesh)
+    step = functools.partial(speculative.step, gamma=gamma)
+    return _compile(step, mesh, *models, state, settings, donate=2), state.target_cache
 
 
 def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:

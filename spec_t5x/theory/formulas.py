@@ -16,6 +16,7 @@ The closed forms take betas as independent and alike. Where they are known for e
 gamma places of an iteration, the functions ``…_by_position`` need no such assumption.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -217,6 +218,28 @@ def length_pmf_by_position(
     return reached * rejected
 
 
+@functools.lru_cache
+def expected_iterations(alpha: float, gamma: int, length: int, rows: int) -> float:
+    """Iterations until the last of ``rows`` rows has ``length`` tokens.
+
+    Exact, from the distribution of a row's tokens after each iteration (section 3.1); rows
+    advance independently.
+
+    Args:
+      alpha: chance that a draft is accepted, i.i.d.
+      gamma: drafts per iteration, at least 1.
+      length: tokens of each row.
+      rows: rows of the batch.
+    """
+    advance = np.concatenate([[0.0], length_pmf(np.float64(alpha), gamma)])
+    # The probability that a row has 0, 1, … tokens and is not done.
+    unfinished, expected = np.ones(1), 0.0
+    while unfinished.sum() > 1e-12:
+        expected += 1 - (1 - min(unfinished.sum(), 1.0)) ** rows
+        unfinished = np.convolve(unfinished, advance)[:length]
+    return expected
+
+
 # Time
 
 
@@ -253,18 +276,6 @@ def wall_time_improvement(
       InputError: a value outside its range.
     """
     return expected_tokens(alpha, gamma) / iteration_time(gamma, c, verification_cost)
-
-
-def wall_time_improvement_by_position(
-    betas: Float[Array, "*rows gamma"], c: Number, verification_cost: VerificationCost = 1.0
-) -> Number:
-    """Factor over plain decoding from the acceptance rate of each place, without i.i.d.
-
-    Raises:
-      InputError: a value outside its range.
-    """
-    gamma = betas.shape[-1]
-    return expected_tokens_by_position(betas) / iteration_time(gamma, c, verification_cost)
 
 
 def guaranteed_improvement(alpha: Number, c: Number) -> Number:
@@ -377,30 +388,6 @@ def best_improvement(
     """The factor at the optimal gamma, at least 1; arguments as of ``optimal_gamma``."""
     factors = _improvements(alpha, c, verification_cost, max_gamma)
     return _plain(_namespace(factors).max(factors, axis=-1))
-
-
-def optimal_gamma_by_position(
-    betas: Float[Array, "*rows max_gamma"], c: Number, verification_cost: VerificationCost = 1.0
-) -> Number:
-    """The best gamma from the acceptance rate of each place, without i.i.d.
-
-    Args:
-      betas: acceptance rate of each place, given that the drafts before it were accepted.
-        gamma is at most as many.
-      c: time of a draft step, in target steps.
-      verification_cost: as of ``optimal_gamma``.
-
-    Raises:
-      InputError: a value outside its range.
-    """
-    _check_rates(betas)
-    xp = _namespace(betas, c)
-    one = xp.ones((*betas.shape[:-1], 1), betas.dtype)
-    tokens = xp.cumsum(xp.concatenate([one, xp.cumprod(betas, axis=-1)], axis=-1), axis=-1)
-    gammas, costs = _gammas_and_costs(xp, verification_cost, betas.shape[-1], betas.ndim)
-    _check_not_negative("c", c)
-    times = _add_axis(xp, c) * gammas + costs
-    return _plain(xp.argmax(tokens[..., : gammas.shape[-1]] / times, axis=-1))
 
 
 def _improvements(alpha, c, verification_cost, max_gamma) -> Float[Array, "*rows gammas"]:

@@ -1,1 +1,1 @@
-"""What speculation costs on this device, measured once and remembered."""
+"""What speculation costs on this device, measured once and kept."""

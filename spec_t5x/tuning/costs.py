@@ -1,10 +1,10 @@
-"""What an iteration costs here, in plain steps: measured with the program that decodes.
+"""The cost of an iteration here, in plain steps: measured with the program that decodes.
 
-One program does all: the paced loop with the limit forced to 0, 1, 4 and 8 drafts. Its time
-for a few tokens less that for a single iteration, by the iterations that lie between, is what
-an iteration takes, its overhead included; between the limits that are timed lies a straight
-line. It takes two or three seconds once the program is compiled, which decoding needs anyway,
-and is remembered for the machine, the models and the settings.
+One program is timed, the paced loop with its limit forced to 0, 1, 4 and 8 drafts: its time for
+a few tokens less that for one iteration, divided by the iterations between them. Overhead is
+included; between these limits costs are interpolated. That takes two or three seconds once the
+program is compiled, which decoding needs anyway, and is remembered for the machine, the models
+and the settings.
 """
 
 import dataclasses
@@ -27,28 +27,27 @@ from spec_t5x.verifiers import TreeVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
-# ``decode(pace, tokens)`` decodes what is to be decoded, cut short after so many tokens.
+# ``decode(pace, tokens)`` decodes a batch, cut short after this many tokens.
 Decode = Callable[[Pace, int], Decoded]
 
 # Seconds of timing, compilation apart.
 BUDGET = 2.5
-# The shortest time counts: whatever else the machine does makes times longer, never shorter.
+# The shortest time counts: other load makes times longer, never shorter.
 _MOST_ROUNDS = 9
 # Seconds that the steps of a timing should take: hundreds of times what the clock and dispatch
-# add, and half of what comes before the first step. Plain ones, by which all are divided, twice
-# that.
+# add, and half of the prefill. Plain steps, by which all are divided, take twice that.
 _LONG_ENOUGH = 0.05
-_OF_THE_SET_UP = 0.5
-# Before anything is known: what a draft adds to an iteration, in plain steps, and the tokens
-# that an iteration brings.
+_SHARE_OF_PREFILL = 0.5
+# Guesses before anything is measured: what a draft adds to an iteration, in plain steps, and
+# the tokens of an iteration.
 _EXPECTED_COST, _EXPECTED_TOKENS = 0.4, 1.5
-# A tree grows with its depth: none is deeper, nor larger.
+# The largest trees.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
 
 
 def largest_limit(draft: Draft, verifier: Verifier | TreeVerifier) -> int:
-    """The most drafts that an iteration may have where their number follows what pays."""
+    """The most drafts of an iteration with gamma "auto"."""
     if not isinstance(verifier, TreeVerifier):
         return min(MAX_LIMIT, draft.max_proposal or MAX_LIMIT)
     for depth in range(_MAX_DEPTH, 1, -1):
@@ -56,18 +55,18 @@ def largest_limit(draft: Draft, verifier: Verifier | TreeVerifier) -> int:
             if verifier.num_nodes(depth) <= _MAX_NODES:
                 return depth
         except InputError:
-            # A tree that is too large for anyone.
+            # The tree is too large for any target.
             continue
     return 1
 
 
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
-    """What was measured for ``key`` before, or is now.
+    """The stored costs for ``key``; measured and stored where there are none.
 
     Args:
       key: what the costs depend on (``identity.py``).
       measure: measures them.
-      store: where they are remembered.
+      store: where they are kept.
     """
     costs = store.load(key)
     if costs is None:
@@ -92,9 +91,9 @@ def measure(
     Args:
       decode: runs the paced loop.
       largest: the most drafts of an iteration.
-      whole: whether an iteration has as many or none, as with a tree.
+      whole: whether an iteration has either ``largest`` drafts or none, as with a tree.
       budget: seconds of timing, compilation apart.
-      clock: seconds from any time on.
+      clock: returns seconds.
     """
     limits = [limit for limit in (() if whole else (1, 4)) if limit < largest] + [largest]
     timer = _Timer(decode, largest, clock)
@@ -127,16 +126,16 @@ class _Timer:
         return seconds, int(counted.plain_steps + counted.iterations)
 
     def lengths(self, limits: list[int]) -> list[tuple[int, int]]:
-        """Each limit with the tokens after which its steps have taken long enough."""
-        set_up, _ = self.run(0, 1)
+        """Each limit with the number of tokens whose steps take long enough."""
+        prefill, _ = self.run(0, 1)
         seconds, calls = self.run(0, 9)
-        step = max((seconds - set_up) / max(calls - 1, 1), 1e-6)
-        wanted = max(_LONG_ENOUGH, _OF_THE_SET_UP * set_up) / step
+        step = max((seconds - prefill) / max(calls - 1, 1), 1e-6)
+        wanted = max(_LONG_ENOUGH, _SHARE_OF_PREFILL * prefill) / step
 
         def tokens(limit: int) -> int:
             steps = min(max(wanted / (1 + _EXPECTED_COST * limit), 3), 32)
             brought = steps * (_EXPECTED_TOKENS if limit else 2)
-            # More than the first iteration may bring.
+            # More than the first iteration may append.
             return 1 + math.ceil(max(brought, limit + 2))
 
         return [(limit, tokens(limit)) for limit in limits]

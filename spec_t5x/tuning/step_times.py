@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-import statistics
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
@@ -17,6 +17,7 @@ from spec_t5x.loops.speculative import DEFAULT_VERIFIER
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import TreeVerifier, Verifier
@@ -41,14 +42,22 @@ class StepTimes:
         """The paper's cost coefficient (Definition 3.7)."""
         return self.draft / self.target
 
-    def position(self, gamma: int) -> float:
-        """Time of one more position in a verification of ``gamma`` drafts, in target steps."""
-        return max(self.verification_cost - 1, 0.0) / gamma
-
     @property
     def verification_cost(self) -> float:
         """Time of a verification in target steps; the paper assumes 1."""
         return self.verification / self.target
+
+    def speed_up(self, alpha: float, gamma: int, *, as_paper: bool = False) -> float:
+        """Theorem 3.8 at these times; ``as_paper`` takes verification as one target step."""
+        cost = 1.0 if as_paper else self.verification_cost
+        return formulas.wall_time_improvement(alpha, gamma, self.c, cost)
+
+    def batch_speed_up(self, alpha: float, gamma: int, *, rows: int, length: int) -> float:
+        """The same for a batch whose rows have ``length`` tokens each, until the last is done."""
+        iterations = formulas.expected_iterations(alpha, gamma, length, rows)
+        return length / (
+            iterations * formulas.iteration_time(gamma, self.c, self.verification_cost)
+        )
 
 
 def measure_step_times(
@@ -64,8 +73,7 @@ def measure_step_times(
 ) -> StepTimes:
     """Measures on this device, with caches of the size that decoding uses, half full.
 
-    The three calls are timed in turn, ``repeats`` times over, so that a change of
-    the machine's mood falls on all of them.
+    The three calls are timed in turn, ``repeats`` times over.
 
     Args:
       target, draft: as in decoding.
@@ -73,7 +81,7 @@ def measure_step_times(
       gamma: drafts per iteration.
       max_decode_len: room for tokens, as in decoding.
       settings: how both sample.
-      verifier: says how many tokens the target verifies, and whether in a tree.
+      verifier: sets how many tokens the target verifies, and whether in a tree.
       repeats: timings of each call, of which the median is taken.
     """
     state = state_half_way(
@@ -145,16 +153,16 @@ def state_half_way(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     length: int,
 ) -> DecodeState:
-    """A state as decoding has it when each row holds ``length`` tokens, as different as can be.
+    """A decoding state whose rows hold ``length`` varied tokens.
 
-    Its caches hold nothing, of which a call's time does not depend.
+    Its caches are empty: a call's time does not depend on their content.
 
     Args:
       target, draft: as in decoding.
       inputs: what both ``prefill`` take.
       gamma: drafts per iteration at most.
       max_decode_len: room for tokens, as in decoding.
-      verifier: says how many tokens the target verifies.
+      verifier: sets how many tokens the target verifies.
       length: at least 1, at most ``max_decode_len``.
     """
     batch = jax.tree.leaves(inputs)[0].shape[0]
@@ -177,7 +185,7 @@ def state_half_way(
 
 
 def target_calls(target: Target, cache: Cache, *, new: int) -> Calls:
-    """Calls of the target over ``new`` tokens for each row, at the cache's length."""
+    """Target calls over ``new`` tokens per row, at the cache's length."""
     return lambda calls: _call_target(target, cache, new, calls)
 
 
@@ -190,15 +198,14 @@ def draft_calls(
     verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
     target: Target | None = None,
 ) -> Calls:
-    """Proposals of ``gamma`` drafts to follow the state's rows; none of them accepted.
+    """Proposals of ``gamma`` drafts after the state's rows, none of them accepted.
 
-    With the distributions that the verifier is to see, for which the state must have room.
-    With a target each proposal is scored by it, and the next one follows what it says;
-    only chains are.
+    They include the distributions that the verifier needs. With a target, each proposal is
+    scored, and the next one follows the target's token; chains only.
     """
     tree = verifier.tree(gamma) if isinstance(verifier, TreeVerifier) else None
     if tree is not None and target is not None:
-        raise InputError("verifier is one of trees: choose one of chains")
+        raise InputError("the verifier is a tree verifier: choose one of chains")
     options = {"gamma": gamma, "tree": tree, "coupled": verifier.coupled}
     return lambda calls: _call_draft(draft, state, settings, calls, target=target, **options)
 
@@ -257,7 +264,7 @@ def _call_draft(
             tokens = _after(logits, block, target.vocab_size)[:, 0]
         return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
 
-    # What a draft has to catch up with, it does once; it also says what a proposal holds.
+    # A draft catches up once, before the calls that are timed.
     context = decode_state.make_context(state, settings, coupled)
     draft_state = draft.catch_up(state.draft_state, context, width=gamma + 1)
     outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
@@ -266,24 +273,24 @@ def _call_draft(
         return jax.tree.leaves(propose(draft_state, context, outcome)[0])
 
     nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.eval_shape(shapes_of, draft_state)]
-    # All of it is carried: what is not asked for would not be worked out.
+    # The whole proposal is carried: XLA would remove what is unused.
     carry = (draft_state, state.outputs, state.target_cache, nothing)
     return jax.lax.fori_loop(0, calls, call, carry)
 
 
 def _after(logits, tokens, vocab_size: int):
-    """Tokens to feed next: all logits are asked for, and as little done with them as can be."""
+    """Tokens to feed next: uses all logits, at the least cost."""
     largest = jnp.max(logits, axis=-1)
     return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
 
 
 def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
-    """The same rows with another last token, for a loop that stays where it is."""
+    """The same rows with another last token, for a loop at a fixed length."""
     rows = jnp.arange(tokens.shape[0])
     return outputs.replace(
         sequences=outputs.sequences.at[rows, outputs.lengths].set(tokens),
-        # No token is negative. The compiler does not know that, and works out again in
-        # every call what depends on the lengths, as it must in decoding.
+        # No token is negative, but the compiler does not know: in every call it computes
+        # again what depends on the lengths, as in decoding.
         lengths=outputs.lengths + (tokens < 0),
     )
 
@@ -291,5 +298,4 @@ def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
 def _medians(programs: Sequence[Calls], repeats: int) -> list[float]:
     """Seconds of a call of each."""
     ready, _ = compiled([Program(run=program) for program in programs])
-    rounds = interleaved(ready, least=repeats, most=repeats)
-    return [statistics.median(column) for column in rounds.T.tolist()]
+    return np.median(interleaved(ready, repeats), axis=0).tolist()

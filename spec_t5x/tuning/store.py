@@ -1,8 +1,7 @@
-"""What was measured, remembered in the user's cache.
+"""Measured costs, kept in the user's cache.
 
-One small file for each combination of machine, models and settings, named after their hash:
-processes that measure different things at once do not meet, of two that measure the same
-the last one is remembered, and a file that is damaged is as good as none.
+One small file for each combination of machine, models and settings, named after their hash. Of
+two processes that measure the same, the last one's result is kept; a damaged file counts as none.
 """
 
 import dataclasses
@@ -17,13 +16,13 @@ from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
-# Raised whenever an entry's meaning changes: older ones are then not understood.
+# Raised whenever an entry's meaning changes: older entries are then ignored.
 _FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Costs in a directory, which is made when the first ones come."""
+    """Costs in a directory, which is made when the first ones are saved."""
 
     directory: Path
 
@@ -46,7 +45,7 @@ class Store:
             return None
 
     def save(self, key: Mapping[str, Any], costs: Costs) -> str | None:
-        """Remembers it; says why not where that is not possible."""
+        """Keeps the costs; returns the reason where that fails."""
         content = {"key": _plain(key), "costs": dataclasses.asdict(costs)}
         text = json.dumps(content, indent=2) + "\n"
         try:

@@ -1,6 +1,7 @@
 """``spec-t5x acceptance``: tables, figures as JSON, and mistakes in one line."""
 
 import json
+import re
 
 import gin
 import pytest
@@ -24,7 +25,7 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
     transformer = f"transformer:{tiny_pair / 'draft'}"
     file.write_text(
         f'Models.target = "{tiny_pair / "target"}"\n'
-        f'AcceptanceRun.drafts = ("{transformer}", "copy")\n'
+        f'AcceptanceOptions.drafts = ("{transformer}", "copy")\n'
         "AcceptanceOptions.temperatures = (0.0, 1.0)\n"
         "AcceptanceOptions.decoded_texts = 0\n",
         encoding="utf-8",
@@ -35,13 +36,13 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
     lists = ["--temperature=1", "--top_k=40", "--lenience=1", "--lenience=0.5"]
     assert main([*arguments, *numbers, *lists]) == 0
     lines = capsys.readouterr().out.splitlines()
+    rows = [re.sub(" +", " ", line) for line in lines if line.startswith("| ")][1:]
     starts = [
         f"| {d} | T = 1, top-k 40 | {n} |" for d in (transformer, "copy") for n in ("1", "0.5")
     ]
-    found = [line for line in lines if line.startswith("| ")][1:]
-    assert [line.startswith(start) for line, start in zip(found, starts, strict=True)] == [True] * 4
+    assert [row.startswith(start) for row, start in zip(rows, starts, strict=True)] == [True] * 4
     report = json.loads(kept.read_text(encoding="utf-8"))
-    assert report["inputs"]["data"] == "pairs.tsv" and report["target"] == "target"
+    assert report["source"]["data"] == "pairs.tsv" and report["models"]["target"] == "target"
     network, lenient, copy, _ = report["rows"]
     assert network["num_tokens"] == copy["num_tokens"] == 60
     assert 0 <= network["alpha"]["low"] <= network["alpha"]["value"] <= network["alpha"]["high"]

@@ -9,7 +9,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.evaluation import EvaluationOptions, read_sets
+from spec_t5x.experiments.text_source import TextSource, read_sets
 from spec_t5x.generation import GenerateOptions, Generator
 
 seqio = pytest.importorskip("seqio")
@@ -125,9 +125,7 @@ def test_each_task_of_a_mixture(run, task, jsonl, spiece):
 
 def test_lengths_of_a_task_cut_as_seqio_does(tiny_pair, task):
     generator = Generator.load(tiny_pair / "target")
-    options = EvaluationOptions(
-        mixture_or_task=task, task_feature_lengths={"inputs": 12, "targets": 5}
-    )
+    options = TextSource(mixture_or_task=task, task_feature_lengths={"inputs": 12, "targets": 5})
     decoding = options.decoding(GenerateOptions())
     assert (decoding.max_source_len, decoding.max_decode_len, decoding.truncate) == (12, 5, True)
     (texts,) = read_sets(options, generator.vocabulary)
@@ -150,17 +148,17 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
     flags = [f"--gin.{binding}" for binding in bindings]
     kept = tmp_path / "figures.json"
     assert main([*command, *flags, "--split", "train", "--json", str(kept)]) == 0
-    assert "| draft | token | 0 | 2 |" in capsys.readouterr().out
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| draft | token | 0 | 1 | 8 | 2 |" in printed
     report = json.loads(kept.read_text())
     assert report["rows"][0]["num_inputs"] == 1 and report["rows"][0]["identical"]
-    assert (report["options"]["mixture_or_task"], report["options"]["target"]) == (task, "target")
+    assert (report["source"]["mixture_or_task"], report["models"]["target"]) == (task, "target")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "data is None and mixture_or_task None: give one"),
-        ({"data": "x", "mixture_or_task": "y"}, "give one of them"),
+        ({"data": "x", "mixture_or_task": "y"}, "data is 'x' and mixture_or_task 'y': give one"),
         ({"data": "x", "limit": 0}, "limit is 0"),
         ({"data": "x", "source_words": 0}, "source_words is 0"),
         ({"mixture_or_task": "x", "source_words": 3}, "a task has its own sources"),
@@ -173,7 +171,7 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
 )
 def test_what_cannot_be_evaluated_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        EvaluationOptions(**changes)
+        TextSource(**changes)
 
 
 def test_real_texts_with_t5s_own_vocabulary(shared_data):
@@ -191,7 +189,7 @@ def test_real_texts_with_t5s_own_vocabulary(shared_data):
         prefix=SUMMARIZE_PREFIX,
         metric="rouge",
     )
-    options = EvaluationOptions(mixture_or_task=name, limit=20)
+    options = TextSource(mixture_or_task=name, limit=20)
     (texts,) = read_sets(options, SentencePieceVocabulary(spiece, 100))
     seqio.TaskRegistry.remove(name)
     sources, examples = zip(*texts.pairs, strict=True)

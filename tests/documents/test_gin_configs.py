@@ -18,15 +18,9 @@ from spec_t5x.cli.main import _parser
 from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions
-from spec_t5x.experiments.acceptance_run import AcceptanceRun
 from spec_t5x.experiments.benchmark import BenchmarkOptions
-from spec_t5x.experiments.evaluation import EvaluationOptions
-from spec_t5x.experiments.growth import GrowthOptions
-from spec_t5x.experiments.objectives import ObjectivesOptions
-from spec_t5x.experiments.overhead import OverheadOptions
-from spec_t5x.experiments.pacing import PacingOptions
 from spec_t5x.experiments.reproduction.items import Setting
-from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
+from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.inference.options import InferOptions
 from spec_t5x.models.gpt import GPTConfig, abstract_variables
@@ -89,16 +83,10 @@ CLASSES = (
     KeptLayers,
     Models,
     GenerateOptions,
+    TextSource,
     BenchmarkOptions,
-    GrowthOptions,
-    PacingOptions,
-    ObjectivesOptions,
-    OverheadOptions,
-    EvaluationOptions,
     InferOptions,
-    SyntheticOptions,
     Setting,
-    AcceptanceRun,
     AcceptanceOptions,
 )
 # What trains, and the arguments that a file binds to one of them.
@@ -159,18 +147,8 @@ def no_bindings(monkeypatch):
     args = _parser().parse_args(["generate"])
     args.gin_bindings = []
     settings.read(args)
-    for subject in (
-        BenchmarkOptions,
-        GrowthOptions,
-        PacingOptions,
-        ObjectivesOptions,
-        OverheadOptions,
-    ):
-        gin.external_configurable(subject, module="spec_t5x")
-    gin.external_configurable(SyntheticOptions, module="spec_t5x")
-    gin.external_configurable(Setting, module="spec_t5x")
-    gin.external_configurable(AcceptanceRun, module="spec_t5x")
-    gin.external_configurable(AcceptanceOptions, module="spec_t5x")
+    for options in (TextSource, BenchmarkOptions, AcceptanceOptions, Setting):
+        gin.external_configurable(options, module="spec_t5x")
     gin.clear_config()
     yield
     gin.clear_config()
@@ -411,12 +389,12 @@ def test_a_row_of_table_2_is_bound_to_the_benchmark(row):
     ):
         assert text in header.text
     bind(path)
-    options, decoding, models = (
-        build(name) for name in ("BenchmarkOptions", "GenerateOptions", "Models")
+    source, options, decoding, models = (
+        build(name) for name in ("TextSource", "BenchmarkOptions", "GenerateOptions", "Models")
     )
-    assert options.mixture_or_task == TASKS[task]
+    assert source.mixture_or_task == TASKS[task]
     assert (options.temperatures, options.gammas) == ((float(temperature),), (int(gamma),))
-    assert (options.pairs, decoding.verifier, decoding.batch_size) == (("draft/own",), "token", 1)
+    assert (options.pairs, decoding.verifier, decoding.batch_size) == (("draft",), "token", 1)
     assert (models.target, models.draft) == ("dummy_CHECKPOINT_PATH", "dummy_DRAFT_CHECKPOINT_PATH")
 
 

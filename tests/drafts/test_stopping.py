@@ -13,7 +13,6 @@ from spec_t5x.interfaces import Outcome
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import StubTarget
-from spec_t5x.tuning.step_times import StepTimes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -76,9 +75,6 @@ def test_a_position_costs_something_on_a_cpu_alone(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert USUAL.cost == pytest.approx(0.1)
     assert Stopping(c=0.2, position=0.05).cost == pytest.approx(0.25)
-    # Measured: half a step more for 5 positions more.
-    times = StepTimes(target=4.0, draft=1.0, verification=6.0)
-    assert Stopping(times.c, times.position(gamma=5)).cost == pytest.approx(0.25 + 0.1)
 
 
 def test_what_others_wrote_says_nothing_of_the_drafts():

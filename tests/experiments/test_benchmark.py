@@ -1,61 +1,238 @@
-"""The benchmark of drafts: what it measures is what it says, and it is kept."""
+"""``spec-t5x benchmark``: what it measures is what it says, and it is kept."""
 
+import dataclasses
 import json
+import re
 
 import gin
 import pytest
 
 from spec_t5x.cli.main import main
+from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
+from spec_t5x.experiments import benchmark
 from spec_t5x.experiments.benchmark import BenchmarkOptions
+from spec_t5x.experiments.iteration_parts import overhead
+from spec_t5x.experiments.text_source import TextSource
+from spec_t5x.generation import GenerateOptions
+from spec_t5x.models import sizes
+from spec_t5x.theory import formulas
+from tests.experiments.test_synthetic_acceptance import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+DECODING = GenerateOptions(max_decode_len=12, verifier="token", lenience=0.5)
+
 
 @pytest.fixture(autouse=True)
-def no_bindings():
+def nothing_bound():
     gin.clear_config()
     yield
     gin.clear_config()
 
 
-def test_a_row_for_each_draft_and_verifier(tiny_pair, tmp_path, capsys):
-    data, kept = tmp_path / "pairs.tsv", tmp_path / "out" / "figures.json"
-    data.write_text("x\tMy sister\ty\nx\tWir gehen morgen.\ty\n", encoding="utf-8")
-    file = tmp_path / "benchmark.gin"
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("x\tMy sister\ty\nx\tWir gehen morgen.\ty\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def models(tiny_pair):
+    return Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+
+
+@pytest.fixture
+def tiny_sizes(monkeypatch):
+    monkeypatch.setitem(sizes.SIZES, "tiny_target", TINY)
+    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
+    monkeypatch.setitem(sizes.SIZES, "tiny_draft", draft)
+
+
+def cells(printed: str) -> list[str]:
+    """The lines of tables, without their padding."""
+    return [re.sub(" +", " ", line) for line in printed.splitlines() if line.startswith("| ")]
+
+
+def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
+    kept, file = tmp_path / "out" / "figures.json", tmp_path / "benchmark.gin"
+    transformer = f"transformer:{tiny_pair / 'draft'}"
     file.write_text(
         f'Models.target = "{tiny_pair / "target"}"\n'
-        f'BenchmarkOptions.pairs = ("transformer:{tiny_pair / "draft"}/token", "copy/block")\n'
+        f'BenchmarkOptions.pairs = ("{transformer}/token", "copy")\n'
         "BenchmarkOptions.temperatures = (0.0,)\n"
-        "BenchmarkOptions.gammas = (2,)\n"
-        "BenchmarkOptions.repeats = 1\n"
+        "BenchmarkOptions.repeats = 3\n"
         "GenerateOptions.max_decode_len = 12\n",
         encoding="utf-8",
     )
+    # Flags come before gin.
+    flags = ["--gamma", "2", "--gamma", "auto", "--repeats", "1"]
     arguments = ["benchmark", f"--gin_file={file}", "--data", str(data), "--json", str(kept)]
-    assert main(arguments) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if "| yes |" in line]
-    assert len(rows) == 2
-    assert f"| transformer:{tiny_pair / 'draft'} | token | 0 | 2 |" in rows[0]
-    assert "| copy | block | 0 | 2 |" in rows[1]
+    assert main([*arguments, *flags]) == 0
+    rows = [line for line in cells(capsys.readouterr().out) if "| yes |" in line]
+    assert [row.split(" | ")[1:6] for row in rows] == [
+        [verifier, "0", "1", "12", gamma]
+        for verifier in ("token", "block")
+        for gamma in ("2", "auto")
+    ]
     report = json.loads(kept.read_text(encoding="utf-8"))
-    assert report["options"]["data"] == "pairs.tsv"
+    assert report["source"]["data"] == "pairs.tsv" and report["models"]["target"] == "target"
+    assert report["options"]["repeats"] == 1 and report["decoding"]["max_decode_len"] == 12
+    assert {"processor", "python", "jax"} <= set(report["machine"])
+    assert [row["draft"] for row in report["rows"][::2]] == ["transformer:draft", "copy"]
     for row in report["rows"]:
         assert row["num_inputs"] == 2 and row["identical"] is True
         assert row["plain_tokens"] == row["speculative_tokens"] > 0
-        assert 1 <= row["block_efficiency"] <= 3
-        assert len(row["plain_seconds"]) == 1
+        assert len(row["plain_seconds"]) == len(row["speculative_setup_seconds"]) == 1
+        assert row["plain_steps"] == 0 or row["gamma"] == "auto"
+
+
+def test_rows_are_kept_as_they_come(models, data, tmp_path, monkeypatch):
+    kept, found = tmp_path / "figures.json", []
+
+    def run(*_, **__):
+        for draft in ("first", "second", "third"):
+            if kept.is_file():
+                found.append([row["draft"] for row in json.loads(kept.read_text())["rows"]])
+            yield {"draft": draft}
+
+    monkeypatch.setattr(benchmark, "run", run)
+    assert main(["benchmark", "--data", str(data), "--json", str(kept)]) == 0
+    assert found == [["first"], ["first", "second"]]
+
+
+def test_a_draft_that_cannot_pay_gets_no_row_with_auto(models, data, monkeypatch, caplog):
+    monkeypatch.setattr(benchmark, "_leaves_out", lambda generator, texts, options: True)
+    options = BenchmarkOptions(gammas=("auto",), temperatures=(0.0,))
+    caplog.set_level("INFO")
+    source = TextSource(data=str(data))
+    assert not list(benchmark.run(options, models=models, decoding=DECODING, source=source))
+    assert "gamma auto leaves the draft out" in caplog.text
+
+
+def test_settings_are_all_combinations_or_one_list_at_a_time():
+    options = BenchmarkOptions(
+        pairs=("copy", "draft/block", "draft/own"), gammas=(2, "auto"), temperatures=(0.0,)
+    )
+    every = options.settings(DECODING)
+    assert [(draft, row.verifier, row.gamma) for draft, row in every] == [
+        (draft, verifier, gamma)
+        for draft, verifier in (("copy", "token"), ("draft", "block"), ("draft", "token"))
+        for gamma in (2, "auto")
+    ]
+    # Settings of the run's own verifier are not for another.
+    assert [row.lenience for _, row in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
+    options = dataclasses.replace(
+        options, pairs=("copy",), batch_sizes=(1, 8, 32), every_combination=False
+    )
+    points = [(row.batch_size, row.gamma) for _, row in options.settings(DECODING)]
+    assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
+
+
+def test_drawn_verdicts_need_no_text_and_parts_are_timed(models):
+    options = BenchmarkOptions(
+        gammas=(2,), temperatures=(1.0,), batch_sizes=(2,), alpha=1.0, source_len=5, repeats=2,
+        parts=True,
+    )  # fmt: skip
+    (row,) = benchmark.run(options, models=models, decoding=GenerateOptions(max_decode_len=12))
+    # All accepted: three tokens an iteration, in both rows.
+    assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
+    assert row["plain_tokens"] == row["speculative_tokens"] == 24
+    # Of a batch, until its last row is done; all rows are alike.
+    assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
+    # On a busy machine what is subtracted may leave nothing of one timing of a toy.
+    assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
+    (line,) = [line for line in cells(benchmark.table([row])) if "drawn" in line]
+    assert line.startswith("| draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+
+
+def test_the_overhead_is_what_drafts_and_verification_leave():
+    """Medians 2.2 and 2 leave .2; a plain step of 1.25 has .25 beside its call."""
+    found = overhead(
+        {
+            "iteration": [2.0, 2.2, 9.0],
+            "networks": [1.9, 2.0, 9.0],
+            "plain_step": [1.25, 1.25, 1.25],
+            "target_call": [1.0, 1.0, 1.0],
+        }
+    )
+    assert found["overhead"] == pytest.approx(0.2)
+    assert found["overhead_share"] == pytest.approx(0.2 / 2.2)
+    assert found["plain_overhead_share"] == pytest.approx(0.2)
+    assert found["overhead_quartiles"] == pytest.approx([0.025, (0.05 + 0.2 / 2.2) / 2])
+
+
+def test_a_target_of_random_weights(tiny_sizes):
+    models = Models(target="random:tiny_target")
+    options = BenchmarkOptions(
+        pairs=("random:tiny_draft",), gammas=(3,), temperatures=(0.0,), alpha=0.5, repeats=2,
+        source_len=8,
+    )  # fmt: skip
+    decoding = GenerateOptions(max_decode_len=100)
+    (row,) = benchmark.run(options, models=models, decoding=decoding)
+    assert row["draft"] == "random:tiny_draft"
+    # Some 110 iterations of the two rounds.
+    assert row["block_efficiency"] == pytest.approx(formulas.expected_tokens(0.5, 3), rel=0.25)
+    low, high = row["speed_up_range"]
+    assert low <= row["speed_up"] * 1.5 and low <= high
+
+
+def test_table_2_is_timed_with_the_papers_settings(monkeypatch, tiny_sizes, capsys):
+    monkeypatch.setattr(benchmark, "run_table_2", fake_table_2(benchmark.run_table_2))
+    flags = ["--target", "random:t5_1_1_xl", "--draft", "random:t5_1_1_small", "--table_2"]
+    assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
+    (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
+    assert line.startswith("| EnDe | random:t5_1_1_small | drawn | 0 | 1 | 20 | 7 | 0.750 |")
+    assert "| 3.2 | 3.4 |" in line
+
+
+def fake_table_2(run):
+    """The first row of Table 2, measured with tiny sizes."""
+
+    def of_tiny_sizes(options, report):
+        (row, *_) = options.rows()
+        assert (options.target, options.drafts) == ("t5_1_1_xl", ["t5_1_1_small"])
+        tiny = dataclasses.replace(options, source_len=4)
+        object.__setattr__(tiny, "target", "tiny_target")
+        object.__setattr__(tiny, "rows", lambda: [dataclasses.replace(row, draft="tiny_draft")])
+        object.__setattr__(tiny, "drafts", ["tiny_draft"])
+        for timing in run(tiny, report):
+            yield dataclasses.replace(timing, row=row)
+
+    return of_tiny_sizes
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("flags", "message"),
     [
-        ({}, "data is None"),
-        ({"data": "x", "num_inputs": 0}, "num_inputs is 0"),
-        ({"data": "x", "repeats": -3}, "repeats is -3"),
-        ({"data": "x", "pairs": ("transformer",)}, "pair 'transformer'"),
+        ("", "no --data was given: give a file of pairs"),
+        ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
+        ("--repeats -3", "--repeats is -3"),
+        ("--gamma 0 --alpha 0.5", "gammas is 0"),
+        ("--batch_size 0", "batch_sizes is 0"),
+        ("--gamma -1", "gammas is -1"),
+        ("--alpha 1.5", "--alpha is 1.5"),
+        ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
+        ("--alpha 0.5 --gamma auto", "need a number"),
+        ("--alpha 0.5 --temperature -1", "temperature is -1"),
+        ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
+        ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
+        ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
+        ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "has 384 tokens"),
+        ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
+        ("--alpha 0.5 --gin.GenerateOptions.beams=2", "beams is 2"),
+        ("--alpha 0.5 --verifier x", "unknown argument '--verifier'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        BenchmarkOptions(**changes)
+def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "compare_drawn", None)
+    assert main(["benchmark", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_lists_are_lists(unchecked):
+    assert BenchmarkOptions(gammas=[4]).gammas == (4,)
+    with pytest.raises(InputError, match=r"gammas is 4: give a list, as in \(4,\)"):
+        BenchmarkOptions(gammas=4)

@@ -1,18 +1,18 @@
 """Synthetic acceptance: verdicts with the given rate, times without text."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.cli.main import main
+from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments import synthetic_acceptance as synthetic
-from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions, SyntheticVerifier, Timing
+from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions, SyntheticVerifier
+from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Proposal
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models import sizes
@@ -37,15 +37,6 @@ TINY = T5Config(
 )
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-@pytest.fixture(scope="module")
-def tiny_sizes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sizes.SIZES, "tiny_target", TINY)
-        draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
-        patch.setitem(sizes.SIZES, "tiny_draft", draft)
-        yield
 
 
 def arguments(counts=GAMMA, temperature=1.0):
@@ -91,71 +82,60 @@ def test_the_token_is_of_the_real_verdict_whose_time_is_measured():
 
 
 @pytest.fixture(scope="module")
-def timing(tiny_sizes, quick_compilation) -> Timing:
-    options = SyntheticOptions(
-        target="tiny_target",
-        drafts=("tiny_draft",),
+def models(quick_compilation):
+    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
+    return synthetic.random_model(TINY, "float32", 0), synthetic.random_model(draft, "float32", 1)
+
+
+@pytest.fixture(scope="module")
+def comparison(models):
+    target, draft = models
+    options = GenerateOptions(gamma=3, max_decode_len=120, verifier="token")
+    return synthetic.compare_drawn(
+        target,
+        TransformerDraft(draft),
+        options,
         alpha=0.7,
-        gamma=3,
         source_len=8,
-        decode_len=120,
         repeats=4,
         step_repeats=2,
     )
-    seen = []
-    (timing,) = synthetic.run(options, lambda *told: seen.append(told))
-    assert seen == [(0, 1, "tiny_draft, temperature 0, gamma 3")]
-    return timing
 
 
-def test_lengths_are_given_and_calls_follow_equation_1(timing):
-    assert timing.num_tokens == 120
-    assert len(timing.plain_seconds) == len(timing.speculative_seconds) == 4
+def test_lengths_are_given_and_calls_follow_equation_1(comparison):
+    assert comparison.plain_tokens == comparison.speculative_tokens == 120
+    assert len(comparison.plain_seconds) == len(comparison.speculative_seconds) == 4
     # 480 tokens take about 190 calls, whose number scatters by a few.
-    assert timing.block_efficiency == pytest.approx(formulas.expected_tokens(0.7, 3), rel=0.15)
+    assert comparison.block_efficiency == pytest.approx(formulas.expected_tokens(0.7, 3), rel=0.15)
     # About 400 decided positions.
-    assert timing.acceptance_rate == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / 400) ** 0.5)
+    assert comparison.acceptance_rate == pytest.approx(0.7, abs=5 * (0.7 * 0.3 / 400) ** 0.5)
+    # Time and counts alone: not a token.
+    assert comparison.outputs == comparison.divergences == [] and comparison.identical is None
 
 
-def test_what_comes_back_is_time_and_counts_alone(timing):
-    def leaves(value):
-        if isinstance(value, dict):
-            for part in value.values():
-                yield from leaves(part)
-        elif isinstance(value, list):
-            for part in value:
-                yield from leaves(part)
-        else:
-            yield value
-
-    values = timing.to_dict()
-    assert json.loads(json.dumps(values)) == values
-    assert {leaf for leaf in leaves(values) if isinstance(leaf, str)} == {"tiny_draft"}
-    # No list but the repeats' seconds and the least and largest ratio: no room for tokens.
-    assert {len(v) for v in values.values() if isinstance(v, list)} == {2, 4}
-    assert all(isinstance(x, float) for v in values.values() if isinstance(v, list) for x in v)
-
-
-def test_speed_ups_and_expectations_are_of_these_figures(timing):
+def test_speed_ups_and_expectations_are_of_these_figures(comparison):
+    times = dataclasses.replace(comparison.step_times, target=2.0, draft=0.2, verification=3.0)
     made = dataclasses.replace(
-        timing,
+        comparison,
         plain_seconds=[3.0, 2.0, 4.0],
         speculative_seconds=[1.0, 2.0, 1.5],
         plain_setup_seconds=[1.0, 1.0, 1.0],
         speculative_setup_seconds=[0.5, 0.5, 0.5],
-        step_times=dataclasses.replace(timing.step_times, target=2.0, draft=0.2, verification=3.0),
+        step_times=times,
     )
     assert made.speed_up == 2.0
     assert made.speed_up_range == (1.0, 3.0)
     assert made.loop_speed_up == 2.0
     tokens = 1 + 0.7 + 0.49 + 0.343
-    assert made.expected == pytest.approx(tokens / 1.3)
-    assert made.expected_with_verification == pytest.approx(tokens / 1.8)
-    (line,) = [line for line in synthetic.table([made]).splitlines() if "tiny_draft" in line]
-    assert "| 2.00 | 1.00–3.00 | 2.00 |" in line
+    assert made.predicted == pytest.approx(tokens / 1.3)
+    assert made.predicted_with_verification == pytest.approx(tokens / 1.8)
+    # A long text of one row takes what the theorem says, a batch its slowest row's time.
+    alone = times.batch_speed_up(0.7, 3, rows=1, length=4096)
+    assert alone == pytest.approx(tokens / 1.8, rel=2e-3)
+    assert times.batch_speed_up(0.7, 3, rows=32, length=4096) < alone
 
 
-def test_weights_are_made_in_the_type_asked_for(tiny_sizes, unchecked):
+def test_weights_are_made_in_the_type_asked_for(unchecked):
     for dtype in ("float32", "bfloat16"):
         model = synthetic.random_model(TINY, dtype, seed=0)
         assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {dtype}
@@ -172,18 +152,18 @@ def test_rows_are_the_papers_for_the_drafts_asked_for():
     assert all((r.alpha, r.gamma) == (r.paper.alpha, r.paper.gamma) for r in small)
 
 
-def test_memory_is_counted_from_shapes_and_refused_in_one_line(tiny_sizes, unchecked):
-    options = SyntheticOptions(target="tiny_target", drafts=("tiny_draft",), alpha=0.5)
-    target = synthetic.random_model(TINY, "float32", seed=0)
-    needed = synthetic.bytes_needed(options)
-    assert needed > sum(leaf.nbytes for leaf in jax.tree.leaves(target))
-    synthetic.check_memory(options, available=needed)
+def test_memory_is_counted_from_shapes_and_refused_in_one_line(models, monkeypatch, unchecked):
+    monkeypatch.setitem(sizes.SIZES, "tiny", TINY)
+    work = {"dtype": "float32", "rows": 1, "gamma": 7, "source_len": 512, "length": 128}
+    needed = synthetic.bytes_needed("tiny", ["tiny"], **work)
+    assert needed > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(models[0]))
+    synthetic.check_fits("tiny", ["tiny"], **work, available=needed)
     with pytest.raises(InputError, match=r"takes 0\.0 GiB and this device has 0\.0 free") as error:
-        synthetic.check_memory(options, available=needed - 1)
+        synthetic.check_fits("tiny", ["tiny"], **work, available=needed - 1)
     assert "\n" not in str(error.value)
     # Compiled for a TPU-v4, weights and caches of the same loops come to 20.9 GiB.
-    paper = SyntheticOptions(drafts=("t5_1_1_small",), dtype="bfloat16")
-    assert 20.9 < synthetic.bytes_needed(paper) / 2**30 < 23
+    work["dtype"] = "bfloat16"
+    assert 20.9 < synthetic.bytes_needed("t5_1_1_xxl", ["t5_1_1_small"], **work) / 2**30 < 23
 
 
 @pytest.mark.parametrize(
@@ -193,26 +173,8 @@ def test_memory_is_counted_from_shapes_and_refused_in_one_line(tiny_sizes, unche
         ({"drafts": ("byt5_small",)}, "has 384 tokens"),
         ({"drafts": ("t5_1_0_small",)}, "Table 2 has t5_1_1_small"),
         ({"drafts": ()}, "Table 2 has t5_1_1_small"),
-        ({"alpha": 1.5}, "alpha is 1.5"),
-        ({"repeats": 0}, "repeats is 0"),
-        ({"temperature": -1.0, "alpha": 0.5}, "temperature is -1"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_made(options, message):
+def test_rows_that_table_2_has_not_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         SyntheticOptions(**options)
-
-
-def test_the_command_prints_a_table_and_keeps_the_figures(
-    tiny_sizes, timing, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.setattr(synthetic, "run", lambda options, report: iter([timing]))
-    path = tmp_path / "figures.json"
-    flags = ["--target", "tiny_target", "--draft", "tiny_draft", "--alpha", "0.7"]
-    assert main(["synthetic", *flags, "--json", str(path)]) == 0
-    assert "| tiny_draft | 0 | 3 | 0.70 |" in capsys.readouterr().out
-    kept = json.loads(path.read_text())
-    assert kept["rows"] == [timing.to_dict()]
-    assert kept["options"]["drafts"] == ["tiny_draft"]
-    assert main(["synthetic", "--draft", "byt5_small"]) == 2
-    assert capsys.readouterr().err.startswith("spec-t5x: error: draft byt5_small has 384 tokens")

@@ -289,15 +289,33 @@ def test_some_gamma_keeps_corollary_3_9(alpha, c):
         assert optimal_gamma(alpha, c) == 0
 
 
+def test_iterations_of_two_tokens_by_hand():
+    """gamma 1, alpha 1/2: two tokens take one iteration or two, equally often.
+
+    The slower of two rows takes one only if both do.
+    """
+    assert formulas.expected_iterations(0.5, 1, 2, 1) == pytest.approx(1.5)
+    assert formulas.expected_iterations(0.5, 1, 2, 2) == pytest.approx(1.75)
+    assert formulas.expected_iterations(1.0, 3, 10, 8) == pytest.approx(3)
+    assert formulas.expected_iterations(0.0, 3, 10, 8) == pytest.approx(10)
+
+
+def test_iterations_are_those_of_simulated_rows():
+    alpha, gamma, length, batch = 0.7, 4, 40, 8
+    rng = np.random.default_rng(0)
+    accepted = np.cumprod(rng.random((4000, batch, length, gamma)) < alpha, axis=-1).sum(axis=-1)
+    written = np.cumsum(1 + accepted, axis=-1)
+    iterations = 1 + np.sum(written < length, axis=-1).max(axis=-1)
+    error = 4 * iterations.std() / np.sqrt(len(iterations))
+    expected = formulas.expected_iterations(alpha, gamma, length, batch)
+    assert abs(iterations.mean() - expected) < error
+
+
 def test_a_dearer_verification_takes_its_share():
     assert wall_time_improvement(0.5, 3, 0.25, 1.0) == pytest.approx(1.875 / 1.75)
     assert wall_time_improvement(0.5, 3, 0.25, 1.5) == pytest.approx(1.875 / 2.25)
     assert wall_time_improvement(0.5, 3, 0.25, lambda m: 1 + 0.1 * (m - 1)) == pytest.approx(
         1.875 / 2.05
-    )
-    betas = np.array([0.5, 0.5, 0.5])
-    assert formulas.wall_time_improvement_by_position(betas, 0.25, 1.5) == pytest.approx(
-        1.875 / 2.25
     )
 
 
@@ -342,8 +360,6 @@ def test_the_optimal_gamma_is_brute_forces(alpha, c, slope):
         best = optimal_gamma(alpha, c, costs, max_gamma=20)
         assert factors[best] == pytest.approx(max(factors), rel=1e-12)
         assert formulas.best_improvement(alpha, c, costs, 20) == pytest.approx(max(factors))
-    by_position = formulas.optimal_gamma_by_position(np.full(20, alpha), c, cost)
-    assert factors[by_position] == pytest.approx(max(factors), rel=1e-12)
 
 
 def test_gamma_depends_on_what_verification_really_costs():
@@ -354,8 +370,6 @@ def test_gamma_depends_on_what_verification_really_costs():
     assert optimal_gamma(0.8, 0.001, steps) == 7
     # Costs that were measured up to 4 tokens say nothing of more.
     assert optimal_gamma(0.95, 0.001, np.ones(4)) == 3
-    # Betas that fall off make longer drafts vain.
-    assert formulas.optimal_gamma_by_position(np.array([0.9, 0.9, 0.01, 0.9]), 0.05) == 2
 
 
 def test_without_cost_more_is_always_better():
@@ -386,7 +400,6 @@ def test_traced_arrays_compute_the_same():
         lambda a: formulas.length_pmf(a, 3),
         lambda a: optimal_gamma(a, 0.1, lambda m: 0.9 + 0.1 * m, 30),
         expected_tokens_by_position,
-        lambda a: formulas.optimal_gamma_by_position(a, 0.1),
     ]
     for function in pairs:
         np.testing.assert_allclose(jax.jit(function)(alphas), function(alphas), rtol=1e-4)

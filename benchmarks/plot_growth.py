@@ -1,0 +1,52 @@
+"""Draws speed-ups by batch size, output length and gamma, from what ``growth.gin`` measured.
+
+python -m benchmarks.plot_growth benchmarks/growth.json benchmarks/growth.svg
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+# By name in the rows.
+AXES = {"batch_size": "batch size", "max_decode_len": "output tokens", "gamma": "gamma"}
+Rows = Sequence[Mapping[str, Any]]
+
+
+def walk(rows: Rows, axis: str) -> Rows:
+    """The rows that differ from the first one along an axis alone, in order."""
+    fixed = [name for name in AXES if name != axis]
+    along = [row for row in rows if all(row[name] == rows[0][name] for name in fixed)]
+    return sorted(along, key=lambda row: row[axis])
+
+
+def draw(rows: Rows) -> Figure:
+    """Measured and predicted speed-ups of the loop along each axis, a row for each target."""
+    targets = list(dict.fromkeys(row.get("target") for row in rows))
+    figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
+    panels = figure.subplots(len(targets), len(AXES), squeeze=False)
+    for target, panels_of_target in zip(targets, panels, strict=True):
+        of_target = [row for row in rows if row.get("target") == target]
+        for (axis, title), panel in zip(AXES.items(), panels_of_target, strict=True):
+            along = walk(of_target, axis)
+            values = [row[axis] for row in along]
+            panel.plot(values, [row["loop_speed_up"] for row in along], "o-", label="measured")
+            panel.plot(values, [row["predicted"] for row in along], "s--", label="predicted")
+            panel.axhline(1, color="grey", linewidth=0.8)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(values, map(str, values))
+            panel.minorticks_off()
+            panel.set_ylim(bottom=0)
+            panel.set_xlabel(title)
+        panels_of_target[0].set_ylabel("speed-up")
+        panels_of_target[0].set_title(target or "")
+        panels_of_target[0].legend()
+    return figure
+
+
+if __name__ == "__main__":
+    source, picture = map(Path, sys.argv[1:])
+    draw(json.loads(source.read_text(encoding="utf-8"))["rows"]).savefig(picture, format="svg")

@@ -1,0 +1,94 @@
+"""Writes the tables of README and docs from the results that are kept in ``benchmarks/``.
+
+    python scripts/tables.py            # after a benchmark's file has changed
+    python scripts/tables.py --check    # says whether there is anything to write
+
+A table stands between two comments, of which the first names its kind and its file:
+
+    <!-- table: neighbours benchmarks/neighbours_pair.json -->
+    <!-- end of table -->
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.experiments import benchmark, results
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# benchmarks/ is not installed with the package.
+sys.path.insert(0, str(REPOSITORY))
+from benchmarks import objectives  # noqa: E402
+from benchmarks.other_implementations.table import table as implementations  # noqa: E402
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def by_gamma(values: Mapping[str, Any]) -> str:
+    """Speed-ups of a benchmark: a line for each draft and batch size, a column for each gamma."""
+    speed_ups: dict[tuple[str, int], dict[str, float]] = {}
+    for row in values["rows"]:
+        speed_up = statistics.median(row["plain_seconds"]) / statistics.median(
+            row["speculative_seconds"]
+        )
+        speed_ups.setdefault((row["draft"], row["batch_size"]), {})[str(row["gamma"])] = speed_up
+    columns = {"draft": lambda line: line[0][0], "batch": lambda line: line[0][1]}
+    for gamma in dict.fromkeys(str(row["gamma"]) for row in values["rows"]):
+        columns[f"gamma {gamma}"] = lambda line, gamma=gamma: f"{line[1][gamma]:.2f}"
+    return results.table(columns, list(speed_ups.items()))
+
+
+# What makes a table of what a file holds.
+MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "neighbours": lambda values: implementations(values["groups"], values["machine"]),
+    "benchmark": lambda values: benchmark.table(values["rows"]),
+    "benchmark_by_gamma": by_gamma,
+    "objectives": lambda values: objectives.table(values["rows"]),
+}
+_TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def filled(text: str, folder: Path) -> str:
+    """The text with every table written again.
+
+    Args:
+      text: Markdown.
+      folder: what the files' paths are relative to.
+
+    Raises:
+      KeyError: an unknown kind of table.
+      OSError: a file that cannot be read.
+    """
+
+    def make(found: re.Match) -> str:
+        start, kind, file, end = found.groups()
+        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        return f"{start}\n{MAKERS[kind](values)}\n\n{end}"
+
+    return _TABLE.sub(make, text)
+
+
+def main() -> int:
+    """Exit status 1 if ``--check`` finds something to write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    status = 0
+    for document in DOCUMENTS:
+        before = document.read_text(encoding="utf-8")
+        after = filled(before, REPOSITORY)
+        if before != after and args.check:
+            print(f"{document.name}: a table is not that of its file: run scripts/tables.py")
+            status = 1
+        elif before != after:
+            document.write_text(after, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

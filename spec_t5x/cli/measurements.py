@@ -1,0 +1,79 @@
+"""What ``benchmark``, ``acceptance`` and ``evaluate`` share: flags, options and progress."""
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spec_t5x.cli import settings
+
+
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``experiments.text_source.TextSource``: a file, or a seqio task."""
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
+    numbers = {
+        "source_column": "of a .tsv, from 0 (of two columns the first, of more the second)",
+        "target_column": "of a .tsv, from 0 (the one after it)",
+        "num_columns": "of each line of a .tsv (as of the first line)",
+        "limit": "take the first N pairs only",
+        "source_words": "of a file: take the first N words of each source only",
+    }
+    for name, text in numbers.items():
+        texts.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    names = {
+        "source_field": "of a .jsonl (article)",
+        "target_field": "of a .jsonl (highlights)",
+        "prefix": "put before every source of a file",
+        "mixture_or_task": "seqio's name, instead of a file",
+        "split": "of the task (validation)",
+    }
+    for name, text in names.items():
+        texts.add_argument(f"--{name}", metavar="TEXT" if name == "prefix" else "NAME", help=text)
+    texts.add_argument(
+        "--task_module",
+        action="append",
+        dest="task_modules",
+        metavar="MODULE",
+        help="imported first, for the tasks that it registers",
+    )
+
+
+def add_lists(group: Any, flags: dict[str, tuple[str, Callable, str]]) -> None:
+    """Adds flags that may be given several times, by name: the option, the type, the help."""
+    for name, (field, kind, text) in flags.items():
+        group.add_argument(
+            f"--{name}", action="append", type=kind, dest=field, metavar="N", help=text
+        )
+
+
+def read(args: argparse.Namespace, *classes: type) -> tuple:
+    """``Models``, ``GenerateOptions`` and the classes: defaults, then gin, then flags."""
+    import gin
+
+    makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
+    models, decoding = settings.read(args)
+    made = (make(**_given(args, cls)) for make, cls in zip(makers, classes, strict=True))
+    return models, decoding, *made
+
+
+def _given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of a class that flags were given for."""
+    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(cls)}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on a terminal's standard error: ``report(done, total, what)`` moves it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total, description=what
+        )

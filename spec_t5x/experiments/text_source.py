@@ -1,0 +1,190 @@
+"""Where texts come from: a file of pairs, or a seqio task."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
+from spec_t5x.data.metrics import metric_by_name, metric_intervals
+from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
+
+# ``metric(targets, predictions)``; targets are the second of each pair.
+Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
+# Confidence intervals of the same arguments, by figure; of the figures that have one.
+Intervals = Callable[[Sequence[Any], Sequence[str]], dict[str, tuple[float, float]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSource(TaskOptions):
+    """A local file of pairs or a seqio task; neither where no text is needed."""
+
+    # Pairs: .tsv, or .jsonl for JSON lines; gzipped or not.
+    data: str | None = None
+    # Columns of a .tsv; None is the default of ``data.tsv.read_pairs``.
+    source_column: int | None = None
+    target_column: int | None = None
+    num_columns: int | None = None
+    # Fields of JSON lines.
+    source_field: str = "article"
+    target_field: str = "highlights"
+    # Put before every source of a file; a task has its own.
+    prefix: str = ""
+    # Of a file: a name of ``data.metrics.METRICS``. A task has its own.
+    metric: str = "bleu"
+    # A name in seqio's registry.
+    mixture_or_task: str | None = None
+    split: str = "validation"
+    # Modules that register tasks when imported. T5X's macro holds one name or None.
+    task_modules: tuple | str | None = ()
+    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
+    task_feature_lengths: dict | None = None
+    # Take the first N pairs only.
+    limit: int | None = None
+    # Of a file: take the first N words of each source only, as a language model's prompt.
+    source_words: int | None = None
+
+    def __post_init__(self):
+        # gin hands over whatever a file binds.
+        if not isinstance(self.data, str | None):
+            raise InputError(f"data is {self.data!r}: give a file of pairs in quotes")
+        if self.data and self.mixture_or_task:
+            raise InputError(
+                f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"
+            )
+        for name in ("limit", "source_words"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}: give at least 1")
+        if self.source_words is not None and self.mixture_or_task:
+            raise InputError(
+                f"source_words is {self.source_words}: a task has its own sources, leave it out"
+            )
+        self.check_lengths()
+        metric_by_name(self.metric)
+
+    @property
+    def name(self) -> str | None:
+        """The file or task; None without either."""
+        return self.data or self.mixture_or_task
+
+    def check_given(self) -> None:
+        """Raises ``InputError`` unless there is a file or a task."""
+        if self.name is None:
+            raise InputError("data is None: give a file of pairs, or mixture_or_task")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """The texts of a file or of one task."""
+
+    name: str
+    # (source, target); a target is what ``metric`` takes.
+    pairs: list[tuple[str, Any]]
+    metric: Metric
+    intervals: Intervals
+
+
+def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
+    """The file, the task, or each task of the mixture.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    source.check_given()
+    if source.data is not None:
+        return [_read_file(source)]
+    # seqio imports TensorFlow: seconds that a file does not need.
+    from spec_t5x.data.task_examples import read_task
+
+    tasks = read_task(
+        source.mixture_or_task,
+        source.split,
+        vocabulary,
+        lengths=source.task_feature_lengths,
+        limit=source.limit,
+        modules=source.modules,
+    )
+    return [
+        TextPairs(
+            name=task.name,
+            pairs=[(example.source, example) for example in task.examples],
+            metric=task.score,
+            intervals=task.intervals,
+        )
+        for task in tasks
+    ]
+
+
+def read_texts(
+    source: TextSource, generator: Generator, decoding: GenerateOptions, limit: int | None = None
+) -> list[str]:
+    """The first ``limit`` inputs that the target takes, all of them with None.
+
+    Of a task, they are among its first ``limit`` examples: it may be of any length.
+
+    Raises:
+      InputError: the file or task cannot be read, or has no such input.
+    """
+    limits = [each for each in (limit, source.limit) if each is not None]
+    read = dataclasses.replace(
+        source,
+        # The references are not read.
+        target_column=source.source_column,
+        target_field=source.source_field,
+        limit=min(limits, default=None) if source.mixture_or_task else source.limit,
+    )
+    texts, num_skipped = [], 0
+    for text in (text for part in read_sets(read, generator.vocabulary) for text, _ in part.pairs):
+        if len(texts) == limit:
+            break
+        if fits(generator, text, decoding):
+            texts.append(text)
+        else:
+            num_skipped += 1
+    if not texts:
+        raise InputError(
+            f"{source.name} has no input that the target takes: give another, or truncate"
+        )
+    if num_skipped:
+        logging.getLogger(__name__).warning(
+            "%d of %d inputs of %s are empty or too long and left out: truncate cuts long ones",
+            num_skipped,
+            len(texts) + num_skipped,
+            source.name,
+        )
+    return texts
+
+
+def fits(generator: Generator, text: str, options: GenerateOptions) -> bool:
+    """Whether the generator decodes the text."""
+    try:
+        generator.tokenize(text, options)
+    except InputError:
+        return False
+    return True
+
+
+def _read_file(source: TextSource) -> TextPairs:
+    if is_jsonl(source.data):
+        pairs = read_json_pairs(source.data, source.source_field, source.target_field)
+    else:
+        columns = (source.source_column, source.target_column, source.num_columns)
+        pairs = read_pairs(source.data, *columns)
+    words = source.source_words
+    if words is not None:
+        pairs = ((" ".join(text.split()[:words]), target) for text, target in pairs)
+    # An empty source stays empty, to be skipped.
+    pairs = [(source.prefix + text if text else "", target) for text, target in pairs]
+    metric = metric_by_name(source.metric)
+    return TextPairs(
+        name=source.data,
+        pairs=pairs[: source.limit],
+        metric=metric,
+        intervals=functools.partial(metric_intervals, metric),
+    )

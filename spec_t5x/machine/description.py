@@ -1,0 +1,61 @@
+"""What a measurement was made on: devices, processor, versions."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+
+
+def machine() -> dict[str, Any]:
+    """Devices, threads and versions: all that times depend on, as JSON can hold it."""
+    device = jax.devices()[0]
+    return {
+        "platform": device.platform,
+        "device": device.device_kind,
+        "num_devices": jax.local_device_count(),
+        "processor": processor(),
+        "threads": threads(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "spec_t5x": version("spec_t5x"),
+    }
+
+
+def processor() -> str:
+    """The processor's name where the system gives it, its architecture elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def threads() -> int:
+    """The logical processors that this process may run on."""
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):
+        return len(process.cpu_affinity())
+    return psutil.cpu_count() or 1
+
+
+def free_memory() -> int | None:
+    """Bytes left on JAX's default device; None where it does not report them."""
+    device = jax.devices()[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available if device.platform == "cpu" else None
+
+
+def version(package: str) -> str | None:
+    """The installed version; None of a checkout that is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
