@@ -1,10 +1,19 @@
-"""The one exception type for mistakes that the user can mend.
+"""The one exception type for mistakes that the user can fix.
 
 Every message is one line that holds the offending value and the remedy, raised
 before any compilation or download. The command line prints it and exits with
 status 2; library users can catch it as the ``ValueError`` that it is.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """An argument, file or checkpoint that cannot be used as it is."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint for a message: ", did you mean 'the likeliest'?", empty if no choice is similar."""
+    similar = difflib.get_close_matches(word, choices, n=1)
+    return f", did you mean {similar[0]!r}?" if similar else ""

@@ -1,13 +1,14 @@
-"""``spec-t5x convert``: a checkpoint of T5X, Hugging Face or our own, as one of another."""
+"""``spec-t5x convert``: a checkpoint of one format, written in another."""
 
 import argparse
 import json
 
+from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
 
-# Spelt out, so that the parser needs no JAX; ``checkpoints.convert.FORMATS``.
+# ``checkpoints.convert.FORMATS``, repeated so that the parser does not import JAX.
 _FORMATS = ("t5x", "huggingface", "native")
 
 
@@ -24,16 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a directory to write; for t5x it ends in checkpoint_STEP",
     )
     parser.add_argument("--to", required=True, choices=_FORMATS, help="the format to write")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="of the stored weights (the source's)"
-    )
-    parser.add_argument(
-        "--vocabulary",
-        metavar="FILE",
-        help="of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 extra "
-        "ids, bytes, or another checkpoint",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier checkpoint")
+    flags = {
+        "dtype": (("float32", "bfloat16"), "of the stored weights (the source's)"),
+        "vocabulary": settings.VOCABULARY,
+        "overwrite": (bool, "replace an earlier checkpoint"),
+    }
+    settings.add_flags(parser, flags)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
                 to=args.to,
                 dtype=args.dtype,
                 vocabulary=args.vocabulary,
-                overwrite=args.overwrite,
+                overwrite=bool(args.overwrite),
                 report=lambda done, total: bar.update(task, completed=done, total=total),
             )
         except OSError as error:

@@ -1,11 +1,10 @@
 """Reading gin files and ``--gin.NAME=VALUE`` bindings, as T5X's programs take them.
 
-Includes are resolved here and not by gin, which knows nothing of the including file's folder
-and stumbles over folders that could be Python packages.
+Includes are resolved here and not by gin, which ignores the including file's folder and fails
+on folders that could be Python packages.
 """
 
 import ast
-import difflib
 import io
 import re
 import tokenize
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import gin
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, did_you_mean
 
 # Beside a checkout's package; absent from an installation, where nothing is found in it.
 _REPOSITORY = Path(__file__).parents[2]
@@ -62,9 +61,9 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
         tokenize.TokenError,
     ) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"gin: {reason}: mend the file or the binding") from error
+        raise InputError(f"gin: {reason}: fix the file or the binding") from error
     for name, text in (*parts, *zip(flags, bindings, strict=True)):
-        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text)):
+        for macro in _macros(text):
             # A dot makes it one of gin's constants: %gin.REQUIRED.
             if "." not in macro:
                 _check_bound(macro, name)
@@ -99,11 +98,11 @@ def read_all(files: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _read(name: str, includers: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     path = _locate(name, includers)
     if path in includers:
-        raise InputError(f"gin: {path} includes itself: take an include out")
+        raise InputError(f"gin: {path} includes itself: remove an include")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"gin: cannot read {path} ({error}): mend the file") from error
+        raise InputError(f"gin: cannot read {path} ({error}): fix the file") from error
     start = 0
     for number, line in enumerate(lines):
         if match := _INCLUDE.match(line):
@@ -127,14 +126,14 @@ def _locate(name: str, includers: tuple[Path, ...]) -> Path:
             return path
     if includers:
         raise InputError(
-            f"gin: {includers[-1]} includes {name}, which does not exist: mend it, or add its "
+            f"gin: {includers[-1]} includes {name}, which does not exist: fix it, or add its "
             "folder to --gin_search_paths"
         )
     raise InputError(f"no gin file {name}: give an existing one")
 
 
 class _Part(io.StringIO):
-    """Text that gin reports mistakes of under the file's name."""
+    """Text whose mistakes gin reports under the file's name."""
 
     def __init__(self, text: str, name: str):
         super().__init__(text)
@@ -160,26 +159,26 @@ def _is_bare(value: str) -> bool:
 
 def _check_used(bindings: Sequence[str], texts: Sequence[str]) -> None:
     """Raises ``InputError`` for a macro of a flag that no file and no other flag uses."""
-    used = {
-        macro
-        for text in (*texts, *bindings)
-        for macro in _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
-    }
-    for binding in bindings:
-        name = binding.partition("=")[0]
+    used = {macro for text in (*texts, *bindings) for macro in _macros(text)}
+    for name in (binding.partition("=")[0] for binding in bindings):
         # A dot makes it a parameter, a slash a scope's.
-        if name in used or "." in name or "/" in name:
-            continue
-        similar = difflib.get_close_matches(name, used, n=1)
-        hint = f"did you mean --gin.{similar[0]}" if similar else "leave it out, or give its file"
-        raise InputError(f"nothing uses --gin.{name}: {hint}")
+        if name not in used and "." not in name and "/" not in name:
+            raise InputError(
+                f"nothing uses --gin.{name}{did_you_mean(name, used)}: leave it out, or give its "
+                "file"
+            )
+
+
+def _macros(text: str) -> list[str]:
+    """The macros that some code uses."""
+    return _MACRO.findall(_STRING_OR_COMMENT.sub("", text))
 
 
 def _check_bound(macro: str, file: str) -> None:
     try:
-        bound = gin.query_parameter(f"%{macro}")
-    except ValueError as error:
-        raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE") from error
-    # T5X's files say so of macros that have no default.
-    if repr(bound) == "%gin.REQUIRED":
+        bound = repr(gin.query_parameter(f"%{macro}"))
+    except ValueError:
+        bound = None
+    # T5X's files bind macros without a default to this.
+    if bound in (None, "%gin.REQUIRED"):
         raise InputError(f"{file} needs the macro {macro}: add --gin.{macro}=VALUE")

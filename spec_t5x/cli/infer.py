@@ -1,53 +1,49 @@
-"""``spec-t5x infer``: many inputs, answered in a directory; run again to go on."""
+"""``spec-t5x infer``: outputs for many inputs, in a directory; the same command resumes."""
 
 import argparse
 import ast
 import dataclasses
-import importlib.metadata
 from typing import Any
 
+import spec_t5x
 from spec_t5x.cli import settings
 
-HELP = "answer a file or a seqio task of inputs; run again to go on after an interruption"
+HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
 
-# Where neither a flag nor a gin file says: a batch shares one reading of the weights.
+# Where neither a flag nor gin gives one.
 _BATCH_SIZE = 16
+
+
+_INPUTS = {
+    "input": ("FILE", "JSON lines, or a text on each line; gzipped or not"),
+    "format": (("auto", "jsonl", "text"), "of the file (by its name)"),
+    "field": ("NAME", "of a JSON line, with the text (inputs, input or text)"),
+    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
+    "split": ("NAME", "of the task (validation)"),
+}
+_OUTPUTS = {
+    "output_dir": ("DIR", "shards, and predictions.jsonl"),
+    "shard_size": (int, "inputs in a shard: a kill costs at most one shard (1024)"),
+    "strict": (bool, "decode nothing if any input cannot be decoded"),
+    "overwrite": (bool, "delete an earlier run's outputs in the directory and start again"),
+}
+_HOSTS = {
+    "model_parallel": (int, "devices that share one model (1)"),
+    "multiprocess": (
+        bool,
+        "one of several processes, which find each other (Cloud TPU, Slurm, Open MPI)",
+    ),
+    "coordinator_address": ("HOST:PORT", "of process 0"),
+    "process_count": (int, "processes of this run"),
+    "process_index": (int, "which of them this is"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
-    _add_inputs(parser.add_argument_group("inputs"))
-    outputs = parser.add_argument_group("outputs")
-    outputs.add_argument("--output_dir", metavar="DIR", help="shards, and predictions.jsonl")
-    outputs.add_argument(
-        "--shard_size", type=int, metavar="N", help="inputs in a shard: a kill costs one (1024)"
-    )
-    switches = {
-        "strict": "decode nothing if any input cannot be decoded",
-        "overwrite": "delete an earlier run's answers in the directory and start anew",
-    }
-    for name, text in switches.items():
-        outputs.add_argument(f"--{name}", action="store_true", default=None, help=text)
-    outputs.add_argument(
-        "--no_merge", dest="merge", action="store_false", default=None, help="leave it at shards"
-    )
-    _add_hosts(parser.add_argument_group("devices and hosts"))
-    settings.add_arguments(parser)
-
-
-def _add_inputs(group) -> None:
-    group.add_argument(
-        "--input", metavar="FILE", help="JSON lines, or a text on each line; gzipped or not"
-    )
-    group.add_argument(
-        "--format", choices=("auto", "jsonl", "text"), help="of the file (by its name)"
-    )
-    group.add_argument(
-        "--field", metavar="NAME", help="of a JSON line, with the text (inputs, input or text)"
-    )
-    group.add_argument("--mixture_or_task", metavar="NAME", help="seqio's name, instead of a file")
-    group.add_argument("--split", metavar="NAME", help="of the task (validation)")
-    group.add_argument(
+    inputs = parser.add_argument_group("inputs")
+    settings.add_flags(inputs, _INPUTS)
+    inputs.add_argument(
         "--task_module",
         "--import",
         action="append",
@@ -55,48 +51,34 @@ def _add_inputs(group) -> None:
         metavar="MODULE",
         help="imported first, for the tasks that it registers",
     )
-    group.add_argument(
+    inputs.add_argument(
         "--task_feature_lengths",
         type=_lengths,
         metavar="{'inputs':N,'targets':N}",
         help="cut inputs to N tokens; end outputs after N",
     )
-
-
-def _add_hosts(group) -> None:
-    group.add_argument(
-        "--model_parallel", type=int, metavar="N", help="devices that share one model (1)"
+    outputs = parser.add_argument_group("outputs")
+    settings.add_flags(outputs, _OUTPUTS)
+    outputs.add_argument(
+        "--no_merge", dest="merge", action="store_false", default=None, help="leave it at shards"
     )
-    group.add_argument(
-        "--multiprocess",
-        action="store_true",
-        help="one of several processes, which find each other (Cloud TPU, Slurm, Open MPI)",
-    )
-    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0")
-    group.add_argument("--process_count", type=int, metavar="N", help="processes of this run")
-    group.add_argument("--process_index", type=int, metavar="N", help="which of them this is")
+    settings.add_flags(parser.add_argument_group("devices and hosts"), _HOSTS)
+    settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Infers. Exit status 1 if an input could not be decoded, 128 + N after signal N."""
-    import gin
-
     from spec_t5x.inference.hosts import HostOptions, join
 
-    names = [field.name for field in dataclasses.fields(HostOptions)]
     # Before anything asks JAX for a device, as reading the options does.
-    hosts = join(HostOptions(**{name: getattr(args, name) for name in names}))
+    hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
-    # Before the gin files are parsed: it tells gin of its options.
     from spec_t5x.inference.options import InferOptions
 
-    models, decoding = settings.read(args)
-    names = [field.name for field in dataclasses.fields(InferOptions)]
-    given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
-    options = gin.get_configurable(InferOptions)(**given)
+    models, decoding, options = settings.read(args, InferOptions)
     options.check()
-    asked = options.decoding(_with_batch_size(args, decoding))
-    return _run(options, asked, models, models.draft_name(), hosts)
+    decoding = options.decoding(_with_batch_size(args, decoding))
+    return _run(options, decoding, models, models.draft_name(), hosts)
 
 
 def _run(options, decoding, models, draft: str | None, hosts) -> int:
@@ -128,7 +110,7 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):
-    """The command's own default, where nobody gave a batch size."""
+    """The command's own default, where neither a flag nor gin gives a batch size."""
     import gin
 
     if args.batch_size is not None:
@@ -160,7 +142,7 @@ def _source(options, models):
 
 
 def _settings(models, draft: str | None, options) -> dict[str, Any]:
-    """What of the models decides the answers, for the manifest."""
+    """What decides the outputs besides inputs and options, for the manifest."""
     from spec_t5x.inference.fingerprints import fingerprint
 
     values = dataclasses.asdict(models)
@@ -168,15 +150,11 @@ def _settings(models, draft: str | None, options) -> dict[str, Any]:
     for name in ("target", "draft", "vocabulary"):
         if values.get(name) is not None:
             values[name] = fingerprint(values[name], options.output_dir)
-    try:
-        version = importlib.metadata.version("spec_t5x")
-    except importlib.metadata.PackageNotFoundError:
-        version = None
-    return values | {"spec_t5x": version}
+    return values | {"spec_t5x": spec_t5x.__version__}
 
 
 def _say(report, hosts) -> None:
-    """What was done, and what could not be."""
+    """A line of figures, and the errors."""
     say = settings.say
     for text in report.named:
         say(text)
@@ -192,7 +170,7 @@ def _say(report, hosts) -> None:
     now = now if report.tokens else "nothing was left to decode"
     say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {now}")
     if report.errors and not hosts.index:
-        say(f"{report.errors} inputs have an error in place of an answer: mend them, run them anew")
+        say(f"{report.errors} inputs have an error in place of an answer: fix them and run again")
 
 
 def _lengths(text: str) -> dict:

@@ -1,7 +1,6 @@
-"""Entry point of ``spec-t5x``: picks the command, turns mistakes into one line."""
+"""Entry point of ``spec-t5x``: runs the command, prints an input error as one line."""
 
 import argparse
-import difflib
 import logging
 import os
 import re
@@ -10,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import spec_t5x
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Exit status 0, or 2 for a mistake of the user's."""
+    """Runs a command. Exit status 0, or 2 for an input error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
     flags = _flags(parser, args.command)
-    # TensorFlow reads data and writes TensorBoard's files, and speaks of GPUs it does not need.
+    # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
     _show_log()
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has left; nothing more is owed to anyone.
+        # The reader (head, less) has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -59,13 +58,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         if match := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             choices = re.findall(r"[\w-]+", match[2])
-            hint = _did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
+            hint = did_you_mean(match[1], choices) or f": choose from {', '.join(choices)}"
             message = f"there is no {match[1]!r}{hint}"
         self.exit(2, f"spec-t5x: error: {message}: see {self.prog} --help\n")
 
 
 class _Once(argparse.Action):
-    """What a flag does that is to be given once: its value is kept."""
+    """Keeps the value of a flag, which may be given once."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         given = namespace.__dict__.setdefault("_given", set())
@@ -81,7 +80,7 @@ class _Log(logging.Handler):
 
 
 def _show_log() -> None:
-    """What the package reports goes to standard error, a line each."""
+    """The package's log goes to standard error, a line each."""
     log = logging.getLogger("spec_t5x")
     if not any(isinstance(handler, _Log) for handler in log.handlers):
         log.addHandler(_Log())
@@ -97,17 +96,12 @@ def _flags(parser: argparse.ArgumentParser, command: str) -> list[str]:
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
     if rest:
-        similar = _did_you_mean(rest[0], [f"--{flag}" for flag in flags])
+        similar = did_you_mean(rest[0].partition("=")[0], [f"--{flag}" for flag in flags])
         raise InputError(f"unknown argument {rest[0]!r}{similar}: see spec-t5x {command} --help")
 
 
-def _did_you_mean(word: str, choices: Iterable[str]) -> str:
-    (similar,) = difflib.get_close_matches(word.partition("=")[0], choices, n=1) or [None]
-    return f", did you mean {similar!r}?" if similar else ""
-
-
 def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
-    """A message of the package's, with options named as the command line names them.
+    """A message of the package, with options named as on the command line.
 
     >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
     '--top_k is -1: raise --top_k, or pass --truncate'

@@ -1,12 +1,13 @@
-"""Models and decoding options: the flags that several commands share.
+"""Options of commands: how flags are made, and how flags and gin become dataclasses.
 
-Every value can come from a flag, from a gin file or from the default, in this
-order of precedence.
+Each value comes from its flag, else from gin, else from its default.
 """
 
 import argparse
 import dataclasses
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from spec_t5x.errors import InputError
 
@@ -21,13 +22,11 @@ class Models:
     """Which checkpoints to load; names as on the command line."""
 
     target: str = DEFAULT_TARGET
+    # None is the packaged target's own, "none" is plain decoding.
     draft: str | None = None
-    # Of a target that holds none, as T5X checkpoints; as on the command line.
+    # Of a target that holds none, as T5X checkpoints.
     vocabulary: str | None = None
-    # What comes after the colon of ``NAME:ARGUMENT``, for gin, whose macros hold paths and
-    # cannot be put together.
-    draft_argument: str | int | None = None
-    # What the networks compute in; "auto" is what the platform is quick in.
+    # What the networks compute in; "auto" is the fast type of the platform.
     dtype: str = "auto"
     # How the draft samples; None takes the target's temperature, top_k and top_p.
     draft_temperature: float | None = None
@@ -77,10 +76,8 @@ class Models:
         """The draft's name or directory, None for plain decoding."""
         if self.draft == NO_DRAFT:
             return None
-        name = self.draft or self._packaged_draft()
-        return name if self.draft_argument is None else f"{name}:{self.draft_argument}"
-
-    def _packaged_draft(self) -> str:
+        if self.draft:
+            return self.draft
         from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 
         if self.target not in PACKAGED_DRAFTS:
@@ -90,129 +87,9 @@ class Models:
         return PACKAGED_DRAFTS[self.target]["transformer"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags; one that is left out takes its value from gin."""
-    models = parser.add_argument_group("models")
-    models.add_argument(
-        "--target",
-        metavar="NAME_OR_DIR",
-        help=f"checkpoint whose output is wanted (default: the packaged {DEFAULT_TARGET})",
-    )
-    models.add_argument(
-        "--vocabulary",
-        metavar="FILE",
-        help="of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 extra "
-        "ids, bytes, or another checkpoint",
-    )
-    models.add_argument(
-        "--draft",
-        metavar="NAME_OR_DIR",
-        help="what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, "
-        "copy, uniform, medusa, early_exit, mixed or cascade, with :ARGUMENT; "
-        f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
-    )
-    numbers = {
-        "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
-        "draft_top_k": (int, "the draft's own (0)"),
-        "draft_top_p": (float, "the draft's own (0)"),
-        "adaptive": (float, "adapt gamma; N is the time of a draft step in target steps"),
-        "adaptive_position": (float, "that of a position in the target's call (0.1; 0 off CPUs)"),
-    }
-    for name, (kind, text) in numbers.items():
-        models.add_argument(f"--{name}", type=kind, metavar="N", help=text)
-    models.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        help="what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
-    )
-    _add_options(parser.add_argument_group("decoding"))
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
-
-
-def _add_options(group) -> None:
-    numbers = {
-        "gamma": (
-            gamma,
-            "tokens that the draft proposes in each iteration; auto is as many as pay, none where "
-            "none pay (auto)",
-        ),
-        "temperature": (float, "0 is argmax (0)"),
-        "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
-        "top_p": (float, "sample from the nucleus of this mass; 0 from all (0)"),
-        "num_decodes": (int, "outputs for each input (1)"),
-        "seed": (
-            int,
-            "of the random draws (0); with a temperature, texts depend on --gamma too, and auto "
-            "on what was measured here, but for --verifier coupled",
-        ),
-        "max_decode_len": (int, "tokens generated at most (128)"),
-        "batch_size": (int, "inputs decoded together (1)"),
-        "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),
-        "beam_alpha": (float, "exponent of its brevity penalty (0.6)"),
-        "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
-    }
-    for name, (kind, text) in numbers.items():
-        group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
-    group.add_argument(
-        "--verifier", metavar="NAME", help="token, block, coupled, rejection, multi or tree (block)"
-    )
-    group.add_argument(
-        "--lenience", type=float, metavar="N", help="below 1 the token verifier is lossy (1)"
-    )
-    group.add_argument(
-        "--widths", type=_widths, metavar="N,N", help="drafts for each place, of multi and tree"
-    )
-    group.add_argument("--truncate", action="store_true", default=None, help="cut longer inputs")
-    group.add_argument(
-        "--rescale_log_probs",
-        action="store_true",
-        default=None,
-        help="scores under the sampled distribution, as T5X's default",
-    )
-
-
-def read(args: argparse.Namespace):
-    """``Models`` and ``GenerateOptions``: defaults, then gin, then flags."""
-    import gin
-
-    from spec_t5x.cli.gin_files import parse_gin
-    from spec_t5x.generation import GenerateOptions
-
-    make_models = gin.external_configurable(Models, module="spec_t5x")
-    make_options = gin.external_configurable(GenerateOptions, module="spec_t5x")
-    parse_gin(args.gin_file, args.gin_bindings)
-
-    def given(cls):
-        names = [field.name for field in dataclasses.fields(cls)]
-        # Some are gin's alone.
-        return {n: getattr(args, n) for n in names if getattr(args, n, None) is not None}
-
-    models, options = make_models(**given(Models)), make_options(**given(GenerateOptions))
-    from spec_t5x.generation import AUTO
-
-    if models.adaptive is not None and options.gamma == AUTO:
-        # It decides by itself how much is drafted.
-        options = dataclasses.replace(options, gamma=FIXED_GAMMA)
-    return models, options
-
-
-def say(text: str) -> None:
-    """Tells the user something beside the output."""
-    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
-
-
 def gamma(text: str) -> int | str:
-    """The value of ``--gamma``: a number, or "auto"."""
-    from spec_t5x.generation import AUTO
-
-    if text == AUTO:
-        return AUTO
-    try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no gamma: give a whole number from 0, or {AUTO} for as many as pay"
-        ) from error
+    """A number, or a word that ``GenerateOptions`` accepts or refuses."""
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -220,3 +97,151 @@ def _widths(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 3,2") from error
+
+
+# Flags of ``Models`` and ``GenerateOptions``, and of ``experiments.inputs.InputOptions``, as
+# ``add_flags`` takes them. Not read off the classes: their modules import JAX, ``--help`` must not.
+VOCABULARY = (
+    "FILE",
+    "of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 extra ids, "
+    "bytes, or another checkpoint",
+)
+_MODELS = {
+    "target": (
+        "NAME_OR_DIR",
+        f"checkpoint whose output is wanted (default: the packaged {DEFAULT_TARGET})",
+    ),
+    "vocabulary": VOCABULARY,
+    "draft": (
+        "NAME_OR_DIR",
+        "what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, copy, "
+        "uniform, medusa, early_exit, mixed or cascade, with :ARGUMENT; "
+        f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
+    ),
+    "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
+    "draft_top_k": (int, "the draft's own (0)"),
+    "draft_top_p": (float, "the draft's own (0)"),
+    "adaptive": (float, "adapt gamma; N is the time of a draft step in target steps"),
+    "adaptive_position": (
+        float,
+        "with --adaptive: the time of one more position in the target's call (0.1; 0 off CPUs)",
+    ),
+    "dtype": (
+        ("auto", "float32", "bfloat16"),
+        "what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
+    ),
+}
+_DECODING = {
+    "gamma": (
+        gamma,
+        "tokens that the draft proposes in each iteration; auto is as many as pay, none where "
+        "none pay (auto)",
+    ),
+    "temperature": (float, "0 is argmax (0)"),
+    "top_k": (int, "sample from the k likeliest tokens; 0 from all (0)"),
+    "top_p": (float, "sample from the nucleus of this mass; 0 from all (0)"),
+    "num_decodes": (int, "outputs for each input (1)"),
+    "seed": (
+        int,
+        "of the random draws (0); with a temperature, outputs depend on --gamma too, and with "
+        "--gamma auto on what was measured here, except for --verifier coupled",
+    ),
+    "max_decode_len": (int, "tokens generated at most (128)"),
+    "batch_size": (int, "inputs decoded together (1)"),
+    "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),
+    "beam_alpha": (float, "exponent of its brevity penalty (0.6)"),
+    "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
+    "verifier": ("NAME", "token, block, coupled, rejection, multi or tree (block)"),
+    "lenience": (float, "below 1 the token verifier is lossy (1)"),
+    "widths": (_widths, "drafts for each position, such as 3,2, of multi and tree"),
+    "truncate": (bool, "cut longer inputs"),
+    "rescale_log_probs": (bool, "scores under the sampled distribution, as T5X's default"),
+}
+_INPUTS = {
+    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
+    "source_column": (int, "of a .tsv, from 0 (as usual)"),
+    "num_columns": (int, "of each line of a .tsv (as of the first line)"),
+    "source_field": ("NAME", "of a .jsonl (article)"),
+    "prefix": ("TEXT", "put before every source of a file"),
+    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
+    "split": ("NAME", "of the task (validation)"),
+}
+
+
+def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
+    """Adds a flag for each option, None where it is left out, so that ``configured`` takes gin's.
+
+    Args:
+      parser: a parser, or a group of one.
+      flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, the
+        metavar of a text, or a type (or a function of the text), shown as N.
+    """
+    for name, (kind, text) in flags.items():
+        if kind is bool:
+            options = {"action": "store_true"}
+        elif isinstance(kind, tuple):
+            options = {"choices": kind}
+        elif isinstance(kind, str):
+            options = {"metavar": kind}
+        else:
+            options = {"type": kind, "metavar": "N"}
+        parser.add_argument(f"--{name}", default=None, help=text, **options)
+
+
+def add_gin(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--gin_file``; ``--gin.NAME=VALUE`` is taken by every command."""
+    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``Models`` and ``GenerateOptions``, and ``--gin_file``."""
+    add_flags(parser.add_argument_group("models"), _MODELS)
+    add_flags(parser.add_argument_group("decoding"), _DECODING)
+    add_gin(parser)
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``experiments.inputs.InputOptions``: a file, or a task of seqio."""
+    add_flags(parser.add_argument_group("inputs"), _INPUTS)
+
+
+def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
+    """An object of each dataclass: its defaults, then what gin binds, then the flags.
+
+    Raises:
+      InputError: gin files or bindings that cannot be parsed, or values that cannot be.
+    """
+    import gin
+
+    from spec_t5x.cli.gin_files import parse_gin
+
+    makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
+    parse_gin(args.gin_file, args.gin_bindings)
+    return [make(**given(args, cls)) for make, cls in zip(makers, classes, strict=True)]
+
+
+def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The flags that were given, of those that are fields of a dataclass."""
+    values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(cls)}
+    # Lists are of flags that may be given several times.
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
+    """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
+    from spec_t5x.generation import AUTO, GenerateOptions
+
+    models, options, *others = configured(args, Models, GenerateOptions, *classes)
+    if models.adaptive is not None and options.gamma == AUTO:
+        # It decides by itself how much is drafted.
+        options = dataclasses.replace(options, gamma=FIXED_GAMMA)
+    return models, options, *others
+
+
+def say(text: str) -> None:
+    """Tells the user something beside the output."""
+    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)

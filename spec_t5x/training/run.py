@@ -26,6 +26,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.training import model_sizes  # noqa: F401, gin knows T5Config by it
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.progress import say
@@ -76,7 +77,7 @@ def check_settings(
     count_replicas(options.data_parallel, options.model_parallel)
 
 
-for _settings in (T5Config, TrainOptions, OptimizerOptions):
+for _settings in (TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
 
 

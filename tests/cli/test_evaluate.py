@@ -15,7 +15,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 seqio = pytest.importorskip("seqio")
 from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "nothing_bound")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 PAIRS = [
     ("My sister", "Meine Schwester liest"),
@@ -24,13 +24,6 @@ PAIRS = [
 ]
 PREFIX = "translate: "
 _names = (f"evaluate_test_{i}" for i in itertools.count())
-
-
-@pytest.fixture
-def nothing_bound():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture
@@ -142,9 +135,9 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
         f"CHECKPOINT_PATH='{tiny_pair / 'target'}'",
         f"DRAFT_CHECKPOINT_PATH='{tiny_pair / 'draft'}'",
         f"MIXTURE_OR_TASK_NAME='{task}'",
-        *("NUM_INPUTS=1", "REPEATS=1", "MAX_DECODE_LEN=8", "GAMMAS=(2,)"),
+        *("NUM_INPUTS=1", "REPEATS=1", "MAX_DECODE_LEN=8", "TEMPERATURE=0.0", "GAMMA=2"),
     ]
-    command = ["benchmark", "--gin_file=gin_configs/experiments/table2/ende_small_t0.gin"]
+    command = ["benchmark", "--gin_file=gin_configs/experiments/table2.gin"]
     flags = [f"--gin.{binding}" for binding in bindings]
     kept = tmp_path / "figures.json"
     assert main([*command, *flags, "--split", "train", "--json", str(kept)]) == 0

@@ -12,9 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
-import gin
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ import spec_t5x
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage import weights
 from spec_t5x.cli.generate import _stream_one
-from spec_t5x.cli.main import main
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
@@ -33,8 +30,9 @@ from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.loops.speculative import Iteration
 from spec_t5x.types import EOS_ID
+from tests.cli.results import Result, assert_refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "own_state")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 REPOSITORY = Path(__file__).parents[2]
 TEXTS = ["My sister", "Der alte Tisch", "a green bird"]
@@ -54,37 +52,6 @@ KEYS = [
     "block_efficiency",
     "alpha",
 ]
-
-
-class Result(NamedTuple):
-    """What a command did."""
-
-    status: int
-    lines: list[str]
-    errors: list[str]
-
-
-@pytest.fixture
-def own_state():
-    """No binding of another test."""
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
-@pytest.fixture
-def run(capsys):
-    """``run(*arguments)``: a command in this process."""
-
-    def run_main(*arguments) -> Result:
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return Result(status, captured.out.splitlines(), captured.err.splitlines())
-
-    return run_main
 
 
 @pytest.fixture
@@ -421,16 +388,6 @@ def test_gin_files_bind_bindings_override_files_and_flags_override_both(run, gin
 # --- what is refused ---------------------------------------------------------
 
 
-def assert_refused(result: Result, *expected: str):
-    """Status 2, nothing on standard output, one line that holds the values."""
-    assert result.status == 2
-    assert result.lines == []
-    (line,) = result.errors
-    assert line.startswith("spec-t5x: error: ")
-    for value in expected:
-        assert value in line
-
-
 @pytest.mark.parametrize(
     ("binding", "expected"),
     [
@@ -455,14 +412,15 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
     command = ("generate", "x", "--gin_file")
     assert_refused(run(*command, tmp_path / "absent.gin"), str(tmp_path / "absent.gin"))
     assert_refused(run(*command, tmp_path), str(tmp_path))
-    message = run(*command, gin_file)
-    assert_refused(message, str(gin_file), "--gin.TARGET=VALUE")
+    assert_refused(run(*command, gin_file), str(gin_file), "--gin.TARGET=VALUE")
+    command = (*command, gin_file)
+    assert_refused(run(*command, "--gin.GAMA=6"), "nothing uses --gin.GAMA, did you mean 'GAMMA'?")
     gin_file.write_text("GenerateOptions.gamma = \n")
-    assert_refused(run(*command, gin_file), "run.gin, line 1")
+    assert_refused(run(*command), "run.gin, line 1")
     gin_file.write_text("import absent_module\n")
-    assert_refused(run(*command, gin_file), "absent_module")
+    assert_refused(run(*command), "absent_module")
     gin_file.write_bytes(b"# Stra\xdfe\n")
-    assert_refused(run(*command, gin_file), "0xdf")
+    assert_refused(run(*command), "0xdf")
 
 
 @pytest.mark.parametrize(
@@ -480,6 +438,12 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
         (("x", "--seed", 2**64), str(2**64)),
         (("x", "--batch_size", 0), "batch_size is 0"),
         (("x", "--gamma", "two"), "'two'"),
+        (("x", "--gamma", 3, "--gamma", 3), "--gamma was given twice"),
+        (("x", "--gamma", 100), "--gamma is 100 and --max_decode_len 16"),
+        (("x", "--top_p", 0.9), "--top_p is 0.9 and temperature 0"),
+        (("x", "--top_k", 3), "--top_k is 3 and temperature 0"),
+        (("x", "--gin.GAMMA=6"), "nothing uses --gin.GAMMA"),
+        (("x" * 400,), "raise --max_source_len, or pass --truncate"),
         (("x", "--dtype", "int8"), "'int8'"),
         (("x", "--nonsense"), "'--nonsense'"),
         (("x", "--json", "--trace"), "--trace"),
@@ -555,33 +519,20 @@ def test_lines_are_answered_before_standard_input_ends(program, greedy, tiny_pai
         assert process.wait() == 0
 
 
-def test_what_nothing_uses_is_refused(generate, gin_file, run):
-    assert_refused(generate("x", "--top_p", 0.9), "--top_p is 0.9 and temperature 0")
-    assert_refused(generate("x", "--top_k", 3), "--top_k is 3 and temperature 0")
-    assert_refused(generate("x", "--gamma", 3, "--gamma", 3), "--gamma was given twice")
-    assert_refused(generate("x", "--gamma", 100), "--gamma is 100 and --max_decode_len 16")
-    assert_refused(generate("x", "--gin.GAMMA=6"), "nothing uses --gin.GAMMA")
-    assert_refused(
-        run("generate", "x", "--gin_file", gin_file, "--gin.GAMA=6"),
-        "nothing uses --gin.GAMA: did you mean --gin.GAMMA",
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("genrate", "x"), "there is no 'genrate', did you mean 'generate'?"),
         (("generate", "x", "--top-p", "0.9"), "'--top-p', did you mean '--top_p'?"),
         (("generate", "x", "--max_new_tokens", "9"), "unknown argument '--max_new_tokens'"),
-        (("benchmark", "overheads"), "there is no 'overheads', did you mean 'overhead'?"),
+        (("convert", "a", "b", "--to", "nativ"), "there is no 'nativ', did you mean 'native'?"),
     ],
 )
 def test_the_likeliest_meant_is_named(run, arguments, expected):
     assert_refused(run(*arguments), expected)
 
 
-def test_messages_speak_of_flags(generate, run):
-    assert_refused(generate("x" * 400), "raise --max_source_len, or pass --truncate")
+def test_the_version(run):
     assert run("--version").lines == [f"spec-t5x {spec_t5x.__version__}"]
 
 

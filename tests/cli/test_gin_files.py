@@ -5,17 +5,13 @@ import pytest
 
 from spec_t5x.cli import gin_files
 from spec_t5x.cli.gin_files import add_search_paths, parse_gin
-from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
+from tests.cli.results import assert_refused
 
 
 @pytest.fixture(autouse=True)
-def nothing_bound(monkeypatch):
-    """Nothing bound, and search paths as they were."""
+def search_paths_as_they_were(monkeypatch):
     monkeypatch.setattr(gin_files, "_search_paths", list(gin_files._search_paths))
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture
@@ -66,15 +62,15 @@ def test_files_and_includes_are_found_in_search_paths(folder):
     assert macro("DEEP") == 7
 
 
-def test_the_command_line_takes_search_paths(folder, capsys):
+def test_the_command_line_takes_search_paths(folder, run):
     write(folder / "library" / "run.gin", "GenerateOptions.gamma = -7")
     arguments = ["generate", "x", "--gin_file=run.gin"]
-    assert main(arguments) == 2
-    assert "no gin file run.gin" in capsys.readouterr().err
-    assert main([*arguments, "--gin_search_paths=top,library"]) == 2
-    assert "gamma is -7" in capsys.readouterr().err
-    assert main([*arguments, "--gin_search_paths=nowhere"]) == 2
-    assert "no folder nowhere" in capsys.readouterr().err
+    for flags, message in (
+        ((), "no gin file run.gin"),
+        (["--gin_search_paths=top,library"], "gamma is -7"),
+        (["--gin_search_paths=nowhere"], "no folder nowhere"),
+    ):
+        assert_refused(run(*arguments, *flags), message)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +98,17 @@ def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv", "gs://bucket/run", "some:task"]
-)
-def test_a_path_needs_no_quotes(tmp_path, value):
-    path = write(tmp_path / "mine.gin", "B = %A")
-    parse_gin([str(path)], [f"--gin.A={value}"])
-    assert macro("A") == value
-
-
-@pytest.mark.parametrize(
     ("value", "expected"),
-    [("'x'", "x"), ("6", 6), ("None", None), ("True", True), ("1e-3", 1e-3), ("(1, 2)", (1, 2))],
+    [
+        # A path needs no quotes.
+        *((path, path) for path in ("dev.tsv.gz", "/data/dev.tsv", "../x-1/dev.tsv")),
+        *((path, path) for path in ("gs://bucket/run", "some:task")),
+        # What gin understands is left as it is.
+        *(("'x'", "x"), ("6", 6), ("None", None), ("True", True)),
+        *(("1e-3", 1e-3), ("(1, 2)", (1, 2))),
+    ],
 )
-def test_what_gin_understands_is_left_as_it_is(tmp_path, value, expected):
+def test_values_of_flags(tmp_path, value, expected):
     path = write(tmp_path / "mine.gin", "B = %A")
     parse_gin([str(path)], [f"--gin.A={value}"])
     assert macro("A") == expected
@@ -123,7 +117,7 @@ def test_what_gin_understands_is_left_as_it_is(tmp_path, value, expected):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--gin.GAMA=6", "nothing uses --gin.GAMA: did you mean --gin.GAMMA"),
+        ("--gin.GAMA=6", "nothing uses --gin.GAMA, did you mean 'GAMMA'"),
         ("--gin.COLOUR=6", "nothing uses --gin.COLOUR: leave it out"),
     ],
 )

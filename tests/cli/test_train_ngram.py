@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,44 +10,26 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.ngram_tables import load_ngram
-from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
+from tests.cli.results import Result, assert_refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LINES = ["Wir gehen in den Garten.", "Wir gehen in den Wald.", "Der Film beginnt.", ""]
 
 
-class Result(NamedTuple):
-    """What a command did."""
-
-    status: int
-    output: str
-    errors: list[str]
-
-
 @pytest.fixture
-def count(capsys, tiny_pair, tmp_path):
+def count(run, tiny_pair, tmp_path):
     """``count(*files, **flags)``: the command, for the tiny target."""
 
-    def run(*files, **flags) -> Result:
-        flags = {
-            "vocabulary": tiny_pair / "target",
-            "output": tmp_path / "ngrams",
-            "min_count": 1,
-            **flags,
-        }
-        arguments = ["train-ngram", "--data", *map(str, files)]
-        for name, value in flags.items():
-            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        try:
-            status = main(arguments)
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err.splitlines())
+    def run_command(*files, **flags) -> Result:
+        usual = {"vocabulary": tiny_pair / "target", "output": tmp_path / "ngrams", "min_count": 1}
+        arguments = []
+        for name, value in (usual | flags).items():
+            arguments += [f"--{name}"] if value is True else [f"--{name}", value]
+        return run("train-ngram", "--data", *files, *arguments)
 
-    return run
+    return run_command
 
 
 @pytest.fixture
@@ -62,7 +43,7 @@ def test_counts_text_and_drafts_for_the_target(count, text_file, tiny_pair, tmp_
     result = count(text_file, order=3)
     assert result.errors == []
     assert result.status == 0
-    report = json.loads(result.output)
+    report = json.loads("\n".join(result.lines))
     target = load(tiny_pair / "target")
     ids = [target.vocabulary.encode(line) for line in LINES[:3]]
     assert report["counted"]["texts"] == 3
@@ -98,9 +79,8 @@ def test_a_column_of_several_files(count, tmp_path, text_file, tiny_pair):
 
 def test_overwrites_only_when_told(count, text_file, tmp_path):
     assert count(text_file, order=2).status == 0
-    result = count(text_file, order=1)
-    assert result.status == 2
-    assert result.errors[0].endswith("ngrams exists: choose another directory or pass --overwrite")
+    message = "ngrams exists: choose another directory or pass --overwrite"
+    assert_refused(count(text_file, order=1), message)
     assert load_ngram(tmp_path / "ngrams").order == 2
     assert count(text_file, order=1, overwrite=True).status == 0
     assert load_ngram(tmp_path / "ngrams").order == 1
@@ -120,11 +100,7 @@ def test_overwrites_only_when_told(count, text_file, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(count, text_file, tmp_path, flags, message):
-    result = count(text_file, **flags)
-    assert result.status == 2
-    assert len(result.errors) == 1
-    assert result.errors[0].startswith("spec-t5x: error: ")
-    assert message in result.errors[0]
+    assert_refused(count(text_file, **flags), message)
     assert not (tmp_path / "ngrams").exists()
 
 
@@ -141,10 +117,7 @@ def test_files_without_text(count, tmp_path, content, message):
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)
-    result = count(path)
-    assert result.status == 2
-    assert len(result.errors) == 1
-    assert message in result.errors[0]
+    assert_refused(count(path), message)
 
 
 def test_a_file_that_is_no_vocabulary(count, text_file):

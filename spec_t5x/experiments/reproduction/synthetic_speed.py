@@ -113,8 +113,7 @@ def _render(setting: Setting, done: Mapping[str, Done]) -> Section:
                     f"The paper's target is `{paper_tables.TARGET}`; `{result['target']}` is what "
                     "this device can hold and run in a reasonable time, and its speed-ups are not "
                     "the paper's. On a GPU or TPU with 32 GiB, "
-                    "`spec-t5x synthetic --gin_file=gin_configs/experiments/synthetic_table2.gin` "
-                    "times the paper's own sizes.",
+                    "`spec-t5x synthetic` times the paper's own sizes.",
                 )
                 if result["target"] != paper_tables.TARGET
                 else ()

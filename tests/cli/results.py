@@ -1,0 +1,21 @@
+"""What a command did, and how it refuses."""
+
+from typing import NamedTuple
+
+
+class Result(NamedTuple):
+    """Exit status, lines of standard output, lines of standard error."""
+
+    status: int
+    lines: list[str]
+    errors: list[str]
+
+
+def assert_refused(result: Result, *expected: str):
+    """Status 2, nothing on standard output, one line that holds the values."""
+    assert result.status == 2
+    assert result.lines == []
+    (line,) = result.errors
+    assert line.startswith("spec-t5x: error: ")
+    for value in expected:
+        assert value in line
