@@ -28,8 +28,8 @@ from spec_t5x.checkpoints.loading import (
 )
 from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft

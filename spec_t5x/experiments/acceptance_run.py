@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.acceptance import AcceptanceOptions, AcceptanceRow, Report, measure
 from spec_t5x.experiments.benchmark import machine

@@ -14,7 +14,7 @@ import jax
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, compare

@@ -25,7 +25,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from spec_t5x.checkpoints.huggingface.gpt2 import open_gpt2
 from spec_t5x.checkpoints.loading import check_same_vocabulary
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.evaluation import EvaluationOptions, fits, read_sets
 from spec_t5x.generation import DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator

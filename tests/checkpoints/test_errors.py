@@ -177,7 +177,7 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
     message = message_of(
         check_same_vocabulary, draft, dataclasses.replace(target, vocabulary=other)
     )
-    assert "id 40 is '<extra_id_1>' and '<extra_id_0>'" in message
+    assert "id 40 is '▁<extra_id_1>' and '▁<extra_id_0>'" in message
 
     as_bytes = dataclasses.replace(target, vocabulary=ByteVocabulary())
     assert "ByteVocabulary" in message_of(check_same_vocabulary, target, as_bytes)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints import loading
+from spec_t5x.checkpoints.own.directory import target_fingerprint
 from spec_t5x.checkpoints.own.draft_heads import load_heads, save_heads
-from spec_t5x.checkpoints.own.target_marks import target_fingerprint
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig, T5Heads

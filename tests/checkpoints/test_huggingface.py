@@ -1,5 +1,6 @@
 """Hugging Face's checkpoints: the same logits as transformers, in both directions."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -10,13 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.checkpoints.huggingface.reading import (
-    export_huggingface,
-    load_huggingface,
-    write_huggingface,
-)
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -273,7 +271,7 @@ def test_through_the_projects_own_format(write, tmp_path):
         theirs.vocabulary,
         dtype="float32",
     )
-    ours = load_model(tmp_path / "ours")
+    ours = load(tmp_path / "ours")
     assert ours.vocabulary.fingerprint() == theirs.vocabulary.fingerprint()
     assert_same_logits(ours, model)
 
@@ -282,8 +280,8 @@ def test_through_the_projects_own_format(write, tmp_path):
 def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_params, version):
     config = T5Config(**{**configs[version].to_dict(), "vocab_size": 160})
     save_model(tmp_path / "ours", random_params(config), config, vocabulary)
-    loaded = load_model(tmp_path / "ours")
-    export_huggingface(tmp_path / "theirs", loaded)
+    loaded = load(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface", dtype="float32")
     model, report = transformers.T5ForConditionalGeneration.from_pretrained(
         tmp_path / "theirs", output_loading_info=True
     )
@@ -301,7 +299,7 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
 def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
     stored = open_model(saved)
     done = []
-    write_huggingface(
+    t5.write_model(
         tmp_path / "theirs",
         stored,
         dtype=dtype,
@@ -329,7 +327,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
 def test_what_was_an_mt5_stays_one(write, tmp_path):
     model = torch_model("mt5")
     directory = write(model)
-    export_huggingface(tmp_path / "again", load(directory))
+    convert(directory, tmp_path / "again", to="huggingface")
     values = json.loads((tmp_path / "again/config.json").read_text())
     assert values["model_type"] == "mt5"
     assert values["architectures"] == ["MT5ForConditionalGeneration"]
@@ -342,8 +340,8 @@ def test_what_was_an_mt5_stays_one(write, tmp_path):
 def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
     config = T5Config(**{**configs["1.0"].to_dict(), "vocab_size": 32128})
     save_model(tmp_path / "ours", random_params(config), config, t5_spiece)
-    loaded = load_model(tmp_path / "ours")
-    export_huggingface(tmp_path / "theirs", loaded, dtype="bfloat16")
+    loaded = load(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     for text in ("translate English to German: That is good.", "Über 3.5% mehr"):
         ids = loaded.vocabulary.encode(text)
@@ -379,7 +377,7 @@ def test_unsuitable_configurations(write, changes, expected):
 
 def assert_refused(directory, expected):
     with pytest.raises(InputError) as caught:
-        load_huggingface(directory)
+        load(directory)
     message = str(caught.value)
     assert expected in message
     assert str(directory) in message
@@ -513,10 +511,10 @@ def test_added_tokens(write):
 
 
 def test_export_of_activations_unknown_there(tmp_path, saved):
-    loaded = load(saved)
-    config = T5Config(**{**loaded.config.to_dict(), "mlp_activations": ("linear", "gelu")})
-    model = type(loaded)(**{**vars(loaded), "config": config})
+    stored = open_model(saved)
+    config = dataclasses.replace(stored.config, mlp_activations=("linear", "gelu"))
+    other = dataclasses.replace(stored, config=config)
     with pytest.raises(InputError, match="linear.*gelu"):
-        export_huggingface(tmp_path / "theirs", model)
+        t5.write_model(tmp_path / "theirs", other, dtype="float32")
     with pytest.raises(InputError, match="exists"):
-        export_huggingface(saved, loaded)
+        t5.write_model(saved, stored, dtype="float32")

@@ -139,7 +139,7 @@ def test_a_damaged_config(directory):
 def test_missing_or_cut_off_tables(directory):
     path = directory / "ngrams.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert f"cannot read {path}" in message_of(load_ngram, directory)
+    assert f"cannot read the weights in {path}" in message_of(load_ngram, directory)
     path.unlink()
     assert f"no file {path}" in message_of(load_ngram, directory)
 

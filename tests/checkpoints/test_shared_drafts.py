@@ -11,7 +11,7 @@ import pytest
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.shared_drafts import load_shared_draft, save_shared_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft

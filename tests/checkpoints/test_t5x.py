@@ -261,7 +261,7 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
 
 
 def test_large_arrays_are_written_in_chunks(tmp_path, configs, random_params, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.t5x.writing._CHUNK_BYTES", 300)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.tensorstore_arrays._CHUNK_BYTES", 300)
     params = random_params(configs["1.1"])
     save_t5x(tmp_path / "checkpoint_0", params, configs["1.1"])
     chunks = list((tmp_path / "checkpoint_0" / "target.token_embedder.embedding").glob("[0-9]*"))

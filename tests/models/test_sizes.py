@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params, abstract_variables, expected_shapes
+from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.sizes import SIZES, size
+from spec_t5x.models.t5 import T5Config
 
 # Of the public checkpoints.
 PARAMETERS = {
@@ -57,6 +60,22 @@ def test_the_network_has_as_many_parameters_as_counted_by_hand():
     for name in ("t5_1_0_small", "t5_1_1_small", "byt5_small"):
         shapes = expected_shapes(size(name)).values()
         assert sum(math.prod(shape) for shape in shapes) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        T5Config(vocab_size=32, num_encoder_layers=2, num_decoder_layers=11),
+        T5Config(vocab_size=32, mlp_activations=("gelu", "linear"), logits_via_embedding=False),
+        GPTConfig(vocab_size=32, num_layers=11),
+        GPTConfig(vocab_size=32, logits_via_embedding=False),
+    ],
+)
+def test_shapes_are_those_of_the_whole_network_in_its_order(config):
+    traced = flatten_dict(abstract_variables(config)["params"], sep="/")
+    expected = [(path, leaf.shape) for path, leaf in traced.items()]
+    assert list(expected_shapes(config).items()) == expected
+    assert abstract_params(config) == abstract_variables(config)["params"]
 
 
 def test_an_unknown_size_is_named_with_the_known_ones():

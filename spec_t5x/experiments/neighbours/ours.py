@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments.neighbours.interface import Job
 from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier

@@ -10,7 +10,7 @@ import jax
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.neighbours import ours
 from spec_t5x.experiments.neighbours.interface import Job
-from spec_t5x.experiments.neighbours.random_weights import RandomWeights, write_random
+from spec_t5x.experiments.neighbours.random_weights import random_weights, write_random
 from spec_t5x.models import sizes
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -38,13 +38,13 @@ def version(request, monkeypatch) -> str:
 def test_a_tensor_is_the_same_in_any_order_and_in_parts():
     paths = list(expected_shapes(CONFIGS["1.1"]))
     everything = (slice(None), slice(None))
-    forwards, backwards = (RandomWeights(CONFIGS["1.1"], seed=3) for _ in range(2))
+    forwards, backwards = (random_weights(CONFIGS["1.1"], seed=3) for _ in range(2))
     ours = {path: forwards.read(path, everything[: len(shape(path))]) for path in paths}
     for path in reversed(paths):
         index = everything[: len(shape(path))]
         np.testing.assert_array_equal(backwards.read(path, index), ours[path])
         np.testing.assert_array_equal(backwards.read(path, (slice(2, 5),)), ours[path][2:5])
-    other = RandomWeights(CONFIGS["1.1"], seed=4)
+    other = random_weights(CONFIGS["1.1"], seed=4)
     kernels = [path for path in paths if path.endswith("kernel")]
     assert all(not np.array_equal(other.read(p, everything), ours[p]) for p in kernels)
     assert len({ours[path].tobytes() for path in kernels}) == len(kernels)
