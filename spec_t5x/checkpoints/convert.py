@@ -89,7 +89,7 @@ def _common_dtype(stored: StoredModel) -> str:
 
 
 def _extra_entries(stored: StoredModel) -> dict[str, Any]:
-    """What config.json says beyond the model, as far as it holds for the copy."""
+    """Entries of config.json beyond the model that hold for the copy, too."""
     if "format" in stored.metadata:
         return native.extra_entries(stored.metadata)
     return {"model_type": stored.metadata["model_type"]}

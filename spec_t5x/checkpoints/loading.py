@@ -35,7 +35,7 @@ def load(
     shardings: Shardings | None = None,
     config: T5Config | None = None,
 ) -> LoadedModel:
-    """Reads a model of any of ``FORMATS``, which its files tell.
+    """Reads a model of any of ``FORMATS``, recognized by its files.
 
     Args:
         directory_or_name: a directory, or the name of a model that ships with the
@@ -89,7 +89,7 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
 
 
 def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
-    """Whether a model says what its ids mean; T5X's checkpoints do not.
+    """Whether a model has a vocabulary; T5X's checkpoints have none.
 
     Raises:
         InputError: there is no such model.
@@ -99,7 +99,7 @@ def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
-    """A draft's ids must mean what the target's mean.
+    """Refuses a draft whose ids mean something else than the target's.
 
     Raises:
         InputError: the vocabularies differ (named with the first id that does), or

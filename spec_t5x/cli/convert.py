@@ -7,7 +7,7 @@ from spec_t5x.errors import InputError
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
 
-# Spelt out, so that the parser needs no JAX; ``checkpoints.convert.FORMATS``.
+# Spelt out, so that the parser needs no JAX; ``checkpoints.convert.WRITERS``.
 _FORMATS = ("t5x", "huggingface", "native")
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.storage import tensorstore_arrays, weights
+from spec_t5x.checkpoints.storage import weights
 from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.huggingface.files import open_tensors, same_tensor, transposed
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import (
     VocabularyLike,
@@ -226,7 +226,7 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             raise InputError(f"{path} has {name} {present[name]}: give a GPT-2 without it")
     if "quantization_config" in present:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    try:
+    with describing(path, "GPT-2"):
         return GPTConfig(
             # The token that starts has a row of its own.
             vocab_size=present["vocab_size"] + 1,
@@ -239,12 +239,6 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             dropout_rate=present.get("resid_pdrop", 0.1),
             layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-5),
         )
-    except KeyError as error:
-        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
-    except (InputError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no GPT-2 ({one_line(error)}): copy the file again"
-        ) from error
 
 
 def _settled(

@@ -19,7 +19,7 @@ from spec_t5x.checkpoints.huggingface.files import (
 from spec_t5x.checkpoints.own.directory import check_stored_dtype
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
-    one_line,
+    describing,
     read_json,
     staged_directory,
     write_json,
@@ -150,7 +150,7 @@ def write_model(
     Args:
         directory, dtype, overwrite, report: as ``stored_model.Writer``.
         stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
-            tell.
+            decide.
         extra: has no effect: transformers owns config.json.
         shard_bytes: larger models are written in files of at most this size, and an index.
 
@@ -289,7 +289,7 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
         raise InputError(
             f"{path} has feed_forward_proj {projection!r}: supported are {', '.join(_ACTIVATIONS)}"
         )
-    try:
+    with describing(path, "T5"):
         return T5Config(
             vocab_size=present["vocab_size"],
             emb_dim=present["d_model"],
@@ -304,22 +304,16 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
             relpos_max_distance=present.get("relative_attention_max_distance", 128),
             layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-6),
         )
-    except KeyError as error:
-        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
-    except (InputError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no T5 ({one_line(error)}): copy the file again"
-        ) from error
 
 
 def _model_type(stored: StoredModel) -> str:
-    """ "t5" or "mt5": what config.json said, or what the number of ids does.
+    """ "t5" or "mt5": as config.json had it, or by the number of ids.
 
     ByT5 is a "t5" there. The two names differ in what transformers takes for granted, not
     in the network.
     """
-    told = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
-    return stored.metadata.get("model_type") or told
+    by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
+    return stored.metadata.get("model_type") or by_size
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.storage.files import one_line, read_json
+from spec_t5x.checkpoints.storage.files import describing, read_json
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
@@ -16,7 +16,7 @@ CONFIG_NAME = "tokenizer_config.json"
 
 
 def has_vocabulary(directory: Path, values: dict[str, Any]) -> bool:
-    """Whether the directory says what its ids mean, in a way that is read here."""
+    """Whether the directory has a vocabulary that is read here."""
     del values
     return (directory / SPIECE_NAME).is_file() or _is_bytes(_read_if_there(directory, CONFIG_NAME))
 
@@ -79,14 +79,9 @@ def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, direc
     """Refuses tokens that exist in the tokenizer alone: their text would be lost."""
     decoder = tokenizer.get("added_tokens_decoder") or {}
     others = _read_if_there(directory, "added_tokens.json")
-    try:
+    with describing(f"tokenizer of {directory}", "added tokens"):
         added = {int(i): token.get("content") for i, token in decoder.items()}
         added |= {int(i): token for token, i in others.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{directory} names its added tokens in a way that cannot be read "
-            f"({one_line(error)}): copy its tokenizer's files again"
-        ) from error
     foreign = sorted(i for i in added if i >= vocabulary.vocab_size)
     if foreign:
         raise InputError(

@@ -23,10 +23,9 @@ from spec_t5x.checkpoints.own.directory import (
     target_marks,
     write_draft,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
-from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.types import PyTree
 
@@ -114,12 +113,8 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
 
 def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
     check_format(metadata, path, FORMAT, VERSION, "give heads that spec-t5x train-heads wrote")
-    try:
+    with describing(path, "heads under 'heads'"):
         return HeadsConfig(**metadata["heads"])
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no heads under 'heads' ({one_line(error)}): copy it again"
-        ) from error
 
 
 def _check_params(params: PyTree, config: HeadsConfig, source: str) -> None:

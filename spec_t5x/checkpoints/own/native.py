@@ -14,7 +14,7 @@ from typing import Any
 from spec_t5x.checkpoints.own.directory import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
-    one_line,
+    describing,
     staged_directory,
     write_json,
 )
@@ -66,7 +66,7 @@ def save_model(
         vocabulary_or_path: a vocabulary, or a SentencePiece file without extra ids.
         dtype: "bfloat16" or "float32", the type of the stored weights.
         extra: more entries for config.json (training steps, scores, ...).
-        overwrite: whether an earlier checkpoint may be replaced.
+        overwrite: replace an earlier checkpoint.
 
     Raises:
         InputError: the directory is taken, the parameters do not fit the
@@ -179,13 +179,8 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
             f"{path} has network {network!r}, this spec_t5x reads {' and '.join(_NETWORKS)}: "
             "install the release that wrote it"
         )
-    try:
+    with describing(path, f"{network.upper()} under 'model'"):
         return _NETWORKS[network].from_dict(metadata["model"])
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no {network.upper()} under 'model' ({one_line(error)}): copy it "
-            "again"
-        ) from error
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:

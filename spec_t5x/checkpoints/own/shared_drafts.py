@@ -25,10 +25,9 @@ from spec_t5x.checkpoints.own.directory import (
     target_marks,
     write_draft,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
-from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
@@ -150,15 +149,10 @@ def _read_config(
 ) -> tuple[T5Config, tuple[int, ...], int | None]:
     remedy = "give a draft that spec-t5x distill wrote for a shared encoder"
     check_format(metadata, path, FORMAT, VERSION, remedy)
-    try:
+    with describing(path, "draft under 'draft' and 'layers'"):
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
         return T5Config.from_dict(metadata["draft"]), layers, num_known
-    except (InputError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} describes no draft under 'draft' and 'layers' ({one_line(error)}): copy it "
-            "again"
-        ) from error
 
 
 def _check_params(

@@ -130,17 +130,14 @@ class Format(Protocol):
         vocabulary: VocabularyLike | None = None,
         config: ModelConfig | None = None,
     ) -> StoredModel:
-        """Reads everything but the weights.
+        """Reads all but the weights.
 
-        Args:
-            directory: the checkpoint.
-            values: its config.json.
-            vocabulary: of a checkpoint without one; a different one is refused.
-            config: the network, of a format that does not store it.
+        ``vocabulary`` is for a checkpoint without one; a different one is refused. ``config``
+        is for a format that does not store the network's.
         """
 
     def has_vocabulary(self, directory: Location, values: dict[str, Any] | None) -> bool:
-        """Whether the checkpoint says what its ids mean."""
+        """Whether the checkpoint has a vocabulary."""
 
     def read_vocabulary(self, directory: Location, values: dict[str, Any] | None) -> Vocabulary:
         """The vocabulary alone."""
@@ -162,16 +159,7 @@ class Writer(Protocol):
     ) -> None:
         """Writes a model, tensor by tensor, completely or not at all.
 
-        Args:
-            directory: where; its parents are made.
-            stored: the model, which is read while it is written.
-            dtype: "float32" or "bfloat16", the type of the stored weights.
-            extra: more entries for the file that describes the model, of formats that
-                have room for them.
-            overwrite: whether an earlier checkpoint may be replaced.
-            report: called after each tensor with the bytes written so far and in all.
-
-        Raises:
-            InputError: the directory is taken, the weights do not fit the configuration or
-                are not finite, or the format has no such model.
+        ``dtype`` is that of the stored weights ("float32" or "bfloat16"), ``extra`` has more
+        entries for the format's description of the model, ``overwrite`` permits to replace an
+        earlier checkpoint, and ``report`` is called with the bytes written so far and in all.
         """

@@ -1,10 +1,9 @@
 """Arrays that TensorStore stores, as T5X's legacy format and Orbax have them.
 
-Every array is opened at once and read by slices. Only what tells arrays apart comes from a
-checkpoint: driver and name. Where they lie is where the checkpoint lies now, wherever it was
-written.
+All arrays are opened at once and read by slices. Only their drivers and names come from the
+checkpoint's index: a checkpoint may have moved since it was written.
 
-Orbax's description of a tree, ``_METADATA``, names its arrays; they lie in one OCDBT store
+Orbax's description of a tree, ``_METADATA``, names its arrays; they are in one OCDBT store
 (``manifest.ocdbt``), or in a directory each. Trees are read and written without Orbax, so
 that a model need not be in memory, and Orbax restores what is written here.
 """
@@ -17,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import check_inside, one_line, read_json, write_json
+from spec_t5x.checkpoints.storage.files import (
+    check_inside,
+    describing,
+    one_line,
+    read_json,
+    write_json,
+)
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
 from spec_t5x.checkpoints.storage.weights import Tensor
 from spec_t5x.errors import InputError
@@ -170,15 +175,11 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
     kvstore = arrays_kvstore(location)
     entries = {}
-    try:
+    with describing(path, "arrays"):
         for leaf in metadata["tree_metadata"].values():
             keys = tuple(str(part["key"]) for part in leaf["key_metadata"])
             if leaf["value_metadata"]["value_type"] in _ARRAYS:
                 entries[keys] = ArrayEntry(spec=zarr_spec(kvstore, ".".join(keys), driver))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(
-            f"cannot read {path} as a description of arrays ({one_line(error)}): {_COPY_AGAIN}"
-        ) from error
     return entries
 
 

@@ -1,5 +1,6 @@
 """Checks on what a checkpoint holds, with every fault in one line."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,16 +26,12 @@ _FINITE_BLOCK = 1 << 24
 
 
 def check_params(params: PyTree, config: ModelConfig, source: str) -> None:
-    """Compares a tree of parameters with the one that ``config`` asks for.
-
-    Args:
-        params: nested dicts of arrays, without the outer ``{"params": ...}``.
-        config: the model they are meant for.
-        source: where they come from; the message begins with it.
+    """Compares a tree of parameters, without the outer "params", with that of ``config``.
 
     Raises:
         InputError: parameters are missing, unexpected or of the wrong shape (all
-            of them are reported at once), or hold NaN or infinity.
+            of them are reported at once), or hold NaN or infinity. The message begins with
+            ``source``.
     """
     flat = flatten_dict(params, sep="/")
     shapes = {path: np.shape(leaf) for path, leaf in flat.items()}
@@ -130,15 +127,12 @@ def _template(name: str) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    runs = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
     if len(numbers) == 1:
         return str(numbers[0])
-    texts = [str(first) if first == last else f"{first}..{last}" for first, last in runs]
+    # Consecutive numbers keep their distance to their place in the list.
+    runs = itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    bounds = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
+    texts = [str(first) if first == last else f"{first}..{last}" for first, last in bounds]
     return "{" + ",".join(texts) + "}"
 
 

@@ -1,4 +1,4 @@
-"""Weights where they lie: opened by a format, read by slices when they are asked for.
+"""Weights on disk: opened by a format, read by slices on demand.
 
 ``read_params`` checks them against a configuration and brings them onto devices or into
 host memory; ``read_tensors`` hands them to a format that writes them.
@@ -104,7 +104,7 @@ def read_params(
     """The checked weights as our tree of parameters.
 
     Args:
-        weights: where they lie.
+        weights: what to read.
         config: the model.
         dtype: what each slice is cast to, as it is read.
         on_host: numpy arrays; else arrays on JAX's default device, or as ``shardings`` has it.
@@ -141,7 +141,7 @@ def read_tensors(
     """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
 
     Args:
-        weights: where they lie.
+        weights: what to read.
         dtype: what they are cast to.
         report: called after each tensor with the bytes done and their total.
 

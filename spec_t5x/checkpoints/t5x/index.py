@@ -1,4 +1,4 @@
-"""What a T5X checkpoint says that it holds.
+"""The index of a T5X checkpoint: the arrays that it lists.
 
     legacy    checkpoint                      msgpack: version, optimizer/state, optimizer/target
               target.encoder.….kernel/        one zarr array for each parameter

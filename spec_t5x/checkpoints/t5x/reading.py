@@ -1,7 +1,7 @@
 """Opening a T5X checkpoint, of its legacy format or its Orbax one, without T5X.
 
 T5X keeps a model's configuration in gin files, apart from the checkpoint. The shapes of the
-parameters tell all of it but the activation of the feed-forward layers, which is T5's own:
+parameters determine all of it but the activation of the feed-forward layers, which is T5's own:
 ReLU in 1.0 (``wi``), gated GELU in 1.1, Flan, mT5 and ByT5 (``wi_0`` and ``wi_1``), and the
 largest relative distance, 128.
 """
@@ -154,7 +154,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
         source: where they come from; messages begin with it.
 
     Raises:
-        InputError: they are of another network, or too few to tell.
+        InputError: they are of another network, or too few to determine it.
     """
     _refuse_other_networks(shapes, source)
     bias = "encoder/relpos_bias/rel_embedding"
@@ -201,7 +201,7 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], path: str, source: str) -> tup
     if shape is None or len(shape) != 2:
         found = "is not there" if shape is None else f"is {list(shape)}, not a matrix"
         raise InputError(
-            f"{source}: {path}, from which the configuration is told, {found}: copy the whole "
+            f"{source}: {path}, which determines the configuration, {found}: copy the whole "
             "checkpoint again"
         )
     return shape
