@@ -22,11 +22,10 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import compilation_cache as compilation_cache_lib
-from spec_t5x.models.binding import bind
+from spec_t5x.models.binding import bind, expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.tuning import costs
 from spec_t5x.types import EOS_ID, PAD_ID, PyTree

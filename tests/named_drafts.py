@@ -1,6 +1,6 @@
 """Every draft that has a name or a format, for the tests that each of them runs somewhere.
 
-The list is that of ``checkpoints.drafts``: a new name or format without a case here is an
+The list is that of ``checkpoints.make_draft``: a new name or format without a case here is an
 error of every such test.
 """
 

@@ -1,8 +1,9 @@
 """Reading and writing models: the one place that knows on-disk names.
 
-``loading.load`` reads any supported directory, ``loading.open_model`` opens one and leaves
-its weights where they are, ``convert.convert`` writes it in another format. ``native``
-holds the project's own format, ``huggingface`` that of transformers, ``t5x_reading`` and
-``t5x_writing`` those of T5X. What they share: ``weights`` (read by slices, onto devices),
-``validate`` (every name, shape and type), ``vocabularies`` and ``locations`` (gs://).
+``loading`` lists the formats that are read and ``convert`` those that are written; each is a
+folder, whose modules implement ``storage.stored_model.Format`` and ``Writer``: ``own``,
+``huggingface`` and ``t5x``. ``storage`` has what they share: files that are written whole
+(``files``), directories and buckets (``locations``), weights that are read by slices
+(``weights``), and checks of names, shapes and types (``validate``). ``make_draft`` makes
+drafts by name.
 """

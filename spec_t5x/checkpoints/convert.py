@@ -7,20 +7,24 @@ memory at a time.
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface import reading as huggingface
+from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.storage.weights import Report
+from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
-from spec_t5x.checkpoints.t5x.writing import step_of, write_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
 
-FORMATS = ("t5x", "huggingface", "native")
+WRITERS: dict[str, Writer] = {
+    "t5x": t5x.write_model,
+    "huggingface": huggingface_t5.write_model,
+    "native": native.write_model,
+}
 
 
 def convert(
@@ -44,7 +48,7 @@ def convert(
             of which all other types become float32.
         vocabulary: as ``loading.load``. Only T5X's format does without one.
         overwrite: whether an earlier checkpoint may be replaced.
-        report: told the bytes written so far and in all, after each tensor.
+        report: called after each tensor with the bytes written so far and in all.
 
     Returns:
         The source as it was opened.
@@ -53,39 +57,39 @@ def convert(
         InputError: the source cannot be read, the destination is taken, or the format has
             no such model.
     """
-    if to not in FORMATS:
-        raise InputError(f"format is {to!r}: choose one of {', '.join(FORMATS)}")
+    if to not in WRITERS:
+        raise InputError(f"format is {to!r}: choose one of {', '.join(WRITERS)}")
     if isinstance(locate(destination), GcsPath):
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
     directory = Path(locate(destination))
     # Before anything is read.
     if to == "t5x":
-        step_of(directory)
+        t5x.step_of(directory)
     mark = CHECKPOINT_NAME if to == "t5x" else CONFIG_NAME
     check_destination(directory, overwrite, (mark,))
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
     stored.weights.check(stored.config)
-    stored_dtype = dtype or common_dtype(stored)
-    common = {"dtype": stored_dtype, "overwrite": overwrite, "report": report}
-    if to == "t5x":
-        write_t5x(directory, stored, extra=_extra_entries(stored), **common)
-    elif to == "huggingface":
-        huggingface.write_huggingface(directory, stored, **common)
-    else:
-        native.write_native(directory, stored, extra=_extra_entries(stored), **common)
+    WRITERS[to](
+        directory,
+        stored,
+        dtype=dtype or _common_dtype(stored),
+        extra=_extra_entries(stored),
+        overwrite=overwrite,
+        report=report,
+    )
     return stored
 
 
-def common_dtype(stored: StoredModel) -> str:
+def _common_dtype(stored: StoredModel) -> str:
     """What holds all weights of a model as they are: bfloat16 only where all of them are."""
-    types = {info.dtype for info in stored.weights.tensors.values()}
+    types = {tensor.dtype for tensor in stored.weights.tensors.values()}
     return "bfloat16" if types == {"bfloat16"} else "float32"
 
 
 def _extra_entries(stored: StoredModel) -> dict[str, Any]:
-    """What config.json says beyond the model, as far as it holds for the copy."""
+    """Entries of config.json beyond the model that hold for the copy, too."""
     if "format" in stored.metadata:
         return native.extra_entries(stored.metadata)
     return {"model_type": stored.metadata["model_type"]}

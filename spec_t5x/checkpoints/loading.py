@@ -5,26 +5,23 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.huggingface import gpt2
-from spec_t5x.checkpoints.huggingface import reading as huggingface
+from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location, locate
-from spec_t5x.checkpoints.storage.stored_model import Shardings, StoredModel
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
-)
+from spec_t5x.checkpoints.storage.stored_model import Format, LoadedModel, Shardings, StoredModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.checkpoints.t5x.index import find_t5x
-from spec_t5x.checkpoints.t5x.reading import open_t5x
-from spec_t5x.data.mapped_vocabulary import has_tokenizer
-from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
 # Models that ship with the package, by name.
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
+
+# The first that recognizes a config.json reads the directory.
+FORMATS: tuple[Format, ...] = (t5x, native, gpt2, huggingface_t5)
 
 _GIVE = "give a spec_t5x, Hugging Face or T5X checkpoint"
 
@@ -38,7 +35,7 @@ def load(
     shardings: Shardings | None = None,
     config: T5Config | None = None,
 ) -> LoadedModel:
-    """Reads a model: the project's own format, Hugging Face's or T5X's, told by looking.
+    """Reads a model of any of ``FORMATS``, recognized by its files.
 
     Args:
         directory_or_name: a directory, or the name of a model that ships with the
@@ -54,7 +51,7 @@ def load(
         shardings: from the configuration to a tree of shardings like the parameters, such
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once.
-        config: the network of a T5X checkpoint, told from its shapes when left out.
+        config: the network of a T5X checkpoint; by default inferred from its shapes.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
@@ -74,21 +71,11 @@ def open_model(
     Raises:
         InputError: as ``load``, for all but the weights themselves.
     """
-    directory = _find(directory_or_name)
-    vocabulary = _of_another_model(vocabulary)
-    values = _read_config(directory)
-    if values is None:
-        return open_t5x(directory, vocabulary=vocabulary, config=config)
-    if config is not None:
+    format_, directory, values = _recognize(directory_or_name)
+    if config is not None and values is not None:
         raise InputError(f"{directory} has a {CONFIG_NAME} of its own: leave config out")
-    if _is_native(values, directory):
-        stored = native.open_native(directory)
-        num_rows = stored.config.vocab_size
-        choose_vocabulary(vocabulary, stored.known_vocabulary(), directory, num_rows)
-        return stored
-    if values["model_type"] == gpt2.MODEL_TYPE:
-        return _open_gpt2(values, directory, vocabulary)
-    return huggingface.open_huggingface(directory, vocabulary=vocabulary)
+    vocabulary = _of_another_model(vocabulary)
+    return format_.open_model(directory, values, vocabulary=vocabulary, config=config)
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
@@ -97,36 +84,22 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     Raises:
         InputError: as ``load``, for what concerns the vocabulary.
     """
-    directory = _find(directory_or_name)
-    values = _read_config(directory)
-    if values is None:
-        return open_t5x(directory).known_vocabulary()
-    if _is_native(values, directory):
-        return native.read_vocabulary(values, directory)
-    if values["model_type"] == gpt2.MODEL_TYPE:
-        return gpt2.read_vocabulary(values, directory)
-    return huggingface.read_vocabulary(values, directory)
+    format_, directory, values = _recognize(directory_or_name)
+    return format_.read_vocabulary(directory, values)
 
 
 def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
-    """Whether a model says what its ids mean; T5X's checkpoints do not.
+    """Whether a model has a vocabulary; T5X's checkpoints have none.
 
     Raises:
         InputError: there is no such model.
     """
-    directory = _find(directory_or_name)
-    values = _read_config(directory)
-    if values is None:
-        return open_t5x(directory).vocabulary is not None
-    if _is_native(values, directory):
-        return True
-    if values["model_type"] == gpt2.MODEL_TYPE:
-        return has_tokenizer(directory)
-    return huggingface.has_vocabulary(directory)
+    format_, directory, values = _recognize(directory_or_name)
+    return format_.has_vocabulary(directory, values)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
-    """A draft's ids must mean what the target's mean.
+    """Refuses a draft whose ids mean something else than the target's.
 
     Raises:
         InputError: the vocabularies differ (named with the first id that does), or
@@ -144,6 +117,16 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
             f"draft {draft.directory} {draft.config.vocab_size}: give models padded "
             "to one size"
         )
+
+
+def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
+    if type(target) is not type(draft):
+        return f"{type(target).__name__} and {type(draft).__name__}"
+    for index in range(min(target.vocab_size, draft.vocab_size)):
+        ours, theirs = target.piece(index), draft.piece(index)
+        if ours != theirs:
+            return f"id {index} is {ours!r} and {theirs!r}"
+    return f"{target.vocab_size} and {draft.vocab_size} ids"
 
 
 def find_directory(directory_or_name: str | Path) -> Path:
@@ -165,23 +148,42 @@ def find_directory(directory_or_name: str | Path) -> Path:
     raise InputError(f"no directory {directory}: give the path of a checkpoint{packaged}")
 
 
-def _find(directory_or_name: str | Path | GcsPath) -> Location:
-    """As ``find_directory``; a place in a bucket, too."""
+def packaged_names() -> list[str]:
+    """Names of the models that ship with the package."""
+    if not PACKAGED_MODELS.is_dir():
+        return []
+    names = sorted(os.listdir(PACKAGED_MODELS))
+    return [name for name in names if (PACKAGED_MODELS / name / CONFIG_NAME).is_file()]
+
+
+def _recognize(
+    directory_or_name: str | Path | GcsPath,
+) -> tuple[Format, Location, dict[str, Any] | None]:
+    """A model's format, its directory, and the config.json there, None where there is none."""
     location = locate(directory_or_name)
-    return location if isinstance(location, GcsPath) else find_directory(location)
+    directory = location if isinstance(location, GcsPath) else find_directory(location)
+    values = _read_config(directory)
+    for format_ in FORMATS:
+        if format_.recognizes(values):
+            return format_, directory, values
+    raise InputError(
+        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: {_GIVE}"
+    )
 
 
-def _open_gpt2(
-    values: dict[str, Any], directory: Path, given: VocabularyLike | None
-) -> StoredModel:
-    """A GPT-2 with its own tokenizer, or without one, with the given vocabulary."""
-    if given is not None and not has_tokenizer(directory):
-        return gpt2.open_gpt2(
-            directory, vocabulary=make_vocabulary(given, values.get("vocab_size", 0))
-        )
-    stored = gpt2.open_gpt2(directory)
-    choose_vocabulary(given, stored.known_vocabulary(), directory, stored.config.vocab_size)
-    return stored
+def _read_config(directory: Location) -> dict[str, Any] | None:
+    path, in_bucket = directory / CONFIG_NAME, isinstance(directory, GcsPath)
+    if path.is_file():
+        if in_bucket:
+            raise InputError(
+                f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
+                "checkpoints are read"
+            )
+        return read_json(path)
+    if find_t5x(directory) is None:
+        remedy = f"check the name and the credentials ({LOG_IN})" if in_bucket else _GIVE
+        raise InputError(f"{directory} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
+    return None
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
@@ -191,64 +193,3 @@ def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | Non
         if name.is_dir() or (str(vocabulary) in packaged_names() and not name.exists()):
             return load_vocabulary(vocabulary)
     return vocabulary
-
-
-def _read_config(directory: Location) -> dict[str, Any] | None:
-    """The directory's config.json; None for a T5X checkpoint, which has none."""
-    path = directory / CONFIG_NAME
-    if path.is_file():
-        if isinstance(directory, GcsPath):
-            raise InputError(
-                f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
-                "checkpoints are read"
-            )
-        return read_json(path)
-    if find_t5x(directory) is None:
-        in_bucket = isinstance(directory, GcsPath)
-        remedy = f"check the name and the credentials ({LOG_IN})" if in_bucket else _GIVE
-        raise InputError(f"{directory} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
-    return None
-
-
-def _is_native(values: dict[str, Any], directory: Path) -> bool:
-    """Whether a model is of the project's own format; else it is Hugging Face's."""
-    if values.get("format") == native.FORMAT:
-        return True
-    if "model_type" in values:
-        return False
-    raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: {_GIVE}"
-    )
-
-
-def packaged_names() -> list[str]:
-    """Names of the models that ship with the package."""
-    if not PACKAGED_MODELS.is_dir():
-        return []
-    return sorted(
-        name
-        for name in os.listdir(PACKAGED_MODELS)
-        if (PACKAGED_MODELS / name / CONFIG_NAME).is_file()
-    )
-
-
-def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
-    if type(target) is not type(draft):
-        return f"{type(target).__name__} and {type(draft).__name__}"
-    if not isinstance(target, ByteVocabulary):
-        pairs = zip(_pieces(target), _pieces(draft), strict=False)
-        for index, (ours, theirs) in enumerate(pairs):
-            if ours != theirs:
-                return f"id {index} is {ours!r} and {theirs!r}"
-    return f"{target.vocab_size} and {draft.vocab_size} ids"
-
-
-def _pieces(vocabulary: Vocabulary) -> list[str]:
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return [vocabulary.piece(index) for index in range(vocabulary.vocab_size)]
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary.path))
-    count = processor.get_piece_size()
-    pieces = [processor.id_to_piece(index) for index in range(count)]
-    return pieces + [f"<extra_id_{i}>" for i in reversed(range(vocabulary.extra_ids))]

@@ -1,6 +1,6 @@
 """Drafts by name: what ``--draft`` and gin say, made into a draft for a target.
 
-    transformer[:DIR]    a smaller model (a directory alone says the same)
+    transformer[:DIR]    a smaller model (or just DIR)
     unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``
     bigram[:DIR]
     ngram[:DIR]
@@ -28,8 +28,8 @@ from spec_t5x.checkpoints.loading import (
 )
 from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.early_exit import EarlyExitDraft
@@ -84,8 +84,7 @@ def make_draft(
       InputError: an unknown name, an argument or a setting that it does not take, or a
         checkpoint of another vocabulary.
     """
-    maker = _Maker(target, model, options or DraftOptions())
-    return maker.make(str(text))
+    return _Maker(target, model, options or DraftOptions()).make(str(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,35 +134,31 @@ class _Maker:
         )
 
     def _ngram(self, argument: str, order: int | None = None) -> Draft:
-        self._refuse_stopping("ngram")
-        draft = ngram_tables.load_ngram(
-            argument or self._packaged("ngram"), self.target, order=order
-        )
+        self._check("ngram")
+        directory = argument or self._packaged("ngram")
+        draft = ngram_tables.load_ngram(directory, self.target, order=order)
         return draft.replace(settings=self.options.settings)
 
     def _copy(self, argument: str) -> Draft:
-        self._refuse_stopping("copy")
-        self._refuse_settings("copy")
+        self._check("copy", has_temperature=False)
         if not argument:
             return CopyDraft(self.model.vocab_size)
         min_match = _number("copy", argument)
         return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
 
     def _uniform(self, argument: str) -> Draft:
-        self._refuse_stopping("uniform")
-        self._refuse_settings("uniform")
+        self._check("uniform", has_temperature=False)
         if argument:
             raise InputError(f"draft uniform:{argument}: uniform takes no argument")
         return UniformDraft(self.model.vocab_size)
 
     def _medusa(self, argument: str) -> Draft:
-        self._refuse_stopping("medusa")
-        self._refuse_decoder_only("medusa")
+        self._check("medusa", needs_encoder=True)
         loaded = draft_heads.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft.create(loaded.params, self.model, self.options.settings)
 
     def _shared_encoder(self, argument: str) -> Draft:
-        self._refuse_decoder_only(argument)
+        self._check(argument, adapts=True, needs_encoder=True)
         loaded = shared_drafts.load_shared_draft(argument, self.target)
         return SharedEncoderDraft.create(
             loaded.params,
@@ -176,8 +171,7 @@ class _Maker:
         )
 
     def _early_exit(self, argument: str) -> Draft:
-        self._refuse_stopping("early_exit")
-        self._refuse_decoder_only("early_exit")
+        self._check("early_exit", needs_encoder=True)
         half = (self.model.config.num_decoder_layers + 1) // 2
         layers = _number("early_exit", argument) if argument else half
         return EarlyExitDraft.create(self.model, layers, self.options.settings)
@@ -186,7 +180,7 @@ class _Maker:
         return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
-        self._refuse_stopping("cascade")
+        self._check("cascade")
         directory, _, inner = argument.partition(",")
         middle = self._transformer(directory)
         cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
@@ -207,23 +201,27 @@ class _Maker:
             )
         return drafts[kind]
 
-    def _refuse_stopping(self, name: str) -> None:
-        if self.options.stopping is not None:
+    def _check(
+        self,
+        name: str,
+        *,
+        adapts: bool = False,
+        has_temperature: bool = True,
+        needs_encoder: bool = False,
+    ) -> None:
+        """Refuses the options and the target that a draft cannot have."""
+        if self.options.stopping is not None and not adapts:
             raise InputError(
                 f"gamma cannot adapt with draft {name!r}: use transformer or mixed, or leave "
                 "adaptive out"
             )
-
-    def _refuse_decoder_only(self, name: str) -> None:
-        if isinstance(self.target.config, GPTConfig):
+        if self.options.settings is not None and not has_temperature:
+            raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
+        if needs_encoder and isinstance(self.target.config, GPTConfig):
             raise InputError(
                 f"draft {name!r} is for encoder-decoder targets and {self.target.directory} is a "
                 "decoder alone: use transformer, an n-gram draft or copy"
             )
-
-    def _refuse_settings(self, name: str) -> None:
-        if self.options.settings is not None:
-            raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
 
 
 # What makes a draft of each name, from what stands after the colon.

@@ -8,7 +8,7 @@ from spec_t5x.errors import InputError
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
 
-# ``checkpoints.convert.FORMATS``, repeated so that the parser does not import JAX.
+# ``checkpoints.convert.WRITERS``, repeated so that the parser does not import JAX.
 _FORMATS = ("t5x", "huggingface", "native")
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError

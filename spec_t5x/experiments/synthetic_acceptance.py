@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
@@ -30,6 +29,7 @@ from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.description import free_memory
 from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer

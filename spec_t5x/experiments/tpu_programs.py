@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import DraftBase, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
 from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.partitioning import (

@@ -1,5 +1,12 @@
 """The networks by their configurations: what a ``T5Config`` or a ``GPTConfig`` is of."""
 
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
 from spec_t5x.models import gpt, t5
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
@@ -8,6 +15,10 @@ from spec_t5x.types import PyTree
 
 ModelConfig = T5Config | GPTConfig
 Model = T5Model | GPTModel
+
+# Sizes that are numbers of layers, and the first layer in a path.
+_LAYERS = re.compile("num_(.*_)?layers")
+_FIRST_LAYER = re.compile(r"\blayers_0\b")
 
 
 def bind(params: PyTree, config: ModelConfig) -> Model:
@@ -20,5 +31,48 @@ def abstract_variables(config: ModelConfig) -> PyTree:
 
     From the network's code alone: no weight is drawn and no memory taken.
     """
+    return {name: unflatten_dict(flat, sep="/") for name, flat in _variables(config).items()}
+
+
+def abstract_params(config: ModelConfig) -> PyTree:
+    """The ``params`` of ``abstract_variables``: nested dicts of ``jax.ShapeDtypeStruct``."""
+    return abstract_variables(config)["params"]
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by its path, such as ``encoder/encoder_norm/scale``."""
+    return {path: leaf.shape for path, leaf in _variables(config)["params"].items()}
+
+
+def _variables(config: ModelConfig) -> dict[str, dict[str, Any]]:
+    """``abstract_variables`` by collection and path."""
+    # Whatever the layers compute in, the parameters are float32.
+    return _traced(dataclasses.replace(config, dtype="float32"))
+
+
+@functools.lru_cache(maxsize=16)
+def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
+    """The variables of a network, found by tracing it.
+
+    The layers of a stack are alike: a network with one layer in each is traced, in a
+    fraction of the time that all of them would take.
+    """
+    names = [field.name for field in dataclasses.fields(config)]
+    counts = {name: 1 for name in names if _LAYERS.fullmatch(name)}
     network = gpt if isinstance(config, GPTConfig) else t5
-    return network.abstract_variables(config)
+    shallow = network.abstract_variables(dataclasses.replace(config, **counts))
+    return {
+        name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in shallow.items()
+    }
+
+
+def _every_layer(config: ModelConfig, flat: dict[str, Any]) -> dict[str, Any]:
+    """What is in the first layer of a stack for each of its layers, in a tree's order."""
+    repeated = {}
+    for path, leaf in flat.items():
+        stack = path.partition("/")[0]
+        of_stack = f"num_{stack}_layers" if stack in ("encoder", "decoder") else "num_layers"
+        copies = getattr(config, of_stack) if _FIRST_LAYER.search(path) else 1
+        for layer in range(copies):
+            repeated[_FIRST_LAYER.sub(f"layers_{layer}", path)] = leaf
+    return dict(sorted(repeated.items(), key=lambda item: item[0].split("/")))

@@ -8,6 +8,8 @@ Two properties make speculation possible and are relied on everywhere:
   n from its length; no array is touched.
 """
 
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -24,20 +26,50 @@ AXES = ("batch", "heads", "length", "kv")
 
 
 @flax.struct.dataclass
-class LayerCache:
-    """Keys and values of one decoder layer."""
+class KeysValues:
+    """What self-attention of one decoder layer has cached, written as decoding goes on."""
 
-    # Self-attention, written as decoding goes on.
     keys: Float[Array, "batch heads length head_dim"]
     values: Float[Array, "batch heads length head_dim"]
-    # Cross-attention, computed once per input and only read afterwards.
+
+    def map(self, function: Callable[[Array], Array]) -> "KeysValues":
+        """The same with a function applied to keys and values."""
+        return self.replace(keys=function(self.keys), values=function(self.values))
+
+
+@flax.struct.dataclass
+class LayerCache(KeysValues):
+    """Keys and values of one decoder layer that also attends to a source."""
+
+    # Of cross-attention, computed once per input and only read afterwards.
     cross_keys: Float[Array, "inputs heads source head_dim"]
     cross_values: Float[Array, "inputs heads source head_dim"]
 
 
+class Cache:
+    """What a decoder remembers of a batch: ``layers``, and ``lengths`` of its rows."""
+
+    @property
+    def max_length(self) -> int:
+        """Number of decoder positions there is room for."""
+        return self.layers[0].keys.shape[2]
+
+    def at(self, lengths: Int[Array, "batch"]) -> "Cache":
+        """The same cache with each row cut back (rolled back) to ``lengths``."""
+        return self.replace(lengths=lengths)
+
+    def map(self, function: Callable[[Array], Array]) -> "Cache":
+        """The same cache with a function applied to the keys and values of each layer."""
+        return self.replace(layers=tuple(layer.map(function) for layer in self.layers))
+
+    def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
+        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
+        return self.map(lambda cached: move(cached, slots, starts))
+
+
 @flax.struct.dataclass
-class DecoderCache:
-    """All that a decoder remembers of a batch.
+class DecoderCache(Cache):
+    """All that a decoder remembers of a batch and its sources.
 
     What is of the texts leads with the batch axis; what is of the sources is there once for
     each input, whose rows (one, or ``num_decodes``) follow one another in the batch.
@@ -48,15 +80,6 @@ class DecoderCache:
     source_mask: Bool[Array, "inputs source"]
     # How many decoder tokens, the start token included, are cached for each row.
     lengths: Int[Array, "batch"]
-
-    @property
-    def max_length(self) -> int:
-        """Number of decoder positions there is room for."""
-        return self.layers[0].keys.shape[2]
-
-    def at(self, lengths: Int[Array, "batch"]) -> "DecoderCache":
-        """The same cache with each row cut back (rolled back) to ``lengths``."""
-        return self.replace(lengths=lengths)
 
     def laid_out(self) -> "DecoderCache":
         """The same cache in the layout that XLA for TPUs gives a target's, length along lanes.
@@ -72,44 +95,16 @@ class DecoderCache:
                 default=lambda array: array,
             )
 
-        layers = tuple(
-            layer.replace(keys=lay_out(layer.keys), values=lay_out(layer.values))
-            for layer in self.layers
-        )
-        return self.replace(layers=layers)
+        return self.map(lay_out)
 
     def repeat_rows(self, times: int) -> "DecoderCache":
         """The cache of ``times`` rows of each row, which read the same sources."""
-        layers = tuple(
-            layer.replace(
-                keys=jnp.repeat(layer.keys, times, axis=0),
-                values=jnp.repeat(layer.values, times, axis=0),
-            )
-            for layer in self.layers
-        )
-        return self.replace(layers=layers, lengths=jnp.repeat(self.lengths, times))
-
-    def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "DecoderCache":
-        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
-        layers = tuple(
-            layer.replace(
-                keys=move(layer.keys, slots, starts), values=move(layer.values, slots, starts)
-            )
-            for layer in self.layers
-        )
-        return self.replace(layers=layers)
+        repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
+        return repeated.at(jnp.repeat(self.lengths, times))
 
 
 @flax.struct.dataclass
-class KeysValues:
-    """What one layer of a decoder without a source has cached."""
-
-    keys: Float[Array, "batch heads length head_dim"]
-    values: Float[Array, "batch heads length head_dim"]
-
-
-@flax.struct.dataclass
-class DecoderOnlyCache:
+class DecoderOnlyCache(Cache):
     """All that a decoder without a source remembers. Every leaf leads with the batch axis."""
 
     layers: tuple[KeysValues, ...]
@@ -123,25 +118,6 @@ class DecoderOnlyCache:
         """Room for ``max_length`` tokens in each of ``batch`` rows."""
         room = constrain(jnp.zeros((batch, heads, max_length, head_dim), dtype), AXES)
         return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
-
-    @property
-    def max_length(self) -> int:
-        """Number of positions there is room for."""
-        return self.layers[0].keys.shape[2]
-
-    def at(self, lengths: Int[Array, "batch"]) -> "DecoderOnlyCache":
-        """The same cache with each row cut back (rolled back) to ``lengths``."""
-        return self.replace(lengths=lengths)
-
-    def move(
-        self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
-    ) -> "DecoderOnlyCache":
-        """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
-        layers = tuple(
-            KeysValues(move(layer.keys, slots, starts), move(layer.values, slots, starts))
-            for layer in self.layers
-        )
-        return self.replace(layers=layers)
 
 
 def write(

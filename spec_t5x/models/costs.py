@@ -14,21 +14,14 @@ the two takes at the machine's speed.
 """
 
 import dataclasses
-import functools
 import math
 import re
 
-import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
 from spec_t5x.errors import InputError
-from spec_t5x.models import decoder_only, gpt, t5
-from spec_t5x.models.decoder_only import DecoderOnlyConfig, DecoderOnlyTransformer
-from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.t5 import T5Config
-
-Config = T5Config | DecoderOnlyConfig | GPTConfig
 
 # Projections of the source: made once for each input, then cached.
 _OF_SOURCE = re.compile("encoder_decoder_attention/(key|value)/")
@@ -50,13 +43,8 @@ class Cost:
         return self.weight_bytes + self.cache_bytes
 
 
-def num_parameters(config: Config) -> int:
-    """All parameters of the network."""
-    return sum(map(math.prod, _shapes(config).values()))
-
-
 def decoder_step(
-    config: Config,
+    config: ModelConfig,
     num_tokens: int = 1,
     *,
     cache_length: int = 0,
@@ -112,7 +100,7 @@ def encoder_call(
     _check(source_length=source_length, batch=batch)
     used = {
         path: shape
-        for path, shape in _shapes(config).items()
+        for path, shape in expected_shapes(config).items()
         if path.startswith("encoder/") or _OF_SOURCE.search(path) or _is_token_table(path)
     }
     tokens = batch * source_length
@@ -131,44 +119,14 @@ def encoder_call(
     )
 
 
-def operations_ratio(draft: Config, target: Config, **lengths) -> float:
-    """c_hat of Definition 3.10: operations of a draft step over those of a target step.
-
-    ``lengths`` are those of ``decoder_step``, of both.
-    """
-    ours, theirs = decoder_step(draft, **lengths), decoder_step(target, **lengths)
-    return ours.operations / theirs.operations
-
-
-def memory_ratio(draft: Config, target: Config, **lengths) -> float:
-    """What a draft step reads over what a target step reads: c where memory is the limit.
-
-    ``lengths`` are those of ``decoder_step``, of both.
-    """
-    ours, theirs = decoder_step(draft, **lengths), decoder_step(target, **lengths)
-    return ours.bytes_read / theirs.bytes_read
-
-
-@functools.lru_cache(maxsize=64)
-def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by its path."""
-    if isinstance(config, T5Config):
-        variables = t5.abstract_variables(config)
-    elif isinstance(config, GPTConfig):
-        variables = gpt.abstract_variables(config)
-    else:
-        init = functools.partial(decoder_only.init_variables, DecoderOnlyTransformer(config))
-        variables = jax.eval_shape(lambda: init(jax.random.key(0)))
-    flat = flatten_dict(variables["params"], sep="/")
-    return {path: leaf.shape for path, leaf in flat.items()}
-
-
-def _decoder(config: Config) -> dict[str, tuple[int, ...]]:
+def _decoder(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """All that is not the encoder's alone."""
-    return {p: shape for p, shape in _shapes(config).items() if not p.startswith("encoder/")}
+    return {
+        p: shape for p, shape in expected_shapes(config).items() if not p.startswith("encoder/")
+    }
 
 
-def _cached(config: Config) -> tuple[int, int]:
+def _cached(config: ModelConfig) -> tuple[int, int]:
     """Layers that keep keys and values, and the width of either."""
     layers = config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers
     return layers, config.num_heads * config.head_dim
@@ -178,12 +136,12 @@ def _is_token_table(path: str) -> bool:
     return path.endswith(("token_embedder/embedding", "token_embedding"))
 
 
-def _is_product(config: Config, path: str) -> bool:
+def _is_product(config: ModelConfig, path: str) -> bool:
     """Whether each token is multiplied by this matrix."""
     return path.endswith("kernel") or (_is_token_table(path) and config.logits_via_embedding)
 
 
-def _numbers_read(config: Config, path: str, shape: tuple[int, ...], tokens: int) -> int:
+def _numbers_read(config: ModelConfig, path: str, shape: tuple[int, ...], tokens: int) -> int:
     """How many numbers of a parameter a call over so many tokens reads."""
     is_table = _is_token_table(path) or path.endswith("position_embedding")
     if is_table and not _is_product(config, path):

@@ -35,6 +35,7 @@ from spec_t5x.models.attention import (
     nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import check_names, check_sizes
@@ -177,7 +178,7 @@ class GPT(nn.Module):
         """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
 
         Returns the logits after each, the normed states they were made from, and the cache,
-        longer by ``new``. The caller sees to it that all stays within the cache.
+        longer by ``new``. The caller makes sure that all stays within the cache.
         """
         starts, new = cache.lengths, tokens.shape[1]
         positions = starts[:, None] + jnp.arange(new)[None, :]
@@ -241,43 +242,24 @@ class GPT(nn.Module):
 
 
 @flax.struct.dataclass
-class GPTModel:
-    """A GPT and its parameters, bound together as the loops' ``Target``.
+class GPTModel(CachedModel):
+    """A GPT that scores tokens against a static cache.
 
-    It has no source: of its inputs only the number of rows counts, and the text to go on
-    with is the prompt.
+    It has no source: of its inputs only the number of rows counts, and it continues the
+    prompt.
     """
 
-    params: PyTree
     module: GPT = flax.struct.field(pytree_node=False)
-    # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
-    kernels: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def create(cls, params: PyTree, config: GPTConfig) -> "GPTModel":
         """Binds a parameter tree to its configuration."""
-        params = jax.tree.map(jnp.asarray, params)
-        return cls(params, GPT(config), kernels=cpu_kernels.suit(params))
-
-    @property
-    def config(self) -> GPTConfig:
-        """The sizes of the network."""
-        return self.module.config
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits, padding of the vocabulary included."""
-        return self.config.vocab_size
+        return cls.of_module(params, GPT(config))
 
     @property
     def max_positions(self) -> int:
         """How many tokens of a text can be fed, the start token included."""
         return self.config.max_length
-
-    @property
-    def state_size(self) -> int:
-        """Width of a state."""
-        return self.config.emb_dim
 
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
         """An empty cache with room for ``max_length`` tokens."""
@@ -303,68 +285,6 @@ class GPTModel:
             return cache
         _, cache = self.score(cache, prompts)
         return cache
-
-    def score(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache."""
-        logits, _, cache = self.score_states(cache, tokens)
-        return logits, cache
-
-    def score_states(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[
-        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderOnlyCache
-    ]:
-        """``score``, with the normed states that the logits were made from."""
-        return self._apply(cache, tokens, method=GPT.extend_states)
-
-    @property
-    def scores_parts(self) -> bool:
-        """By the kernels, which are told how much of a block counts."""
-        return self.kernels
-
-    def score_part(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
-    ) -> tuple[
-        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderOnlyCache
-    ]:
-        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
-        with cpu_kernels.using_first(num):
-            return self.score_states(cache, tokens)
-
-    def num_slots(self, cache: DecoderOnlyCache) -> int:
-        """How many tokens of a row the cache has room for."""
-        return cache.max_length
-
-    def score_nodes(
-        self, cache: DecoderOnlyCache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], DecoderOnlyCache]:
-        """Feeds tokens of a tree to their slots: logits after each, written cache."""
-        logits, _, cache = self.score_node_states(cache, nodes)
-        return logits, cache
-
-    def score_node_states(
-        self, cache: DecoderOnlyCache, nodes: Nodes
-    ) -> tuple[
-        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderOnlyCache
-    ]:
-        """``score_nodes``, with the states that the logits were made from."""
-        return self._apply(cache, nodes, method=GPT.extend_nodes)
-
-    def move(
-        self, cache: DecoderOnlyCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
-    ) -> DecoderOnlyCache:
-        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
-        return cache.move(slots, starts)
-
-    def rollback(self, cache: DecoderOnlyCache, lengths: Int[Array, "batch"]) -> DecoderOnlyCache:
-        """The cache with each row's length set to ``lengths``."""
-        return cache.at(lengths)
-
-    def _apply(self, *args, method):
-        with cpu_kernels.using(self.kernels):
-            return self.module.apply({"params": self.params}, *args, method=method)
 
 
 def abstract_variables(config: GPTConfig) -> PyTree:

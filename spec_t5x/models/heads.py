@@ -48,7 +48,7 @@ class Heads(nn.Module):
     """One residual block a head: ``state + wo silu(wi [state; token])``.
 
     What enters ``wi`` is normed, so that the scale of a target's embedding is no matter.
-    ``wo`` starts at zero: a new head says what the target said at its own position.
+    ``wo`` starts at zero: a new head repeats the target's prediction at its own position.
     """
 
     config: HeadsConfig

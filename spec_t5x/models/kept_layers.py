@@ -1,7 +1,7 @@
 """A smaller T5 made of layers of a larger one: what a draft for it can start from.
 
 Keeping every k-th layer is how DistilBERT starts (Sanh et al. 2019, arXiv 1910.01108).
-What the kept layers say together is poor before training, and learnt far sooner than from
+The output of the kept layers is poor before training, and learnt far faster than from
 random parameters: embedding, output layer and widths are the larger model's.
 
 Such a draft may also *share* parameters with its target: embedding, encoder, and the maps

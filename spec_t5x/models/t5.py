@@ -250,7 +250,7 @@ class Transformer(nn.Module):
         """Logits of every target token given the ones before it (training).
 
         Dropout draws from the ``dropout`` rng stream. ``decoder_target_tokens``
-        serves only to tell padding; segment ids keep packed examples apart.
+        serves only to mask padding; segment ids keep packed examples apart.
         """
         encoded = self.encode(
             encoder_input_tokens, encoder_segment_ids, enable_dropout=enable_dropout
@@ -338,7 +338,7 @@ class Transformer(nn.Module):
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
         Returns the logits after each of them and the cache, longer by ``new``.
-        The caller sees to it that ``lengths + new`` stays within the cache.
+        The caller makes sure that ``lengths + new`` stays within the cache.
         """
         logits, _, cache = self.extend_states(cache, tokens)
         return logits, cache
@@ -407,7 +407,7 @@ def check_sizes(config: Any) -> None:
     for activation in getattr(config, "mlp_activations", ()):
         if activation not in ACTIVATIONS:
             raise InputError(
-                f"{name}.mlp_activations has {activation!r}: choose of {', '.join(ACTIVATIONS)}"
+                f"{name}.mlp_activations has {activation!r}: choose from {', '.join(ACTIVATIONS)}"
             )
     if config.dtype not in ("float32", "bfloat16"):
         raise InputError(f"{name}.dtype is {config.dtype!r}: choose float32 or bfloat16")

@@ -20,6 +20,7 @@ from t5x import losses, models
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import argmax, overlap, sampling, standardize
 from spec_t5x.t5x_plugin.frozen_target import COLLECTION, FrozenTarget
+from spec_t5x.t5x_plugin.subclassing import remade
 from spec_t5x.theory import formulas
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES, OBJECTIVES
 from spec_t5x.types import PAD_ID, Array, Float32, PyTree
@@ -56,19 +57,7 @@ def distill(
         raise InputError(
             f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel"
         )
-    for name in ("loss_fn", "eval_fn"):
-        if getattr(type(model), name) is not getattr(models.EncoderDecoderModel, name):
-            raise InputError(
-                f"{type(model).__name__} overrides EncoderDecoderModel.{name}, which distillation "
-                "would not call: give a model with T5X's losses"
-            )
-    # What a subclass has of its own (features, metrics, …) stays: it is a base, too.
-    is_stock = type(model) is models.EncoderDecoderModel
-    bases = (DistillationModel, type(model))
-    made_of = DistillationModel if is_stock else type(DistillationModel.__name__, bases, {})
-    made = made_of.__new__(made_of)
-    # Every attribute of the stock model, whatever built it.
-    vars(made).update(vars(model))
+    made = remade(model, models.EncoderDecoderModel, DistillationModel, ("loss_fn", "eval_fn"))
     made.set_up(target, objective, weight, gamma)
     return made
 

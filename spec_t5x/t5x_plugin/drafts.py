@@ -19,7 +19,7 @@ from flax.linen.partitioning import AxisMetadata
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft

@@ -76,7 +76,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
         prompts = jnp.zeros((targets.shape[0], 1), jnp.int32)
         if prompt_with_targets:
-            # T5X takes the end of sequence out of a prompt, lest it end the row.
+            # T5X takes the end of sequence out of a prompt, so that it does not end the row.
             prompts = targets * (targets != self._eos_id)
             check_prompts(prompts)
         arguments = (target, draft, inputs, prompts, settings)

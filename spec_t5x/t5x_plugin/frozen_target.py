@@ -2,8 +2,8 @@
 
 T5X's train state has room beside the parameters for variables that no optimizer sees,
 ``flax_mutables``; its trainer hands them to the model's losses and takes them back. There
-the target's parameters stand. What initialises, restores and saves the state is told of
-the draft alone, so that its checkpoints are those of any T5X training and resume as they
+the target's parameters stand. What initialises, restores and saves the state sees the
+draft alone, so that its checkpoints are those of any T5X training and resume as they
 do; the target is read again from where it is, by the package's own readers.
 
 Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``MODEL``
@@ -12,6 +12,7 @@ Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``M
 ``state_transformation_fns`` (``without_target``).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 from t5x import models, partitioning, train_state, trainer, utils
 
 from spec_t5x.checkpoints.loading import open_model
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
 from spec_t5x.checkpoints.storage.weights import read_params
 from spec_t5x.errors import InputError
@@ -55,7 +55,9 @@ class FrozenTarget:
                 f"{path} is a {type(self._stored.config).__name__}: give an encoder-decoder"
             )
         self._dtype = dtype
-        self.module = t5x_network(_computing_in(self._stored, dtype))
+        # It writes nothing, so it drops nothing out.
+        config = dataclasses.replace(self._stored.config, dtype=dtype, dropout_rate=0.0)
+        self.module = t5x_network(config)
 
     def check_fits(self, draft: models.EncoderDecoderModel) -> None:
         """The draft's ids must mean what the target's do.
@@ -104,11 +106,6 @@ class FrozenTarget:
             self._stored.weights, self._stored.config, dtype=self._dtype, shardings=shardings
         )
         return flax.core.freeze(params)
-
-
-def _computing_in(stored: StoredModel, dtype: str) -> T5Config:
-    # It writes nothing, so it drops nothing out.
-    return T5Config.from_dict({**stored.config.to_dict(), "dtype": dtype, "dropout_rate": 0.0})
 
 
 class DraftInitializer:

@@ -54,7 +54,7 @@ def _differs(name: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
-    """None where a checkpoint does not tell."""
+    """None where a checkpoint does not store it."""
     if isinstance(leaf, Mapping):
         return tuple(leaf["metadata"]["shape"])
     shape = getattr(leaf, "shape", None)

@@ -91,7 +91,7 @@ class SpeculativeCheckpointManager:
         return self._with_draft(target)
 
     def restore_from_tf_checkpoint(self, path: str, **kwargs: Any) -> train_state.TrainState:
-        """A target of T5's Mesh TensorFlow format; the draft's format is told by looking."""
+        """A target of T5's Mesh TensorFlow format; the draft's format is detected."""
         target = self._manager(
             directory=self._directory, train_state=_part_of_state(self._train_state, draft=False)
         ).restore_from_tf_checkpoint(path, **kwargs)

@@ -6,10 +6,11 @@ from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.decoder_only import SpeculativeDecoderOnlyModel
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.encoder_decoder import SpeculativeEncoderDecoderModel
+from spec_t5x.t5x_plugin.subclassing import remade
 from spec_t5x.verifiers import verifier as make_verifier
 
-# What a subclass of a stock model may not have changed, since decoding no longer asks it.
-_DECODING = (
+# What decoding no longer calls.
+_UNUSED = (
     "predict_batch_with_aux",
     "_compute_logits_from_slice",
     "_compute_kv_cache",
@@ -51,13 +52,7 @@ def speculate(
     """
     for stock, speculative in _SPECULATIVE.items():
         if isinstance(model, stock):
-            _check_decodes_as(model, stock)
-            # What a subclass has of its own (losses, features, …) stays: it is a base, too.
-            bases = (speculative, type(model))
-            made_of = speculative if type(model) is stock else type(speculative.__name__, bases, {})
-            made = made_of.__new__(made_of)
-            # Every attribute of the stock model, whatever built it.
-            vars(made).update(vars(model))
+            made = remade(model, stock, speculative, _UNUSED)
             chosen = make_verifier(verifier, lenience=lenience, widths=widths)
             made.set_up(draft, gamma, chosen, c, position)
             return made
@@ -65,12 +60,3 @@ def speculate(
         f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "
         "DecoderOnlyModel"
     )
-
-
-def _check_decodes_as(model: models.BaseTransformerModel, stock: type) -> None:
-    for name in _DECODING:
-        if getattr(type(model), name, None) is not getattr(stock, name, None):
-            raise InputError(
-                f"{type(model).__name__} overrides {stock.__name__}.{name}, which speculation "
-                "would not call: give a model that decodes as the stock one"
-            )

@@ -5,8 +5,6 @@ and feature conversion stay T5X's own. Decoding runs the package's loops with th
 network over the same parameters.
 """
 
-from typing import Any
-
 import flax.core
 import flax.linen as nn
 import jax
@@ -18,7 +16,7 @@ from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DecodeStats
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Costs, Pace
-from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.draws import Stream, t5x_stream
 from spec_t5x.t5x_plugin.decode_settings import SampleSettings
 from spec_t5x.t5x_plugin.drafts import DraftSource
@@ -30,38 +28,10 @@ DRAFT = "draft"
 
 
 class SpeculativeModel:
-    """To be mixed into a model of T5X, before it among the bases.
+    """To be mixed into a model of T5X, before it among the bases (``speculation.speculate``).
 
     The draft's parameters, where it has any, stand under ``draft`` in the model's tree.
     """
-
-    def __init__(
-        self,
-        *args: Any,
-        draft: DraftSource,
-        gamma: int = 7,
-        verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
-        c: float | None = None,
-        position: float = 0.0,
-        **kwargs: Any,
-    ):
-        """As the stock model.
-
-        Args:
-          *args, **kwargs: of the stock model.
-          draft: what proposes (``t5x_plugin.drafts``).
-          gamma: tokens proposed in each iteration; 0 is plain decoding.
-          verifier: which proposals to keep (``verifiers.verifier``). With ``coupled`` a
-            sampled text is that of the stock model, seed for seed.
-          c: time of a draft step in target steps. With it an iteration proposes as many
-            tokens as pay, ``gamma`` at most; every batch begins anew (``loops/pace.py``).
-          position: of one more position in the target's call, in the same unit.
-
-        Raises:
-          InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
-        """
-        super().__init__(*args, **kwargs)
-        self.set_up(draft, gamma, verifier, c, position)
 
     def set_up(
         self,
@@ -71,7 +41,20 @@ class SpeculativeModel:
         c: float | None = None,
         position: float = 0.0,
     ) -> None:
-        """What this model has beyond the stock one's attributes."""
+        """Sets what this model has beyond the stock one's attributes.
+
+        Args:
+          draft: what proposes (``t5x_plugin.drafts``).
+          gamma: tokens proposed in each iteration; 0 is plain decoding.
+          verifier: which proposals to keep. With ``coupled`` a sampled text is that of the
+            stock model, seed for seed.
+          c: time of a draft step in target steps. With it an iteration proposes as many
+            tokens as pay, ``gamma`` at most; every batch starts afresh (``loops/pace.py``).
+          position: of one more position in the target's call, in the same unit.
+
+        Raises:
+          InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
+        """
         if gamma < 0:
             raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
         self._network = self._make_network()

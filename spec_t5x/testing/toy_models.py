@@ -23,10 +23,9 @@ from flax.traverse_util import unflatten_dict
 from jax import lax
 from jaxtyping import UInt32
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, DraftBase, Nodes, Outcome, Proposal
-from spec_t5x.models.binding import Model, ModelConfig, bind
+from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config

@@ -5,7 +5,7 @@
 The output directory gets ``vocabulary/`` (unless one is given), ``cache/`` (the
 tokenised pairs of a file), ``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (where
 texts are scored) and, at the end, ``model/``, which
-``spec_t5x.checkpoints.own.native.load_model`` reads. Run the same command again to go on after
+``spec_t5x.checkpoints.loading.load`` reads. Run the same command again to go on after
 an interruption.
 """
 
@@ -16,10 +16,10 @@ import gin
 import optax
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.own.formats import check_stored_dtype
+from spec_t5x.checkpoints.own.directory import check_stored_dtype
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError

@@ -15,7 +15,7 @@ from pathlib import Path
 import gin
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs
 from spec_t5x.data.lines import read_lines, tokenise_cached
 from spec_t5x.data.vocabulary import Vocabulary

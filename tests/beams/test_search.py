@@ -12,7 +12,7 @@ import pytest
 from spec_t5x.beams import hypotheses, slots
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative import speculative_beam_search
-from spec_t5x.checkpoints.huggingface.reading import export_huggingface
+from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
@@ -457,7 +457,7 @@ def test_hypotheses_equal_those_of_transformers(tiny_pair, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     # Of one number of layers in encoder and decoder: transformers 5.23 needs that.
     loaded = load(tiny_pair / "draft")
-    export_huggingface(tmp_path / "theirs", loaded)
+    convert(tiny_pair / "draft", tmp_path / "theirs", to="huggingface", dtype="float32")
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "theirs").eval()
     ours = T5Model.create(loaded.params, loaded.config)
     sources = np.random.default_rng(2).integers(3, 120, (6, 8)).astype(np.int32)

@@ -1,7 +1,6 @@
 """Every fault of a checkpoint is one line that names it and says what to do."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -13,21 +12,7 @@ from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.storage.validate import check_params
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from spec_t5x.errors import InputError
-
-
-def message_of(function, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def edit_config(directory, **changes):
-    path = directory / "config.json"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, **changes}))
+from tests.checkpoints.faults import edit_config, message_of
 
 
 def test_no_directory(tmp_path):
@@ -64,7 +49,7 @@ def test_config_of_another_version_or_without_a_model(saved):
     edit_config(saved, model={"vocab_size": "many"})
     assert "describes no T5" in message_of(load, saved)
     edit_config(saved, model={"mlp_activations": ["relu6x", "linear"]})
-    assert "mlp_activations has 'relu6x': choose of linear, relu" in message_of(load, saved)
+    assert "mlp_activations has 'relu6x': choose from linear, relu" in message_of(load, saved)
 
 
 def test_unknown_dtype(saved, vocabulary, configs, random_params):
@@ -177,7 +162,7 @@ def test_different_vocabularies_name_the_first_different_id(saved, spiece):
     message = message_of(
         check_same_vocabulary, draft, dataclasses.replace(target, vocabulary=other)
     )
-    assert "id 40 is '<extra_id_1>' and '<extra_id_0>'" in message
+    assert "id 40 is '▁<extra_id_1>' and '▁<extra_id_0>'" in message
 
     as_bytes = dataclasses.replace(target, vocabulary=ByteVocabulary())
     assert "ByteVocabulary" in message_of(check_same_vocabulary, target, as_bytes)

@@ -1,5 +1,6 @@
 """Hugging Face's checkpoints: the same logits as transformers, in both directions."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -10,16 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.checkpoints.huggingface.reading import (
-    export_huggingface,
-    load_huggingface,
-    write_huggingface,
-)
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer
+from tests.checkpoints.faults import edit_config, message_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -47,20 +46,20 @@ SIZES = {
 
 def torch_model(version: str, **changes):
     """A tiny T5 in which every weight, biases and norms included, has a say."""
-    sizes = {**SIZES, **changes}
     torch.manual_seed(0)
-    if version == "1.0":
-        config = transformers.T5Config(**sizes, feed_forward_proj="relu")
-        model = transformers.T5ForConditionalGeneration(config)
-    elif version == "1.1":
-        config = transformers.T5Config(
-            **sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    if version == "mt5":
+        model = transformers.MT5ForConditionalGeneration(
+            transformers.MT5Config(**{**SIZES, **changes})
         )
-        model = transformers.T5ForConditionalGeneration(config)
-        untie(model)
     else:
-        config = transformers.MT5Config(**sizes)
-        model = transformers.MT5ForConditionalGeneration(config)
+        gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+        kind = gated if version == "1.1" else {"feed_forward_proj": "relu"}
+        config = transformers.T5Config(**{**SIZES, **kind, **changes})
+        model = transformers.T5ForConditionalGeneration(config)
+    if version == "1.1":
+        # An output layer of its own; version 5 ties every T5 that it builds.
+        model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
+        model.all_tied_weights_keys = {}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "relative_attention_bias" in name:
@@ -68,13 +67,6 @@ def torch_model(version: str, **changes):
             elif "layer_norm" in name:
                 weight.normal_(1.0, 0.2)
     return model.eval()
-
-
-def untie(model):
-    """An output layer of its own; version 5 ties every T5 that it builds."""
-    config = model.config
-    model.lm_head = torch.nn.Linear(config.d_model, config.vocab_size, bias=False)
-    model.all_tied_weights_keys = {}
 
 
 def add_vocabulary(directory, spiece, extra_ids=100):
@@ -94,12 +86,6 @@ def write(tmp_path, spiece):
         return directory
 
     return save
-
-
-def edit_config(directory, *remove, **changes):
-    path = directory / "config.json"
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
 
 
 def batch(source_length: int, target_length: int, vocab_size: int = 160):
@@ -152,35 +138,33 @@ def test_relative_buckets_of_other_sizes(write):
     assert_same_logits(load(write(model)), model, LENGTHS[-1:])
 
 
-def test_configurations_of_version_4(write):
+@pytest.mark.parametrize(
+    ("version", "removed", "changes"),
+    [("1.1", [], {"tie_word_embeddings": False}), ("1.0", ["tie_word_embeddings"], {})],
+)
+def test_configurations_of_version_4(write, version, removed, changes):
     """Before version 5, tie_word_embeddings alone said whether logits are rescaled."""
-    model = torch_model("1.1")
+    model = torch_model(version)
     directory = write(model)
-    edit_config(directory, "scale_decoder_outputs", tie_word_embeddings=False)
-    assert_same_logits(load(directory), model)
-
-    model = torch_model("1.0")
-    directory = write(model)
-    edit_config(directory, "scale_decoder_outputs", "tie_word_embeddings")
+    edit_config(directory, "scale_decoder_outputs", *removed, **changes)
     assert_same_logits(load(directory), model)
 
 
-def test_tied_but_not_rescaled(write):
-    """What version 5 makes of a fresh T5 1.1: one embedding, logits as they are."""
-    config = transformers.T5Config(
-        **SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False
-    )
+# As version 5 makes a fresh T5 1.1, too: one embedding, logits as they are.
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        *({"feed_forward_proj": name} for name in ("gated-relu", "gated-silu", "silu", "gelu_new")),
+    ],
+    ids=lambda options: options["feed_forward_proj"],
+)
+def test_other_activations_and_a_tied_layer_that_is_not_rescaled(write, options):
+    config = transformers.T5Config(**SIZES, **options)
     model = transformers.T5ForConditionalGeneration(config).eval()
     loaded = load(write(model))
-    assert not loaded.config.logits_via_embedding
+    assert loaded.config.logits_via_embedding == ("tie_word_embeddings" not in options)
     assert_same_logits(loaded, model)
-
-
-@pytest.mark.parametrize("projection", ["gated-relu", "gated-silu", "silu", "gelu_new"])
-def test_other_activations(write, projection):
-    config = transformers.T5Config(**SIZES, feed_forward_proj=projection)
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    assert_same_logits(load(write(model)), model)
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -273,7 +257,7 @@ def test_through_the_projects_own_format(write, tmp_path):
         theirs.vocabulary,
         dtype="float32",
     )
-    ours = load_model(tmp_path / "ours")
+    ours = load(tmp_path / "ours")
     assert ours.vocabulary.fingerprint() == theirs.vocabulary.fingerprint()
     assert_same_logits(ours, model)
 
@@ -282,8 +266,8 @@ def test_through_the_projects_own_format(write, tmp_path):
 def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_params, version):
     config = T5Config(**{**configs[version].to_dict(), "vocab_size": 160})
     save_model(tmp_path / "ours", random_params(config), config, vocabulary)
-    loaded = load_model(tmp_path / "ours")
-    export_huggingface(tmp_path / "theirs", loaded)
+    loaded = load(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface", dtype="float32")
     model, report = transformers.T5ForConditionalGeneration.from_pretrained(
         tmp_path / "theirs", output_loading_info=True
     )
@@ -301,7 +285,7 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
 def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
     stored = open_model(saved)
     done = []
-    write_huggingface(
+    t5.write_model(
         tmp_path / "theirs",
         stored,
         dtype=dtype,
@@ -329,7 +313,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
 def test_what_was_an_mt5_stays_one(write, tmp_path):
     model = torch_model("mt5")
     directory = write(model)
-    export_huggingface(tmp_path / "again", load(directory))
+    convert(directory, tmp_path / "again", to="huggingface")
     values = json.loads((tmp_path / "again/config.json").read_text())
     assert values["model_type"] == "mt5"
     assert values["architectures"] == ["MT5ForConditionalGeneration"]
@@ -342,8 +326,8 @@ def test_what_was_an_mt5_stays_one(write, tmp_path):
 def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
     config = T5Config(**{**configs["1.0"].to_dict(), "vocab_size": 32128})
     save_model(tmp_path / "ours", random_params(config), config, t5_spiece)
-    loaded = load_model(tmp_path / "ours")
-    export_huggingface(tmp_path / "theirs", loaded, dtype="bfloat16")
+    loaded = load(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     for text in ("translate English to German: That is good.", "Über 3.5% mehr"):
         ids = loaded.vocabulary.encode(text)
@@ -378,20 +362,8 @@ def test_unsuitable_configurations(write, changes, expected):
 
 
 def assert_refused(directory, expected):
-    with pytest.raises(InputError) as caught:
-        load_huggingface(directory)
-    message = str(caught.value)
-    assert expected in message
-    assert str(directory) in message
-    assert "\n" not in message
-
-
-def test_start_token_of_the_generation_config(write):
-    directory = write(torch_model("1.0"))
-    edit_config(directory, "decoder_start_token_id")
-    path = directory / "generation_config.json"
-    path.write_text(json.dumps({"decoder_start_token_id": 2}))
-    assert_refused(directory, "decoder_start_token_id 2")
+    message = message_of(load, directory)
+    assert expected in message and str(directory) in message
 
 
 def edit_tensors(directory, **changes):
@@ -458,21 +430,38 @@ def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
     (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
     index = {"weight_map": {"shared.weight": name}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_refused(directory, f"names {name!r}, which lies outside of the checkpoint")
+    assert_refused(directory, f"names {name!r}, which is outside of the checkpoint")
 
 
 @pytest.mark.parametrize(
-    ("file", "values"),
+    ("file", "values", "expected"),
     [
-        ("tokenizer_config.json", {"added_tokens_decoder": {"first": {"content": "<x>"}}}),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"5": "<x>"}}),
-        ("added_tokens.json", {"<x>": None}),
+        ("generation_config.json", {"decoder_start_token_id": 2}, "decoder_start_token_id 2"),
+        ("added_tokens.json", {"<speaker>": 140}, "'<speaker>' with id 140"),
+        ("added_tokens.json", {"<x>": None}, "describes no added tokens"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"first": {"content": "<x>"}}},
+            "describes no added tokens",
+        ),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"5": "<x>"}},
+            "describes no added tokens",
+        ),
     ],
 )
-def test_damaged_added_tokens(write, file, values):
+def test_unsuitable_files_beside_the_configuration(write, file, values, expected):
     directory = write(torch_model("1.0"))
+    edit_config(directory, "decoder_start_token_id")
     (directory / file).write_text(json.dumps(values))
-    assert_refused(directory, "names its added tokens in a way that cannot be read")
+    assert_refused(directory, expected)
+
+
+def test_added_tokens_of_the_vocabulary(write):
+    directory = write(torch_model("1.0"))
+    (directory / "added_tokens.json").write_text(json.dumps({"<extra_id_0>": 139}))
+    load(directory)
 
 
 def test_torch_is_optional(write, monkeypatch):
@@ -503,20 +492,11 @@ def test_missing_files(write):
     assert_refused(directory, "no vocabulary at")
 
 
-def test_added_tokens(write):
-    directory = write(torch_model("1.0"))
-    path = directory / "added_tokens.json"
-    path.write_text(json.dumps({"<extra_id_0>": 139}))
-    load(directory)
-    path.write_text(json.dumps({"<speaker>": 140}))
-    assert_refused(directory, "'<speaker>' with id 140")
-
-
 def test_export_of_activations_unknown_there(tmp_path, saved):
-    loaded = load(saved)
-    config = T5Config(**{**loaded.config.to_dict(), "mlp_activations": ("linear", "gelu")})
-    model = type(loaded)(**{**vars(loaded), "config": config})
+    stored = open_model(saved)
+    config = dataclasses.replace(stored.config, mlp_activations=("linear", "gelu"))
+    other = dataclasses.replace(stored, config=config)
     with pytest.raises(InputError, match="linear.*gelu"):
-        export_huggingface(tmp_path / "theirs", model)
+        t5.write_model(tmp_path / "theirs", other, dtype="float32")
     with pytest.raises(InputError, match="exists"):
-        export_huggingface(saved, loaded)
+        t5.write_model(saved, stored, dtype="float32")

@@ -18,6 +18,7 @@ from spec_t5x.checkpoints.storage.locations import GcsPath, kvstore_spec, locate
 from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
+from tests.checkpoints.faults import message_of
 
 
 class Bucket(http.server.BaseHTTPRequestHandler):
@@ -97,14 +98,6 @@ def bucket(tmp_path, monkeypatch):
     locations._bucket.cache_clear()
     server.shutdown()
     server.server_close()
-
-
-def message_of(function, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("kind", ["legacy", "orbax"])

@@ -14,10 +14,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.own.native import load_model, save_model
-from spec_t5x.checkpoints.storage.abstract import abstract_params
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.t5 import T5Config
 
 
@@ -40,15 +40,15 @@ def test_float32_round_trip_is_exact(tmp_path, vocabulary, version, configs, ran
 def test_bfloat16_is_the_default_and_rounds_once(tmp_path, vocabulary, configs, random_params):
     config, params = configs["1.0"], random_params(configs["1.0"])
     save_model(tmp_path / "first", params, config, vocabulary)
-    loaded = load_model(tmp_path / "first")
+    loaded = load(tmp_path / "first")
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(np.float32), params)
     assert_trees_equal(loaded.params, rounded)
     save_model(tmp_path / "second", loaded.params, config, vocabulary)
-    assert_trees_equal(load_model(tmp_path / "second").params, rounded)
+    assert_trees_equal(load(tmp_path / "second").params, rounded)
 
 
 def test_loads_as_bfloat16_and_on_the_host(saved):
-    loaded = load_model(saved, dtype="bfloat16", on_host=True)
+    loaded = load(saved, dtype="bfloat16", on_host=True)
     assert loaded.config.dtype == "bfloat16"
     for leaf in jax.tree.leaves(loaded.params):
         assert isinstance(leaf, np.ndarray)
@@ -78,7 +78,7 @@ def test_config_json_is_readable_and_takes_extra_entries(
         "fingerprint": vocabulary.fingerprint(),
     }
     assert values["training"] == {"steps": 10, "text": "naïve"}
-    assert load_model(tmp_path / "model").metadata == values
+    assert load(tmp_path / "model").metadata == values
 
 
 def test_bytes_need_no_vocabulary_file(tmp_path, configs, random_params):
@@ -109,8 +109,8 @@ def test_restores_elsewhere_read_only_and_with_other_devices(saved, tmp_path, co
     for path in directories:
         path.chmod(0o555)
     program = (
-        "import sys, jax; from spec_t5x.checkpoints.own.native import load_model; "
-        "params = load_model(sys.argv[1]).params; "
+        "import sys, jax; from spec_t5x.checkpoints.loading import load; "
+        "params = load(sys.argv[1]).params; "
         "print(jax.device_count(), sum(x.size for x in jax.tree.leaves(params)))"
     )
     environment = dict(
@@ -133,8 +133,8 @@ def test_restores_elsewhere_read_only_and_with_other_devices(saved, tmp_path, co
 
 
 def test_orbax_restores_what_is_written(tmp_path, vocabulary, configs, random_params, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.storage.orbax_trees._COMMIT_BYTES", 2000)
-    monkeypatch.setattr("spec_t5x.checkpoints.storage.orbax_trees._CHUNK_BYTES", 500)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.tensorstore_arrays._COMMIT_BYTES", 2000)
+    monkeypatch.setattr("spec_t5x.checkpoints.storage.tensorstore_arrays._CHUNK_BYTES", 500)
     params = random_params(configs["1.1"])
     save_model(tmp_path / "model", params, configs["1.1"], vocabulary, dtype="float32")
     with ocp.PyTreeCheckpointer() as checkpointer:
@@ -156,9 +156,9 @@ def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):
     params = random_params(config, seed=7)
     with pytest.raises(InputError, match="overwrite=True"):
         save_model(saved, params, config, vocabulary)
-    assert load_model(saved).config == configs["1.1"]
+    assert load(saved).config == configs["1.1"]
     save_model(saved, params, config, vocabulary, overwrite=True)
-    assert load_model(saved).config == config
+    assert load(saved).config == config
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 

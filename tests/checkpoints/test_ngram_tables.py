@@ -13,9 +13,9 @@ from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.checkpoints.own.ngram_tables import load_ngram, save_ngram
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from spec_t5x.errors import InputError
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID, PAD_ID
+from tests.checkpoints.faults import edit_config, message_of
 
 ORDER = 3
 
@@ -31,19 +31,6 @@ def draft(vocabulary):
 def directory(tmp_path, draft, vocabulary):
     save_ngram(tmp_path / "ngrams", draft, vocabulary, extra={"counted": {"texts": 80}})
     return tmp_path / "ngrams"
-
-
-def message_of(function, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def edit_config(directory, **changes):
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_round_trip_is_exact(directory, draft):
@@ -139,7 +126,7 @@ def test_a_damaged_config(directory):
 def test_missing_or_cut_off_tables(directory):
     path = directory / "ngrams.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert f"cannot read {path}" in message_of(load_ngram, directory)
+    assert f"cannot read the weights in {path}" in message_of(load_ngram, directory)
     path.unlink()
     assert f"no file {path}" in message_of(load_ngram, directory)
 

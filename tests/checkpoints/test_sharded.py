@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, open_model
 from spec_t5x.checkpoints.storage import weights
-from spec_t5x.checkpoints.storage.abstract import abstract_params
 from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
@@ -26,9 +26,8 @@ PROGRAM = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from spec_t5x.checkpoints.huggingface.weights import HuggingFaceWeights
-from spec_t5x.checkpoints.storage import tensorstore_arrays
-from spec_t5x.checkpoints.storage.abstract import abstract_params
+from spec_t5x.checkpoints.storage.weights import Weights
+from spec_t5x.models.binding import abstract_params
 from spec_t5x.checkpoints.loading import load
 
 address, rank, *directories = sys.argv[1:]
@@ -44,13 +43,11 @@ def shardings(config):
     return jax.tree.map(of, abstract_params(config))
 
 requested = []
-for weights in (tensorstore_arrays.TensorStoreWeights, HuggingFaceWeights):
-    def read(self, path, index, read=weights.read):
-        part = read(self, path, index)
-        if path != "step":
-            requested.append((path, part.size))
-        return part
-    weights.read = read
+def read(self, path, index, read=Weights.read):
+    part = read(self, path, index)
+    requested.append((path, part.size))
+    return part
+Weights.read = read
 
 for directory in directories:
     requested.clear()
@@ -103,7 +100,9 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
 ):
     config, params = configs["1.1"], random_params(configs["1.1"])
     # Chunks of 12 rows and 8 columns of the embedding, so that none is of both processes.
-    monkeypatch.setattr("spec_t5x.checkpoints.t5x.writing._CHUNK_BYTES", 96 * 16 * 4 // 16)
+    monkeypatch.setattr(
+        "spec_t5x.checkpoints.storage.tensorstore_arrays._CHUNK_BYTES", 96 * 16 * 4 // 16
+    )
     directories = []
     for rank in range(2):
         directories.append([tmp_path / f"checkpoint_{rank}"])

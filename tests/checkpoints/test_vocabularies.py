@@ -31,7 +31,7 @@ def test_what_cannot_be_told_is_asked_for(spiece, rows):
 
 def test_both_are_possible(spiece, monkeypatch):
     monkeypatch.setattr("spec_t5x.checkpoints.storage.vocabularies._PADDING", 1024)
-    with pytest.raises(InputError, match="cannot be told"):
+    with pytest.raises(InputError, match="is ambiguous"):
         make_vocabulary(spiece, 1024)
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 import spec_t5x
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage import weights
 from spec_t5x.cli.generate import _stream_one
@@ -570,7 +571,7 @@ def test_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_path, damage, 
 
 
 def test_weights_that_are_not_finite_are_refused(generate, tiny_pair, tmp_path, monkeypatch):
-    loaded = native.load_model(tiny_pair / "target")
+    loaded = load(tiny_pair / "target")
     embedding = loaded.params["token_embedder"]["embedding"]
     loaded.params["token_embedder"]["embedding"] = embedding.at[3, 4].set(jnp.nan)
     with monkeypatch.context() as patch:

@@ -9,7 +9,6 @@ import jax
 import jaxtyping
 import pytest
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.cli.main import main
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, tpu_chips, tpu_programs
@@ -25,6 +24,7 @@ from spec_t5x.experiments.tpu_chips import (
 from spec_t5x.experiments.tpu_compilation import Memory, Options, _Compiler
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models import sizes
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.theory.formulas import wall_time_improvement

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spec_t5x.checkpoints.huggingface.config import config_values
-from spec_t5x.checkpoints.huggingface.writing import write_weights
-from spec_t5x.checkpoints.storage.files import write_json
-from spec_t5x.checkpoints.storage.weights import ArrayWeights
+from spec_t5x.checkpoints.huggingface.t5 import write_model
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.laws import CHANCE
@@ -108,9 +107,9 @@ def law(model, directory):
 
     What follows the end of a text is 0, as in the loop's output.
     """
-    write_json(directory / "config.json", config_values(model.config, "float32", "t5"))
-    weights = ArrayWeights(model.params, "random parameters")
-    write_weights(directory, weights, model.config, "float32")
+    # A checkpoint needs a vocabulary, and no text is read.
+    stored = StoredModel.of_params(directory, model.params, model.config, ByteVocabulary())
+    write_model(directory, stored, dtype="float32")
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(directory).double().eval()
     prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
     texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))

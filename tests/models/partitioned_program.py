@@ -9,11 +9,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models import partitioning
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import sampling

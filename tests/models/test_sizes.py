@@ -2,11 +2,15 @@
 
 import math
 
+import jax
 import pytest
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.errors import InputError
+from spec_t5x.models import gpt, t5
+from spec_t5x.models.binding import abstract_variables, expected_shapes
+from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.sizes import SIZES, size
+from spec_t5x.models.t5 import T5Config
 
 # Of the public checkpoints.
 PARAMETERS = {
@@ -57,6 +61,23 @@ def test_the_network_has_as_many_parameters_as_counted_by_hand():
     for name in ("t5_1_0_small", "t5_1_1_small", "byt5_small"):
         shapes = expected_shapes(size(name)).values()
         assert sum(math.prod(shape) for shape in shapes) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        T5Config(vocab_size=32, num_encoder_layers=2, num_decoder_layers=11),
+        T5Config(vocab_size=32, mlp_activations=("gelu", "linear"), logits_via_embedding=False),
+        GPTConfig(vocab_size=32, num_layers=11),
+        GPTConfig(vocab_size=32, logits_via_embedding=False),
+    ],
+)
+def test_shapes_are_those_of_the_whole_network_in_its_order(config):
+    network = gpt if isinstance(config, GPTConfig) else t5
+    traced = network.abstract_variables(config)
+    assert abstract_variables(config) == traced
+    shapes = [leaf.shape for leaf in jax.tree.leaves(traced["params"])]
+    assert list(expected_shapes(config).values()) == shapes
 
 
 def test_an_unknown_size_is_named_with_the_known_ones():

@@ -1,10 +1,6 @@
 """A draft that learns from a target under T5X's trainer."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -33,12 +29,11 @@ from spec_t5x.t5x_plugin.frozen_target import (
 from spec_t5x.t5x_plugin.networks import t5_config, t5x_network, t5x_network_of_size
 from spec_t5x.theory import formulas
 from spec_t5x.training.losses import token_losses
-from tests.t5x_plugin.toy_models import make_decoder_only_pair
+from tests.t5x_plugin.toy_models import make_decoder_only_pair, run_program
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-REPOSITORY = Path(__file__).parents[2]
 KEY = jax.random.PRNGKey(0)
 VOCAB = 128
 
@@ -394,19 +389,7 @@ jax.tree.map(np.testing.assert_array_equal, dict(params.unfreeze()), dict(expect
 
 
 def test_the_target_lies_on_the_partitioners_mesh(pair):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED, str(pair[0])],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program(SHARDED, str(pair[0]), devices=4)
 
 
 # --- what does not go together -----------------------------------------------

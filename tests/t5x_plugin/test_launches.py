@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -31,9 +30,7 @@ from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.theory import formulas
 from tests.named_drafts import named
-from tests.t5x_plugin.toy_models import t5x_network
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.t5x_plugin.toy_models import REPOSITORY, environment, run_program, t5x_network
 
 # A model file as T5X's examples have them, at the size of the tests' pair.
 MODEL_GIN = """
@@ -164,15 +161,10 @@ class Launches:
             "utils.RestoreCheckpointConfig.dtype": "float32",
         }
         flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
-            "LAUNCH_VOCABULARY": str(self.vocabulary),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        }
+        variables = environment(devices) | {"LAUNCH_VOCABULARY": str(self.vocabulary)}
         arguments = [sys.executable, "-m", f"t5x.{program}"]
         arguments += [*(f"--gin_file={file}" for file in files), *flags]
-        return arguments, {"cwd": REPOSITORY, "env": environment, "text": True}
+        return arguments, {"cwd": REPOSITORY, "env": variables, "text": True}
 
     def checkpoint(self, name: str) -> str:
         """The path of a checkpoint, such as ``target_legacy``."""
@@ -280,13 +272,12 @@ def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair, draft, devi
     assert sum(line["aux"]["proposed"] for line in found) > 0
 
 
-def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
+def restoring(launches, tiny_pair, draft_config):
+    """The speculative model of the pair, and what makes a manager that restores it."""
     vocabulary = seqio.SentencePieceVocabulary(str(launches.vocabulary), 0)
-    target, draft = load(tiny_pair / "target"), load(tiny_pair / "draft")
-    stock = models.EncoderDecoderModel(
-        t5x_network(target.config), vocabulary, vocabulary, optimizer_def=None
-    )
-    model = speculate(stock, ModelDraft(config=draft.config))
+    network = t5x_network(load(tiny_pair / "target").config)
+    stock = models.EncoderDecoderModel(network, vocabulary, vocabulary, optimizer_def=None)
+    model = speculate(stock, ModelDraft(config=draft_config))
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     shapes = {"encoder_input_tokens": (2, 8), "decoder_input_tokens": (2, 8)}
     initializer = utils.TrainStateInitializer(
@@ -298,6 +289,12 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
         initializer.global_train_state_shape,
         partitioner,
     )
+    return model, initializer, manager
+
+
+def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
+    target, draft = load(tiny_pair / "target"), load(tiny_pair / "draft")
+    model, initializer, manager = restoring(launches, tiny_pair, draft.config)
     scratch = initializer.from_scratch(jax.random.PRNGKey(0)).state_dict()
     # A folder of checkpoints: the latest is taken.
     restored = manager(draft_path=str(launches.directory / "draft_orbax")).restore(
@@ -395,34 +392,17 @@ def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
 def check_is_a_draft(launches, directory, tiny_pair):
     """The package loads it, T5X restores it beside a target, and it holds nothing else."""
     loaded = load(directory, vocabulary=f"{launches.vocabulary}:0")
-    draft, target = (load(tiny_pair / name) for name in ("draft", "target"))
+    draft = load(tiny_pair / "draft")
     assert jax.tree.structure(loaded.params) == jax.tree.structure(draft.params)
     sizes = {"emb_dim", "num_heads", "mlp_dim", "num_encoder_layers", "num_decoder_layers"}
     assert all(getattr(loaded.config, name) == getattr(draft.config, name) for name in sizes)
     (state,) = directory.glob(f"checkpoint_{max(steps_in(directory))}/state")
     stored = ocp.PyTreeCheckpointHandler(use_ocdbt=True).metadata(epath.Path(state))
     assert set(getattr(stored, "tree", stored)) == {"state", "target"}
-    vocabulary = seqio.SentencePieceVocabulary(str(launches.vocabulary), 0)
-    stock = models.EncoderDecoderModel(
-        t5x_network(target.config), vocabulary, vocabulary, optimizer_def=None
-    )
-    model = speculate(stock, ModelDraft(config=loaded.config))
-    partitioner = partitioning.PjitPartitioner(num_partitions=1)
-    shapes = {"encoder_input_tokens": (2, 8), "decoder_input_tokens": (2, 8)}
-    path = launches.checkpoint("target_orbax")
-    restored = SpeculativeCheckpointManager(
-        path,
-        utils.TrainStateInitializer(
-            None, model.get_initial_variables, shapes, partitioner
-        ).global_train_state_shape,
-        partitioner,
-        draft_path=str(directory),
-    ).restore(path=path)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        flax.core.unfreeze(restored.params)["draft"],
-        dict(loaded.params),
-    )
+    _, _, manager = restoring(launches, tiny_pair, loaded.config)
+    restored = manager(draft_path=str(directory)).restore(path=launches.checkpoint("target_orbax"))
+    params = flax.core.unfreeze(restored.params)["draft"]
+    jax.tree.map(np.testing.assert_array_equal, params, dict(loaded.params))
 
 
 def test_a_model_is_trained_from_weights_of_another_format(launches, tiny_pair):
@@ -488,12 +468,7 @@ assert "f32[8,2,20,8]" not in text
 
 
 def test_caches_lie_on_the_partitioners_mesh():
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=REPOSITORY, check=True)
+    run_program(SHARDED, devices=8)
 
 
 def test_a_launch_without_the_drafts_checkpoint_says_so(launches):

@@ -1,5 +1,10 @@
 """Stock T5X models and their speculative twins, over the same parameters."""
 
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +16,14 @@ from t5x.examples.decoder_only import network as decoder_only_network
 from t5x.examples.t5 import network as t5_network
 
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.t5x_plugin import networks
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import DRAFT
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.types import PyTree
 
+REPOSITORY = Path(__file__).parents[2]
 VOCAB = 40
 SOURCE, TARGET = 9, 16
 EOS = 1
@@ -55,20 +62,27 @@ BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}
 
 
 def t5x_network(config: T5Config) -> t5_network.Transformer:
-    """T5X's own network of these sizes."""
-    names = (
-        "vocab_size",
-        "emb_dim",
-        "num_heads",
-        "num_encoder_layers",
-        "num_decoder_layers",
-        "head_dim",
-        "mlp_dim",
-        "mlp_activations",
-        "logits_via_embedding",
+    """T5X's own network of these sizes, without dropout."""
+    return networks.t5x_network(dataclasses.replace(config, dropout_rate=0.0))
+
+
+def environment(devices: int) -> dict[str, str]:
+    """Of a process with so many devices that imports what this one does."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+
+
+def run_program(program: str, *arguments: str, devices: int) -> None:
+    """Runs Python code that asserts."""
+    subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment(devices),
+        cwd=REPOSITORY,
+        check=True,
     )
-    sizes = {name: getattr(config, name) for name in names}
-    return t5_network.Transformer(t5_network.T5Config(dropout_rate=0.0, **sizes))
 
 
 def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:

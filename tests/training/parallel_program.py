@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import optax
 
-from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.heads import HeadsConfig
@@ -144,7 +145,7 @@ def main(folder: Path) -> dict:
 
     # What was trained there is read anywhere.
     save_model(folder / "model", result.state.params, CONFIG, ByteVocabulary(), dtype="float32")
-    read, written = load_model(folder / "model").params, jax.device_get(result.state.params)
+    read, written = load(folder / "model").params, jax.device_get(result.state.params)
     report["exported"] = all(
         jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), read, written))
     )

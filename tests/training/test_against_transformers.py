@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.huggingface.names import tensor_names
+from spec_t5x.checkpoints.huggingface.t5 import tensor_names
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.t5 import T5Config, Transformer

@@ -9,7 +9,6 @@ import pytest
 import sacrebleu
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import load_model
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
 from spec_t5x.errors import InputError
@@ -116,7 +115,7 @@ def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(model_flag
     assert run("train", "train_task", cut, unscored, TRAIN_STEPS="3") == 0
     assert run("train", "train_task", cut, unscored) == 0
     assert "resumed at step 3" in capfd.readouterr().err
-    expected, found = (load_model(each / "model", dtype="float32").params for each in (whole, cut))
+    expected, found = (load(each / "model", dtype="float32").params for each in (whole, cut))
     same = jax.tree.map(lambda a, b: np.array_equal(a, b), expected, found)
     assert all(jax.tree.leaves(same))
     (dev, *_), (again, *_) = (
@@ -131,7 +130,7 @@ def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(model_flag
     figures = scored[-1]["metrics"]
     assert set(figures["run_tasks_ende"]) == {"bleu"}
     assert set(figures["run_tasks_copy"]) == {"rouge1", "rouge2", "rougeLsum"}
-    assert load_model(whole / "model").metadata["metrics"] == figures
+    assert load(whole / "model").metadata["metrics"] == figures
     check_predictions(whole / "predictions" / "run_tasks_ende-000006.jsonl", figures)
 
     # ``evaluate`` finds the same figures of the exported model.

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.checkpoints.own.native import load_model
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.cli.main import main
 from spec_t5x.data.batching import Batches, tokenise_file
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
@@ -392,7 +392,7 @@ def test_command_line(data, gin_file, tmp_path, capfd):
         f"--gin.OUTPUT_DIR='{output}'",
     ]
     assert main(["train", *arguments]) == 0
-    loaded = load_model(output / "model")
+    loaded = load(output / "model")
     assert loaded.config.emb_dim == CONFIG.emb_dim
     vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
     assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
@@ -414,7 +414,7 @@ def test_command_line(data, gin_file, tmp_path, capfd):
         f"--gin.train.teacher='{output / 'model'}'",
     ]
     assert main(["train", *student]) == 0
-    taught = load_model(tmp_path / "student" / "model")
+    taught = load(tmp_path / "student" / "model")
     assert taught.vocabulary.fingerprint() == vocabulary.fingerprint()
     gin.clear_config()
     another = train_sentencepiece(WORDS, tmp_path / "another", 16)

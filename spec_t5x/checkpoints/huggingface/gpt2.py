@@ -3,6 +3,8 @@
 Their ids are renumbered (``data.mapped_vocabulary``), and with them the embedding's rows.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.weights import FileTensor, open_tensors, same_tensor
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
+from spec_t5x.checkpoints.huggingface.files import open_tensors, same_tensor, transposed
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.weights import Index, TensorInfo, check_found
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
+from spec_t5x.checkpoints.storage.vocabularies import (
+    VocabularyLike,
+    choose_vocabulary,
+    make_vocabulary,
+)
+from spec_t5x.checkpoints.storage.weights import Tensor, Weights
+from spec_t5x.data.mapped_vocabulary import (
+    MappedVocabulary,
+    has_tokenizer,
+    read_tokenizer,
+    their_ids,
+)
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.gpt import GPTConfig
-
-MODEL_TYPE = "gpt2"
 
 # Both are the tanh approximation, which is what Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
@@ -86,10 +97,16 @@ def open_gpt2(
             f"{directory}: the vocabulary given is not numbered as its {num_ids} ids, of which "
             f"{start_id} starts and {eos_id} ends a text: put its own tokenizer.json there"
         )
-    tensors = _settled(open_tensors(directory), values, directory)
-    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in tensors)
+    found = _settled(open_tensors(directory), values, directory)
+    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in found)
+    rows = their_ids(num_ids, start_id, eos_id)
+    tensors = {
+        path: _ours(path, found[name], rows)
+        for path, name in _paths(config).items()
+        if name in found
+    }
     return StoredModel(
-        weights=GPT2Weights(tensors, config, str(directory), their_ids(num_ids, start_id, eos_id)),
+        weights=Weights(source=str(directory), tensors=tensors, found=found, expected=_shapes),
         config=config,
         vocabulary=vocabulary or _vocabulary(directory, num_ids, start_id, eos_id),
         directory=directory,
@@ -97,8 +114,37 @@ def open_gpt2(
     )
 
 
-def read_vocabulary(values: dict[str, Any], directory: Path) -> MappedVocabulary:
-    """The vocabulary of a directory whose config.json holds ``values``.
+def recognizes(values: dict[str, Any] | None) -> bool:
+    """See ``stored_model.Format``."""
+    return values is not None and values.get("model_type") == "gpt2"
+
+
+def open_model(
+    directory: Path,
+    values: dict[str, Any],
+    *,
+    vocabulary: VocabularyLike | None = None,
+    config: GPTConfig | None = None,
+) -> StoredModel:
+    """``open_gpt2`` with its own tokenizer or, without one, with the given vocabulary."""
+    del config
+    if vocabulary is not None and not has_vocabulary(directory, values):
+        given = make_vocabulary(vocabulary, values.get("vocab_size", 0))
+        return open_gpt2(directory, vocabulary=given)
+    stored = open_gpt2(directory)
+    num_rows = stored.config.vocab_size
+    choose_vocabulary(vocabulary, stored.known_vocabulary(), directory, num_rows)
+    return stored
+
+
+def has_vocabulary(directory: Path, values: dict[str, Any]) -> bool:
+    """See ``stored_model.Format``."""
+    del values
+    return has_tokenizer(directory)
+
+
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary:
+    """The directory's tokenizer; see ``stored_model.Format``.
 
     Raises:
         InputError: there is none, or its ids are not the model's.
@@ -106,67 +152,42 @@ def read_vocabulary(values: dict[str, Any], directory: Path) -> MappedVocabulary
     return _vocabulary(directory, *_ids(values, directory, None, None))
 
 
-class GPT2Weights:
-    """Tensors of a directory as our parameters; see ``weights.Weights``."""
+def _ours(path: str, tensor: Tensor, rows: np.ndarray) -> Tensor:
+    """Their tensor in the form of our parameter ``path``.
 
-    def __init__(
-        self,
-        tensors: Mapping[str, FileTensor],
-        config: GPTConfig,
-        source: str,
-        rows: np.ndarray,
-    ):
-        """Takes opened tensors by their names without prefix, and their id of each of ours."""
-        self.source = source
-        self._tensors = dict(tensors)
-        self._rows = rows
-        self._expected = _expected(config, len(rows) - 1)
-        self._paths = _paths(config)
+    Args:
+        path: of the parameter.
+        tensor: as it is stored.
+        rows: their id of each of ours.
+    """
+    if path == "token_embedding":
+        return _renumbered(tensor, rows)
+    if path == "logits_dense/kernel":
+        return transposed(_renumbered(tensor, rows))
+    place = _joined_place(path)
+    return tensor if place is None else _third(tensor, place)
 
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """All that we have a name for, in our shapes."""
-        infos = {}
-        for path, name in self._paths.items():
-            if name in self._tensors:
-                shape, dtype = self._tensors[name].shape, self._tensors[name].dtype
-                if name in (_EMBEDDING, _HEAD):
-                    shape = (len(self._rows), *shape[1:])
-                if name == _HEAD:
-                    shape = shape[::-1]
-                if _joined_place(path) is not None:
-                    shape = (*shape[:-1], shape[-1] // 3)
-                infos[path] = TensorInfo(shape=shape, dtype=dtype, name=name)
-        return infos
 
-    def check(self, config: GPTConfig) -> None:
-        """As ``weights.Weights``, in GPT-2's names and shapes."""
-        found = {
-            name: TensorInfo(shape=tensor.shape, dtype=tensor.dtype, name=name)
-            for name, tensor in self._tensors.items()
-        }
-        check_found(found, self._expected, self.source)
+def _renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
+    """A matrix that has a row for each of their ids, by our ids."""
 
-    def read(self, path: str, index: Index) -> np.ndarray:
-        """As ``weights.Weights``."""
-        name = self._paths[path]
-        tensor = self._tensors[name]
-        if name == _HEAD:
-            columns, rows = index
-            return np.ascontiguousarray(self._renumbered(tensor, (rows, columns)).T)
-        if name == _EMBEDDING:
-            return self._renumbered(tensor, index)
-        place = _joined_place(path)
-        if place is None:
-            return tensor.read(index)
-        width = tensor.shape[-1] // 3
+    def read(index):
+        ours, columns = index
+        return tensor.read((slice(0, tensor.shape[0]), columns))[rows[ours]]
+
+    return dataclasses.replace(tensor, shape=(len(rows), *tensor.shape[1:]), read=read)
+
+
+def _third(tensor: Tensor, place: int) -> Tensor:
+    """One of the three maps that are joined along the last axis."""
+    # Of a damaged file a scalar, too, until the weights are checked.
+    width = math.prod(tensor.shape[-1:]) // 3
+
+    def read(index):
         start, stop, _ = index[-1].indices(width)
         return tensor.read((*index[:-1], slice(place * width + start, place * width + stop)))
 
-    def _renumbered(self, tensor: FileTensor, index: Index) -> np.ndarray:
-        """Rows of a matrix that has one for each of their ids, by our ids."""
-        rows, columns = index
-        return tensor.read((slice(0, tensor.shape[0]), columns))[self._rows[rows]]
+    return dataclasses.replace(tensor, shape=(*tensor.shape[:-1], width), read=read)
 
 
 def _ids(
@@ -205,7 +226,7 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             raise InputError(f"{path} has {name} {present[name]}: give a GPT-2 without it")
     if "quantization_config" in present:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    try:
+    with describing(path, "GPT-2"):
         return GPTConfig(
             # The token that starts has a row of its own.
             vocab_size=present["vocab_size"] + 1,
@@ -218,17 +239,11 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             dropout_rate=present.get("resid_pdrop", 0.1),
             layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-5),
         )
-    except KeyError as error:
-        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
-    except (InputError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no GPT-2 ({one_line(error)}): copy the file again"
-        ) from error
 
 
 def _settled(
-    tensors: Mapping[str, FileTensor], values: dict[str, Any], directory: Path
-) -> dict[str, FileTensor]:
+    tensors: Mapping[str, Tensor], values: dict[str, Any], directory: Path
+) -> dict[str, Tensor]:
     """The tensors without the prefix, masks, and an output layer that is the embedding.
 
     Raises:
@@ -271,18 +286,14 @@ def _joined_place(path: str) -> int | None:
     return _JOINED.get(parts[2]) if len(parts) == 4 and parts[1] == "attention" else None
 
 
-def _expected(config: GPTConfig, num_ids: int) -> dict[str, tuple[int, ...]]:
+def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor, by their names."""
-    embed, hidden = config.emb_dim, config.mlp_dim
-    widths = {"attn.c_attn": (embed, 3 * embed), "attn.c_proj": (embed, embed)}
-    widths |= {"mlp.c_fc": (embed, hidden), "mlp.c_proj": (hidden, embed)}
-    shapes = {_EMBEDDING: (num_ids, embed), "wpe.weight": (config.max_length, embed)}
-    shapes |= {"ln_f.weight": (embed,), "ln_f.bias": (embed,)}
-    if not config.logits_via_embedding:
-        shapes[_HEAD] = (num_ids, embed)
-    for layer in range(config.num_layers):
-        for norm in ("ln_1", "ln_2"):
-            shapes |= {f"h.{layer}.{norm}.{kind}": (embed,) for kind in ("weight", "bias")}
-        for name, shape in widths.items():
-            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
+    paths, shapes = _paths(config), {}
+    for path, shape in expected_shapes(config).items():
+        if path in ("token_embedding", "logits_dense/kernel"):
+            # The token that starts has a row of its own here.
+            shape = (config.vocab_size - 1, config.emb_dim)
+        elif _joined_place(path) is not None:
+            shape = (*shape[:-1], 3 * shape[-1])
+        shapes[paths[path]] = shape
     return shapes

@@ -15,19 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.own.formats import check_format, check_stored_dtype, with_extra
-from spec_t5x.checkpoints.own.target_marks import check_belongs, target_marks
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    one_line,
-    read_json,
-    staged_directory,
-    write_json,
+from spec_t5x.checkpoints.own.directory import (
+    check_belongs,
+    check_format,
+    check_stored_dtype,
+    read_arrays,
+    target_marks,
+    write_draft,
 )
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
-from spec_t5x.checkpoints.storage.safetensors_arrays import read_arrays, write_arrays
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
-from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.types import PyTree
 
@@ -82,11 +80,8 @@ def save_heads(
         "target": target_marks(target),
         "stored_dtype": dtype,
     }
-    metadata = with_extra(metadata, extra)
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, metadata)
-        write_arrays(stage / WEIGHTS_NAME, stored)
+    write_draft(directory, metadata, WEIGHTS_NAME, stored, extra=extra, overwrite=overwrite)
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
@@ -108,7 +103,8 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
         "logits of size": (config.vocab_size, target.config.vocab_size),
     }
     check_belongs("heads", directory, metadata, target, sizes)
-    params = read_arrays(directory / WEIGHTS_NAME)
+    stored = read_arrays(directory / WEIGHTS_NAME)
+    params = {name: array.astype(np.float32) for name, array in stored.items()}
     _check_params(params, config, str(directory / WEIGHTS_NAME))
     return LoadedHeads(
         params=jax.device_put(params), config=config, directory=directory, metadata=metadata
@@ -117,12 +113,8 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
 
 def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
     check_format(metadata, path, FORMAT, VERSION, "give heads that spec-t5x train-heads wrote")
-    try:
+    with describing(path, "heads under 'heads'"):
         return HeadsConfig(**metadata["heads"])
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no heads under 'heads' ({one_line(error)}): copy it again"
-        ) from error
 
 
 def _check_params(params: PyTree, config: HeadsConfig, source: str) -> None:

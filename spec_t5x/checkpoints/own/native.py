@@ -11,22 +11,19 @@ A directory that can be copied, committed and shipped as package data:
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.own.formats import check_format, check_stored_dtype, with_extra
+from spec_t5x.checkpoints.own.directory import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
-    one_line,
-    read_json,
+    describing,
     staged_directory,
     write_json,
 )
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.orbax_trees import orbax_entries, write_tree
-from spec_t5x.checkpoints.storage.stored_model import Shardings, StoredModel
-from spec_t5x.checkpoints.storage.tensorstore_arrays import TensorStoreWeights, open_arrays
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors, orbax_entries, write_tree
 from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
-from spec_t5x.checkpoints.storage.vocabularies import local_file
-from spec_t5x.checkpoints.storage.weights import ArrayWeights, Report, read_tensors
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary, local_file
+from spec_t5x.checkpoints.storage.weights import Report, Weights, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -69,24 +66,20 @@ def save_model(
         vocabulary_or_path: a vocabulary, or a SentencePiece file without extra ids.
         dtype: "bfloat16" or "float32", the type of the stored weights.
         extra: more entries for config.json (training steps, scores, ...).
-        overwrite: whether an earlier checkpoint may be replaced.
+        overwrite: replace an earlier checkpoint.
 
     Raises:
         InputError: the directory is taken, the parameters do not fit the
             configuration or are not finite, or an argument is none of the above.
     """
-    source = f"parameters for {directory}"
-    stored = StoredModel(
-        weights=ArrayWeights(params, source),
-        config=config,
-        vocabulary=_as_vocabulary(vocabulary_or_path),
-        directory=Path(directory),
-        metadata={},
-    )
-    write_native(directory, stored, dtype=dtype, extra=extra, overwrite=overwrite)
+    vocabulary = vocabulary_or_path
+    if isinstance(vocabulary, str | Path):
+        vocabulary = SentencePieceVocabulary(vocabulary)
+    stored = StoredModel.of_params(directory, params, config, vocabulary)
+    write_model(directory, stored, dtype=dtype, extra=extra, overwrite=overwrite)
 
 
-def write_native(
+def write_model(
     directory: str | Path,
     stored: StoredModel,
     *,
@@ -95,19 +88,7 @@ def write_native(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> None:
-    """``save_model`` of a model that is read as it is written, tensor by tensor.
-
-    Args:
-        directory: as ``save_model``.
-        stored: the model.
-        dtype: as ``save_model``.
-        extra: as ``save_model``.
-        overwrite: as ``save_model``.
-        report: told the bytes read so far and in all, after each tensor.
-
-    Raises:
-        InputError: as ``save_model``.
-    """
+    """``save_model`` of a stored model; see ``stored_model.Writer``."""
     vocabulary = stored.known_vocabulary()
     check_vocabulary_fits(vocabulary, stored.config, stored.weights.source)
     stored.weights.check(stored.config)
@@ -121,53 +102,34 @@ def write_native(
         )
 
 
-def load_model(
-    directory: str | Path,
+def recognizes(values: dict[str, Any] | None) -> bool:
+    """See ``stored_model.Format``."""
+    return values is not None and values.get("format") == FORMAT
+
+
+def open_model(
+    directory: Path,
+    values: dict[str, Any],
     *,
-    dtype: str = "float32",
-    on_host: bool = False,
-    shardings: Shardings | None = None,
-) -> LoadedModel:
-    """Reads a checkpoint that ``save_model`` wrote, on any machine.
-
-    Args:
-        directory: the checkpoint; it is only read.
-        dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        on_host: leave the parameters in host memory as numpy arrays; else they go to
-            JAX's default device.
-        shardings: where they are to go instead, and then only the slices that devices of
-            this process hold are read.
-
-    Raises:
-        InputError: the directory is no such checkpoint, or is damaged.
-    """
-    return open_native(directory).load(dtype=dtype, on_host=on_host, shardings=shardings)
-
-
-def open_native(directory: str | Path) -> StoredModel:
-    """Opens a checkpoint that ``save_model`` wrote; its weights are read later.
-
-    Raises:
-        InputError: as ``load_model``, for all but the weights themselves.
-    """
-    directory = Path(directory)
-    metadata = read_json(directory / CONFIG_NAME)
-    config = read_config(metadata, directory / CONFIG_NAME)
-    vocabulary = read_vocabulary(metadata, directory)
-    check_vocabulary_fits(vocabulary, config, str(directory))
+    vocabulary: VocabularyLike | None = None,
+    config: ModelConfig | None = None,
+) -> StoredModel:
+    """Opens a checkpoint that ``save_model`` wrote; see ``stored_model.Format``."""
+    del config
+    config = read_config(values, directory / CONFIG_NAME)
+    own = read_vocabulary(directory, values)
+    check_vocabulary_fits(own, config, str(directory))
+    path = directory / PARAMS_NAME
+    if not path.is_dir():
+        raise InputError(f"no directory {path}: copy the whole checkpoint")
+    entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
     return StoredModel(
-        weights=_open_params(directory / PARAMS_NAME),
+        weights=Weights(source=str(path), tensors=open_tensors(entries, str(path))),
         config=config,
-        vocabulary=vocabulary,
+        vocabulary=choose_vocabulary(vocabulary, own, directory, config.vocab_size),
         directory=directory,
-        metadata=metadata,
+        metadata=values,
     )
-
-
-def _as_vocabulary(vocabulary_or_path: Vocabulary | str | Path) -> Vocabulary:
-    if isinstance(vocabulary_or_path, str | Path):
-        return SentencePieceVocabulary(vocabulary_or_path)
-    return vocabulary_or_path
 
 
 def describe(
@@ -217,13 +179,8 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
             f"{path} has network {network!r}, this spec_t5x reads {' and '.join(_NETWORKS)}: "
             "install the release that wrote it"
         )
-    try:
+    with describing(path, f"{network.upper()} under 'model'"):
         return _NETWORKS[network].from_dict(metadata["model"])
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} describes no {network.upper()} under 'model' ({one_line(error)}): copy it "
-            "again"
-        ) from error
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -231,13 +188,19 @@ def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in _OWN_ENTRIES}
 
 
-def read_vocabulary(metadata: dict[str, Any], directory: Location) -> Vocabulary:
-    """The vocabulary of a checkpoint whose config.json holds ``metadata``.
+def has_vocabulary(directory: Location, values: dict[str, Any]) -> bool:
+    """See ``stored_model.Format``: every checkpoint of this format does."""
+    del directory, values
+    return True
+
+
+def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
+    """The vocabulary that ``values`` describes; see ``stored_model.Format``.
 
     Raises:
         InputError: there is none, or it is not the one that was saved.
     """
-    entry = metadata.get("vocabulary")
+    entry = values.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
     extra_ids = entry.get("extra_ids", 0)
     if entry.get("kind") == "bytes":
@@ -262,10 +225,3 @@ def read_vocabulary(metadata: dict[str, Any], directory: Location) -> Vocabulary
             "file"
         )
     return vocabulary
-
-
-def _open_params(path: Path) -> TensorStoreWeights:
-    if not path.is_dir():
-        raise InputError(f"no directory {path}: copy the whole checkpoint")
-    entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
-    return TensorStoreWeights(open_arrays(entries, str(path)), str(path))

@@ -19,15 +19,9 @@ import jax
 import numpy as np
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.own.formats import check_format, with_extra
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    one_line,
-    read_json,
-    staged_directory,
-    write_json,
-)
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
+from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_draft
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
@@ -62,9 +56,6 @@ def save_ngram(
         InputError: the directory is taken, the vocabulary is of another size, or an
             extra entry has a name of the format's own.
     """
-    # Imported where tables move, as in ``heads.py``.
-    from safetensors.numpy import save
-
     if draft.vocab_size != vocabulary.vocab_size:
         raise InputError(
             f"the n-grams have {draft.vocab_size} tokens and the vocabulary "
@@ -77,11 +68,8 @@ def save_ngram(
         "vocab_size": draft.vocab_size,
         "vocabulary": vocabulary.fingerprint(),
     }
-    metadata = with_extra(metadata, extra)
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, metadata)
-        # ``save_file`` would make a file that nobody else may read.
-        (stage / TABLES_NAME).write_bytes(save(_to_arrays(draft)))
+    arrays = _to_arrays(draft)
+    write_draft(directory, metadata, TABLES_NAME, arrays, extra=extra, overwrite=overwrite)
 
 
 def load_ngram(
@@ -108,7 +96,7 @@ def load_ngram(
     if target is not None:
         _check_belongs(metadata, directory, target)
     path = directory / TABLES_NAME
-    draft = _from_arrays(_read_arrays(path), metadata["order"], metadata["vocab_size"], str(path))
+    draft = _from_arrays(read_arrays(path), metadata["order"], metadata["vocab_size"], str(path))
     if target is not None:
         draft = draft.with_vocab_size(target.config.vocab_size)
     return jax.device_put(draft if order is None else draft.with_order(order))
@@ -148,17 +136,6 @@ def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owner
     """Numbers of items, in two bytes where they fit."""
     counts = np.diff(np.asarray(offsets))
     return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
-    if not path.is_file():
-        raise InputError(f"no file {path}: copy the whole directory")
-    try:
-        return load_file(path)
-    except Exception as error:  # safetensors raises assorted types
-        raise InputError(f"cannot read {path} ({one_line(error)}): {_COPY_AGAIN}") from error
 
 
 def _from_arrays(

@@ -17,20 +17,18 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.own.formats import check_format, check_stored_dtype, with_extra
-from spec_t5x.checkpoints.own.target_marks import check_belongs, target_marks
-from spec_t5x.checkpoints.storage.abstract import abstract_params
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    one_line,
-    read_json,
-    staged_directory,
-    write_json,
+from spec_t5x.checkpoints.own.directory import (
+    check_belongs,
+    check_format,
+    check_stored_dtype,
+    read_arrays,
+    target_marks,
+    write_draft,
 )
-from spec_t5x.checkpoints.storage.loaded_model import LoadedModel
-from spec_t5x.checkpoints.storage.safetensors_arrays import read_arrays, write_arrays
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
-from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import T5Config
@@ -104,13 +102,10 @@ def save_shared_draft(
         "target": target_marks(target),
         "stored_dtype": dtype,
     }
-    metadata = with_extra(metadata, extra)
     stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in flat.items()}
     if head is not None:
         stored[_IDS] = np.asarray(head.ids, np.int32)
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, metadata)
-        write_arrays(stage / WEIGHTS_NAME, stored)
+    write_draft(directory, metadata, WEIGHTS_NAME, stored, extra=extra, overwrite=overwrite)
 
 
 def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
@@ -152,22 +147,12 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
 def _read_config(
     metadata: dict[str, Any], path: Path
 ) -> tuple[T5Config, tuple[int, ...], int | None]:
-    check_format(
-        metadata,
-        path,
-        FORMAT,
-        VERSION,
-        "give a draft that spec-t5x distill wrote for a shared encoder",
-    )
-    try:
+    remedy = "give a draft that spec-t5x distill wrote for a shared encoder"
+    check_format(metadata, path, FORMAT, VERSION, remedy)
+    with describing(path, "draft under 'draft' and 'layers'"):
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
         return T5Config.from_dict(metadata["draft"]), layers, num_known
-    except (InputError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} describes no draft under 'draft' and 'layers' ({one_line(error)}): copy it "
-            "again"
-        ) from error
 
 
 def _check_params(

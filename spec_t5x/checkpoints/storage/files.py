@@ -51,6 +51,23 @@ def read_json(path: TextFile) -> dict[str, Any]:
     return values
 
 
+@contextlib.contextmanager
+def describing(path: object, what: str) -> Iterator[None]:
+    """Around code that makes ``what`` of a JSON file's values.
+
+    Raises:
+        InputError: in place of the errors of values that are absent or do not fit.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} describes no {what} ({one_line(error)}): copy the file again"
+        ) from error
+
+
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Writes a JSON object for people to read.
 
@@ -76,7 +93,7 @@ def check_inside(name: str, source: object) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
-            f"{source} names {name!r}, which lies outside of the checkpoint: give one you can trust"
+            f"{source} names {name!r}, which is outside of the checkpoint: use one that you trust"
         )
     return name
 
@@ -94,7 +111,7 @@ def staged_directory(
     """Yields a directory beside ``directory`` that takes its place at the end.
 
     When the body fails, nothing has changed. With ``overwrite`` an earlier
-    checkpoint is removed, once the new one is complete; it is told by a file of one of
+    checkpoint is removed, once the new one is complete; it is recognized by a file of one of
     the names ``marks``. A process that is killed, wherever, leaves the earlier checkpoint or
     the new one under the name, on systems that cannot swap two names once ``recover`` was
     called; what else it leaves goes when the name is written next.
@@ -149,7 +166,7 @@ def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) ->
 def _stage_of(directory: Path) -> Iterator[Path]:
     """A new directory beside ``directory``, removed at the end; so are those left by the dead.
 
-    A lock, which the system takes from a process that ends, tells the living's.
+    Living processes hold a lock on theirs, which the system releases when they end.
     """
     stage = _new_beside(directory, _STAGE)
     with contextlib.ExitStack() as held:

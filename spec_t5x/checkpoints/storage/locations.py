@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a directory of this machine, or one in a bucket (gs://).
+"""Where a checkpoint is: a directory of this machine, or one in a bucket (gs://).
 
 A bucket is read through TensorStore, with Google's default credentials where there are
 any: those of ``gcloud auth application-default login``, of GOOGLE_APPLICATION_CREDENTIALS
@@ -59,7 +59,7 @@ class GcsPath:
             raise
 
     def iterdir(self) -> list["GcsPath"]:
-        """What lies in the directory, in order of names."""
+        """The directory's content, sorted by name."""
         prefix = f"{self.key}/" if self.key else ""
         # The last key with this prefix comes before the prefix with its slash counted up.
         keys = self._list(prefix, f"{self.key}0" if self.key else "")

@@ -1,25 +1,60 @@
-"""Arrays that TensorStore wrote (T5X's legacy format, Orbax), opened and read by slices.
+"""Arrays that TensorStore stores, as T5X's legacy format and Orbax have them.
 
-Only what tells arrays apart comes from a checkpoint: driver and name. Where they lie is
-where the checkpoint lies now, wherever it was written.
+All arrays are opened at once and read by slices. Only their drivers and names come from the
+checkpoint's index: a checkpoint may have moved since it was written.
+
+Orbax's description of a tree, ``_METADATA``, names its arrays; they are in one OCDBT store
+(``manifest.ocdbt``), or in a directory each. Trees are read and written without Orbax, so
+that a model need not be in memory, and Orbax restores what is written here.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
-from spec_t5x.checkpoints.storage.files import check_inside, one_line
-from spec_t5x.checkpoints.storage.weights import Index, TensorInfo, check_found
+from spec_t5x.checkpoints.storage.files import (
+    check_inside,
+    describing,
+    one_line,
+    read_json,
+    write_json,
+)
+from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
+from spec_t5x.checkpoints.storage.weights import Tensor
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+
+METADATA_NAME = "_METADATA"
+_MANIFEST_NAME = "manifest.ocdbt"
+
+# What Orbax notes beside the tree, but for the machine and the time.
+_CHECKPOINT_METADATA = {
+    "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler."
+    "PyTreeCheckpointHandler",
+    "metrics": {},
+    "performance_metrics": {},
+    "init_timestamp_nsecs": None,
+    "commit_timestamp_nsecs": None,
+    "custom_metadata": {},
+}
+# What Orbax calls the leaves that are arrays.
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 # Chunks that several slices share are decoded once: so much of them is kept.
 _CACHE_BYTES = 1 << 27
 _FILES_AT_ONCE = 32
+# The largest piece of an array; T5X's own bound, for any partitioning and file system.
+_CHUNK_BYTES = 1 << 26
+# Arrays written in one go: a bound on memory.
+_COMMIT_BYTES = 1 << 28
+
+_COPY_AGAIN = "copy the whole checkpoint again"
+
+# The keys on the way to a leaf.
+Keys = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,48 +68,15 @@ class ArrayEntry:
     shape: tuple[int, ...] | None = None
 
 
-class TensorStoreWeights:
-    """Opened arrays by our paths; see ``weights.Weights``."""
-
-    def __init__(self, arrays: Mapping[str, Any], source: str, **remedy: str):
-        """Takes what ``open_arrays`` returned, and what messages begin and end with."""
-        self.source = source
-        self._remedy = remedy
-        self._arrays = dict(arrays)
-        self._tensors = {
-            path: TensorInfo(shape=tuple(array.shape), dtype=_dtype_name(array), name=path)
-            for path, array in arrays.items()
-        }
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """All there are."""
-        return self._tensors
-
-    def check(self, config: ModelConfig) -> None:
-        """As ``weights.Weights``."""
-        check_found(self._tensors, expected_shapes(config), self.source, **self._remedy)
-
-    def read(self, path: str, index: Index) -> np.ndarray:
-        """As ``weights.Weights``."""
-        array = self._arrays[path]
-        if isinstance(array, np.ndarray):
-            return np.asarray(array[index])
-        try:
-            return array[index].read().result()
-        except (ValueError, OSError) as error:
-            raise InputError(
-                f"cannot read {path} of {self.source} ({one_line(error)}): copy the whole "
-                "checkpoint again"
-            ) from error
-
-
-def open_arrays(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Any]:
+def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Tensor]:
     """Opens every array, all at the same time, and reads none.
 
+    Args:
+        entries: by path.
+        source: where they are; messages name it.
+
     Returns:
-        What is there: TensorStores, or numpy arrays that the index holds. An array that
-        is named and not there is left out.
+        The arrays that are there, by path. One that is named and not there is left out.
 
     Raises:
         InputError: the description of an array is damaged.
@@ -97,20 +99,32 @@ def open_arrays(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Any
         for path, entry in entries.items()
         if entry.value is None
     }
-    arrays = {}
+    tensors = {}
     for path, entry in entries.items():
-        if entry.value is not None:
-            arrays[path] = entry.value
-            continue
         try:
-            arrays[path] = futures[path].result()
+            array = futures[path].result() if entry.value is None else entry.value
         except (ValueError, OSError) as error:
             if not str(error).startswith("NOT_FOUND"):
-                raise InputError(
-                    f"cannot read {path} of {source} ({one_line(error)}): copy the whole "
-                    "checkpoint again"
-                ) from error
-    return arrays
+                raise _unreadable(path, source, error) from error
+        else:
+            tensors[path] = _tensor(path, array, source)
+    return tensors
+
+
+def _tensor(path: str, array: Any, source: str) -> Tensor:
+    def read(index):
+        if isinstance(array, np.ndarray):
+            return np.asarray(array[index])
+        try:
+            return array[index].read().result()
+        except (ValueError, OSError) as error:
+            raise _unreadable(path, source, error) from error
+
+    return Tensor(name=path, shape=tuple(array.shape), dtype=array.dtype.name, read=read)
+
+
+def _unreadable(path: str, source: str, error: Exception) -> InputError:
+    return InputError(f"cannot read {path} of {source} ({one_line(error)}): {_COPY_AGAIN}")
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:
@@ -121,6 +135,13 @@ def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> di
     """
     path = f"{kvstore.get('path', '')}{check_inside(name, 'the index of arrays')}/"
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
+
+
+def array_metadata(array: np.ndarray, compressor: str) -> dict[str, Any]:
+    """How zarr is to store an array, in chunks of at most ``_CHUNK_BYTES``."""
+    chunks = chunk_shape(array.shape, array.itemsize, _CHUNK_BYTES)
+    compression = {"id": compressor, "level": 1}
+    return {"shape": list(array.shape), "chunks": chunks, "compressor": compression}
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
@@ -136,11 +157,78 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, limit: int) -> list[int]:
     return chunks
 
 
-def _dtype_name(array: Any) -> str:
-    return str(array.dtype) if isinstance(array, np.ndarray) else array.dtype.name
+def arrays_kvstore(location: Location) -> dict[str, Any]:
+    """Where the arrays of a checkpoint are: one store of them all, or their directories."""
+    if (location / _MANIFEST_NAME).is_file():
+        return {"driver": "ocdbt", "base": kvstore_spec(location)}
+    return kvstore_spec(location)
 
 
-def _reading(spec: dict[str, Any]) -> dict[str, Any]:
+def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
+    """The arrays of a tree that Orbax saved in ``location``, by the keys on the way to them.
+
+    Raises:
+        InputError: the description of the tree is damaged.
+    """
+    path = location / METADATA_NAME
+    metadata = read_json(path)
+    driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
+    kvstore = arrays_kvstore(location)
+    entries = {}
+    with describing(path, "arrays"):
+        for leaf in metadata["tree_metadata"].values():
+            keys = tuple(str(part["key"]) for part in leaf["key_metadata"])
+            if leaf["value_metadata"]["value_type"] in _ARRAYS:
+                entries[keys] = ArrayEntry(spec=zarr_spec(kvstore, ".".join(keys), driver))
+    return entries
+
+
+def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> None:
+    """Writes arrays, by the keys on the way to them, as Orbax does: one OCDBT store.
+
+    Args:
+        location: a directory that is not there yet.
+        arrays: taken one after another; a few are in memory at a time.
+
+    Raises:
+        InputError: they cannot be written.
+    """
+    import tensorstore as ts
+
+    location.mkdir(parents=True)
+    kvstore = {"driver": "ocdbt", "base": kvstore_spec(location)}
+    context, tree, pending, size = ts.Context(), {}, ts.Transaction(), 0
+    try:
+        for keys, array in arrays:
+            spec = zarr_spec(kvstore, ".".join(keys))
+            spec |= {"dtype": str(array.dtype), "metadata": array_metadata(array, "zstd")}
+            store = ts.open(spec, create=True, context=context, transaction=pending).result()
+            store.write(array).result()
+            tree[str(keys)] = {
+                # Of a dict all keys are of type 2.
+                "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+            size += array.nbytes
+            if size > _COMMIT_BYTES:
+                pending.commit_async().result()
+                pending, size = ts.Transaction(), 0
+        pending.commit_async().result()
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"cannot write to {location} ({one_line(error)}): make room there or choose another "
+            "directory"
+        ) from error
+    metadata = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False}
+    metadata |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": None}
+    write_json(location / METADATA_NAME, metadata)
+    write_json(location / "_CHECKPOINT_METADATA", _CHECKPOINT_METADATA)
+    (location / "commit_success.txt").write_text("Checkpoint commit was successful\n")
+
+
+def _reading(spec: Mapping[str, Any]) -> dict[str, Any]:
     """A chunk that is not there is an error, where it would else be read as zeros.
 
     Orbax's newer format, zarr3, may leave out chunks of zeros on purpose.

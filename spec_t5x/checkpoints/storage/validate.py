@@ -1,5 +1,6 @@
 """Checks on what a checkpoint holds, with every fault in one line."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,16 +8,15 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.types import PyTree
 
 # What weights may be stored as.
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 
-_REMEDY = "use the config.json the weights were saved with"
+REMEDY = "use the config.json the weights were saved with"
 
 # The number of a layer: our name for it, and Hugging Face's.
 _LAYER_NUMBER = re.compile(r"(?<=\blayers_)\d+|(?<=\bblock\.)\d+")
@@ -26,16 +26,12 @@ _FINITE_BLOCK = 1 << 24
 
 
 def check_params(params: PyTree, config: ModelConfig, source: str) -> None:
-    """Compares a tree of parameters with the one that ``config`` asks for.
-
-    Args:
-        params: nested dicts of arrays, without the outer ``{"params": ...}``.
-        config: the model they are meant for.
-        source: where they come from; the message begins with it.
+    """Compares a tree of parameters, without the outer "params", with that of ``config``.
 
     Raises:
         InputError: parameters are missing, unexpected or of the wrong shape (all
-            of them are reported at once), or hold NaN or infinity.
+            of them are reported at once), or hold NaN or infinity. The message begins with
+            ``source``.
     """
     flat = flatten_dict(params, sep="/")
     shapes = {path: np.shape(leaf) for path, leaf in flat.items()}
@@ -53,23 +49,23 @@ def check_shapes(
     Raises:
         InputError: one line with all that are missing, unexpected or wrong.
     """
-    _refuse(_shape_faults(found, expected), source, _REMEDY)
+    _refuse(_shape_faults(found, expected), source, REMEDY)
 
 
 def check_tensors(
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
+    found: Mapping[str, Any],
     expected: Mapping[str, tuple[int, ...]],
     source: str,
-    remedy: str = _REMEDY,
+    remedy: str = REMEDY,
 ) -> None:
-    """Compares the shapes of stored tensors, and their types with those of weights.
+    """Compares stored tensors, each with a ``shape`` and a ``dtype``, with those expected.
 
     Raises:
-        InputError: one line with every fault, whatever its kind.
+        InputError: one line with every fault: missing, unexpected, of the wrong shape or of
+            a type that weights do not have.
     """
-    faults = _shape_faults(shapes, expected)
-    foreign = {name: dtype for name, dtype in dtypes.items() if dtype not in _TYPES}
+    faults = _shape_faults({name: tensor.shape for name, tensor in found.items()}, expected)
+    foreign = {name: t.dtype for name, t in found.items() if t.dtype not in _TYPES}
     if foreign:
         faults.append(f"{len(foreign)} of a foreign type ({'; '.join(_grouped(foreign, str))})")
         remedy = f"give weights that are {', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
@@ -86,14 +82,11 @@ def _shape_faults(
         for name in expected
         if name in found and tuple(found[name]) != tuple(expected[name])
     }
+    shapes = _grouped(wrong, lambda shapes: f"{shapes[0]}, not {shapes[1]}")
     shown = (
         (missing, "missing", ", ".join(compress(missing))),
         (unexpected, "unexpected", ", ".join(compress(unexpected))),
-        (
-            wrong,
-            "of the wrong shape",
-            "; ".join(_grouped(wrong, lambda shapes: f"{shapes[0]}, not {shapes[1]}")),
-        ),
+        (wrong, "of the wrong shape", "; ".join(shapes)),
     )
     return [f"{len(names)} {kind} ({text})" for names, kind, text in shown if names]
 
@@ -134,15 +127,12 @@ def _template(name: str) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    runs = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
     if len(numbers) == 1:
         return str(numbers[0])
-    texts = [str(first) if first == last else f"{first}..{last}" for first, last in runs]
+    # Consecutive numbers keep their distance to their place in the list.
+    runs = itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    bounds = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
+    texts = [str(first) if first == last else f"{first}..{last}" for first, last in bounds]
     return "{" + ",".join(texts) + "}"
 
 

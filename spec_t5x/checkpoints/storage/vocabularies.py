@@ -7,7 +7,7 @@
 
 Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
 Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
-and else told from the rows of the embedding, which T5 pads to a multiple of 128: 32128 for
+and otherwise inferred from the rows of the embedding, which T5 pads to a multiple of 128: 32128 for
 32000 pieces and 100 extra ids. Where both 0 and 100 could be meant, that is an error.
 """
 
@@ -36,8 +36,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
     """The vocabulary that is meant (see above) for an embedding of ``num_rows``.
 
     Raises:
-        InputError: no such file, no vocabulary in it, or a number of extra ids that cannot
-            be told.
+        InputError: no such file, no vocabulary in it, or an ambiguous number of extra ids.
     """
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
@@ -45,14 +44,14 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
         return WordPieceVocabulary(vocabulary)
     name, extra_ids = split_extra_ids(str(vocabulary))
     if name == BYTES:
-        # They decode to nothing, so that their number says no more than how many ids there are.
+        # They decode to nothing: their number only counts.
         base = ByteVocabulary(0).vocab_size
         return ByteVocabulary(
             min(_BYTE_EXTRA_IDS, max(num_rows - base, 0)) if extra_ids is None else extra_ids
         )
     path = local_file(locate(name))
     if extra_ids is None:
-        extra_ids = _tell_extra_ids(SentencePieceVocabulary(path), num_rows)
+        extra_ids = _infer_extra_ids(SentencePieceVocabulary(path), num_rows)
     return SentencePieceVocabulary(path, extra_ids)
 
 
@@ -107,7 +106,7 @@ def split_extra_ids(text: str) -> tuple[str, int | None]:
     return name, int(number)
 
 
-def _tell_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
+def _infer_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
     size = vocabulary.vocab_size
     if any("<extra_id_0>" in vocabulary.piece(token) for token in range(size)):
         return 0
@@ -119,7 +118,7 @@ def _tell_extra_ids(vocabulary: SentencePieceVocabulary, num_rows: int) -> int:
     if len(fitting) != 1:
         raise InputError(
             f"the model embeds {num_rows} ids and {vocabulary.path} holds {size}: how many extra "
-            f"ids there are cannot be told; write it behind the file, as in "
+            f"ids there are is ambiguous; append the number to the file, as in "
             f"{vocabulary.path.name}:{_T5_EXTRA_IDS} or {vocabulary.path.name}:0"
         )
     return fitting[0]

@@ -1,14 +1,13 @@
-"""Weights where they lie, read when they are asked for, and only what is asked for.
+"""Weights on disk: opened by a format, read by slices on demand.
 
-Each format has a ``Weights`` of its own. ``read_params`` checks one against a
-configuration and brings it onto devices or into host memory, slice by slice.
+``read_params`` checks them against a configuration and brings them onto devices or into
+host memory; ``read_tensors`` hands them to a format that writes them.
 """
 
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +17,20 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
-from spec_t5x.checkpoints.storage.validate import check_tensors, is_finite, refuse_not_finite
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.checkpoints.storage.validate import (
+    REMEDY,
+    check_tensors,
+    is_finite,
+    refuse_not_finite,
+)
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.types import PyTree
 
 # What is read at once, and what of it may wait to be handed on: two bounds on memory.
 _THREADS = 8
 _BYTES_AHEAD = 1 << 29
 
-# Told how many bytes are done, and of how many.
+# Called with the bytes that are done, and with their total.
 Report = Callable[[int, int], None]
 
 # One slice for each axis.
@@ -35,26 +38,31 @@ Index = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorInfo:
-    """What is known of a tensor before it is read."""
+class Tensor:
+    """A tensor in a file: its description, and a function that reads a part of it."""
 
+    # What the checkpoint calls it; messages do, too.
+    name: str
     shape: tuple[int, ...]
     # numpy's name of the stored type, such as "bfloat16".
     dtype: str
-    # What the checkpoint calls it; messages do, too.
-    name: str
+    # Called from several threads; raises ``InputError`` where the data are damaged.
+    read: Callable[[Index], np.ndarray]
 
 
-@runtime_checkable
-class Weights(Protocol):
+@dataclasses.dataclass(kw_only=True)
+class Weights:
     """The weights of a model by our paths, such as ``encoder/encoder_norm/scale``."""
 
     # Begins every message.
     source: str
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """All there are, with the shapes that our network has them in."""
+    # In the shapes that our network has.
+    tensors: Mapping[str, Tensor]
+    # Of formats with names and shapes of their own: all tensors of the checkpoint by these
+    # names, and the shapes that a configuration asks for.
+    found: Mapping[str, Tensor] | None = None
+    expected: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]] = expected_shapes
+    remedy: str = REMEDY
 
     def check(self, config: ModelConfig) -> None:
         """Compares every name, shape and type with what ``config`` asks for; reads nothing.
@@ -62,46 +70,27 @@ class Weights(Protocol):
         Raises:
             InputError: one line with all that is missing, unexpected or otherwise wrong.
         """
+        found = self.tensors if self.found is None else self.found
+        check_tensors(found, self.expected(config), self.source, self.remedy)
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """A part of a tensor, as it is stored. Called from several threads.
-
-        Raises:
-            InputError: the data are damaged.
-        """
+        """A part of a tensor, as it is stored."""
+        return self.tensors[path].read(index)
 
 
-def check_found(
-    found: Mapping[str, TensorInfo],
-    expected: Mapping[str, tuple[int, ...]],
-    source: str,
-    **remedy: str,
-) -> None:
-    """``validate.check_tensors`` of what was found."""
-    shapes = {path: info.shape for path, info in found.items()}
-    dtypes = {path: info.dtype for path, info in found.items()}
-    check_tensors(shapes, dtypes, expected, source, **remedy)
-
-
-class ArrayWeights:
+def array_weights(params: PyTree, source: str) -> Weights:
     """Weights that are in memory already, as a tree of arrays."""
 
-    def __init__(self, params: PyTree, source: str):
-        self.source = source
-        self._arrays = flatten_dict(params, sep="/")
+    def tensor(path, array):
+        return Tensor(
+            name=path,
+            shape=np.shape(array),
+            dtype=str(array.dtype),
+            read=lambda index: np.asarray(array[index]),
+        )
 
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        return {
-            path: TensorInfo(shape=np.shape(array), dtype=str(array.dtype), name=path)
-            for path, array in self._arrays.items()
-        }
-
-    def check(self, config: ModelConfig) -> None:
-        check_found(self.tensors, expected_shapes(config), self.source)
-
-    def read(self, path: str, index: Index) -> np.ndarray:
-        return np.asarray(self._arrays[path][index])
+    flat = flatten_dict(params, sep="/")
+    return Weights(source=source, tensors={path: tensor(path, a) for path, a in flat.items()})
 
 
 def read_params(
@@ -115,7 +104,7 @@ def read_params(
     """The checked weights as our tree of parameters.
 
     Args:
-        weights: where they lie.
+        weights: what to read.
         config: the model.
         dtype: what each slice is cast to, as it is read.
         on_host: numpy arrays; else arrays on JAX's default device, or as ``shardings`` has it.
@@ -152,9 +141,9 @@ def read_tensors(
     """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
 
     Args:
-        weights: where they lie.
+        weights: what to read.
         dtype: what they are cast to.
-        report: told how many bytes were handed out and done with, and of how many.
+        report: called after each tensor with the bytes done and their total.
 
     Raises:
         InputError: weights that are damaged or, at the end, not finite.
@@ -189,7 +178,7 @@ class _Job:
     num_bytes: int
 
 
-def _jobs(info: TensorInfo, path: str, shardings: Mapping | None) -> list[_Job]:
+def _jobs(info: Tensor, path: str, shardings: Mapping | None) -> list[_Job]:
     size = np.dtype(info.dtype).itemsize
     if shardings is None:
         index = tuple(slice(0, length) for length in info.shape)

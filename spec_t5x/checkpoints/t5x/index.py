@@ -1,4 +1,4 @@
-"""What a T5X checkpoint says that it holds.
+"""The index of a T5X checkpoint: the arrays that it lists.
 
     legacy    checkpoint                      msgpack: version, optimizer/state, optimizer/target
               target.encoder.….kernel/        one zarr array for each parameter
@@ -19,13 +19,14 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage.files import one_line
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.orbax_trees import (
+from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     METADATA_NAME,
+    ArrayEntry,
     Keys,
     arrays_kvstore,
     orbax_entries,
+    zarr_spec,
 )
-from spec_t5x.checkpoints.storage.tensorstore_arrays import ArrayEntry, zarr_spec
 from spec_t5x.errors import InputError
 
 LEGACY, ORBAX = "t5x_legacy", "t5x_orbax"

@@ -16,8 +16,8 @@ from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import one_line, staged_directory, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.tensorstore_arrays import chunk_shape, zarr_spec
-from spec_t5x.checkpoints.storage.weights import ArrayWeights, Report, read_tensors
+from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr_spec
+from spec_t5x.checkpoints.storage.weights import Report, read_tensors
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
 from spec_t5x.data.vocabulary import Vocabulary
@@ -27,9 +27,6 @@ from spec_t5x.types import PyTree
 
 # The legacy format's since June 2021.
 _VERSION = 3
-
-# T5X's own bound: small enough for any partitioning, large enough for any file system.
-_CHUNK_BYTES = 1 << 26
 
 _NAME = re.compile(r"checkpoint_(\d+)")
 
@@ -57,37 +54,22 @@ def save_t5x(
         InputError: the directory is taken or of another name, or the parameters do not fit
             the configuration or are not finite.
     """
-    stored = StoredModel(
-        weights=ArrayWeights(params, f"parameters for {directory}"),
-        config=config,
-        vocabulary=vocabulary,
-        directory=Path(directory),
-        metadata={},
-    )
-    write_t5x(directory, stored, dtype=dtype, overwrite=overwrite)
+    stored = StoredModel.of_params(directory, params, config, vocabulary)
+    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
 
 
-def write_t5x(
+def write_model(
     directory: str | Path,
     stored: StoredModel,
     *,
     dtype: str,
+    extra: dict[str, Any] | None = None,
     overwrite: bool = False,
-    extra: Mapping[str, Any] | None = None,
     report: Report | None = None,
 ) -> None:
-    """``save_t5x`` of a model that is read as it is written, tensor by tensor.
+    """``save_t5x`` of a stored model, with ``extra`` entries for ``spec_t5x.json``.
 
-    Args:
-        directory: as ``save_t5x``.
-        stored: the model.
-        dtype: as ``save_t5x``.
-        overwrite: as ``save_t5x``.
-        extra: more entries for ``spec_t5x.json``.
-        report: told the bytes written so far and in all, after each tensor.
-
-    Raises:
-        InputError: as ``save_t5x``.
+    See ``stored_model.Writer``.
     """
     step = step_of(Path(directory))
     sidecar = native.describe(stored.config, stored.vocabulary, dtype, dict(extra or {}))
@@ -124,11 +106,7 @@ def _write_arrays(
     specs = {}
     for path, tensor in read_tensors(stored.weights, dtype, report):
         name = ".".join(("target", *path.split("/")))
-        metadata = {
-            "shape": list(tensor.shape),
-            "chunks": chunk_shape(tensor.shape, tensor.itemsize, _CHUNK_BYTES),
-            "compressor": {"id": "gzip", "level": 1},
-        }
+        metadata = array_metadata(tensor, "gzip")
         common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
         try:
             store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import PyTree
 

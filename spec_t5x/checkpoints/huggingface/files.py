@@ -1,27 +1,24 @@
-"""Hugging Face's files of weights, opened and read by slices.
+"""Hugging Face's files of weights, opened and read by slices, and written tensor by tensor.
 
 safetensors and PyTorch's files are mapped into memory: what is not asked for is not read.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.config import rescales_logits
-from spec_t5x.checkpoints.huggingface.names import LM_HEAD, SHARED, tensor_names
-from spec_t5x.checkpoints.storage.abstract import expected_shapes
-from spec_t5x.checkpoints.storage.files import check_inside, one_line, read_json
-from spec_t5x.checkpoints.storage.weights import Index, TensorInfo, check_found
+from spec_t5x.checkpoints.storage.files import check_inside, one_line, read_json, write_json
+from spec_t5x.checkpoints.storage.weights import Index, Tensor
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
 
 # Where the weights may be, in order of preference.
 _WEIGHTS = (
@@ -30,11 +27,6 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-# Copies of the embedding under other names.
-_ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# A leftover of the original conversion that no release of transformers uses.
-_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 # safetensors' names of types, as numpy's.
 _SAFETENSORS_TYPES = {
@@ -47,6 +39,7 @@ _SAFETENSORS_TYPES = {
     "I32": "int32",
     "I64": "int64",
 }
+_WRITTEN_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}
 
 # Before it torch.load runs code that a file holds even where it is told to take weights alone
 # (CVE-2025-32434).
@@ -55,58 +48,11 @@ _SAFE_TORCH = (2, 6)
 # Rows compared in one go: bounds the memory that the comparison takes.
 _ROWS = 4096
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FileTensor:
-    """A tensor in a file: what it is, and how a part of it is read."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[Index], np.ndarray]
+# What the files of a model may hold at most, as transformers has it.
+SHARD_BYTES = 5 * 10**9
 
 
-class HuggingFaceWeights:
-    """Tensors of a directory as our parameters; see ``weights.Weights``."""
-
-    def __init__(self, tensors: Mapping[str, FileTensor], config: T5Config, source: str):
-        """Takes opened tensors by Hugging Face's names, those of the output layer settled."""
-        self.source = source
-        self._tensors = dict(tensors)
-        self._names = tensor_names(config)
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Those that we have a name for; ``check`` reports the others."""
-        infos = {}
-        for path, (name, transposed) in self._names.items():
-            if name in self._tensors:
-                tensor = self._tensors[name]
-                shape = tensor.shape[::-1] if transposed else tensor.shape
-                infos[path] = TensorInfo(shape=shape, dtype=tensor.dtype, name=name)
-        return infos
-
-    def check(self, config: T5Config) -> None:
-        """As ``weights.Weights``, in Hugging Face's names and shapes."""
-        names, expected = tensor_names(config), {}
-        for path, shape in expected_shapes(config).items():
-            name, transposed = names[path]
-            expected[name] = shape[::-1] if transposed else shape
-        found = {
-            name: TensorInfo(shape=tensor.shape, dtype=tensor.dtype, name=name)
-            for name, tensor in self._tensors.items()
-        }
-        check_found(found, expected, self.source)
-
-    def read(self, path: str, index: Index) -> np.ndarray:
-        """As ``weights.Weights``."""
-        name, transposed = self._names[path]
-        tensor = self._tensors[name]
-        if transposed:
-            return np.ascontiguousarray(tensor.read(index[::-1]).T)
-        return tensor.read(index)
-
-
-def open_tensors(directory: Path) -> dict[str, FileTensor]:
+def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor in a directory by its name there; none is read yet.
 
     Raises:
@@ -120,51 +66,17 @@ def open_tensors(directory: Path) -> dict[str, FileTensor]:
     return tensors
 
 
-def settle_output_layer(
-    tensors: dict[str, FileTensor], values: dict[str, Any], directory: Path
-) -> bool:
-    """Decides what the output layer is: whether the embedding, rescaled (T5 1.0).
-
-    Drops tensors that say nothing new from ``tensors``, after a look at what they hold.
-
-    Args:
-        tensors: every tensor of ``directory``; changed.
-        values: its config.json.
-
-    Raises:
-        InputError: the tensors contradict config.json.
-    """
-    tensors.pop(_UNUSED, None)
-    _merge_aliases(tensors, directory)
-    # Absent when the checkpoint is incomplete, which the check of names reports.
-    embedding = tensors.get(SHARED)
-    rescales = rescales_logits(values)
-    if rescales:
-        head = tensors.pop(LM_HEAD, embedding)
-        if embedding is not None and not same_tensor(head, embedding):
-            raise InputError(
-                f"{directory}: {LM_HEAD} differs from {SHARED} although config.json "
-                "ties them: if this is a T5 1.1, set tie_word_embeddings (and "
-                "scale_decoder_outputs, if there) to false"
-            )
-    elif values.get("tie_word_embeddings") and embedding is not None:
-        # Tied but not rescaled, which T5X does not know: two layers of equal weights.
-        tensors.setdefault(LM_HEAD, embedding)
-    return rescales
+def transposed(tensor: Tensor) -> Tensor:
+    """A matrix as its transpose."""
+    return dataclasses.replace(
+        tensor,
+        shape=tensor.shape[::-1],
+        read=lambda index: np.ascontiguousarray(tensor.read(index[::-1]).T),
+    )
 
 
-def _merge_aliases(tensors: dict[str, FileTensor], directory: Path) -> None:
-    """Leaves the embedding under one name; old checkpoints hold it three times."""
-    copies = {name: tensors.pop(name) for name in _ALIASES if name in tensors}
-    for name, tensor in copies.items():
-        if not same_tensor(tensors.setdefault(SHARED, tensor), tensor):
-            raise InputError(
-                f"{directory}: {name} differs from {SHARED}: give a T5 with one embedding"
-            )
-
-
-def same_tensor(first: FileTensor, second: FileTensor) -> bool:
-    """Whether two tensors hold the same."""
+def same_tensor(first: Tensor, second: Tensor) -> bool:
+    """Whether two matrices hold the same."""
     if first is second:
         return True
     if first.shape != second.shape:
@@ -210,7 +122,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_safetensors(path: Path) -> dict[str, FileTensor]:
+def _open_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     file = safe_open(path, framework="numpy")
@@ -218,7 +130,8 @@ def _open_safetensors(path: Path) -> dict[str, FileTensor]:
     for name in file.keys():  # noqa: SIM118, it is not a dict
         part = file.get_slice(name)
         stored = part.get_dtype()
-        tensors[name] = FileTensor(
+        tensors[name] = Tensor(
+            name=name,
             shape=tuple(part.get_shape()),
             dtype=_SAFETENSORS_TYPES.get(stored, stored),
             read=_named_reader(path, part.__getitem__),
@@ -226,7 +139,7 @@ def _open_safetensors(path: Path) -> dict[str, FileTensor]:
     return tensors
 
 
-def _open_torch(path: Path) -> dict[str, FileTensor]:
+def _open_torch(path: Path) -> dict[str, Tensor]:
     try:
         import torch
     except ImportError as error:
@@ -251,7 +164,8 @@ def _open_torch(path: Path) -> dict[str, FileTensor]:
     # no archives, and cannot be mapped into memory.
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     return {
-        name: FileTensor(
+        name: Tensor(
+            name=name,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
             read=_named_reader(path, functools.partial(part_of, tensor)),
@@ -266,3 +180,78 @@ def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
             return read(index)
 
     return read_named
+
+
+def write_safetensors(
+    directory: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[np.ndarray],
+    dtype: str,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes ``model.safetensors``, or files of ``shard_bytes`` at most and their index.
+
+    The format is eight bytes with the length of a header, the header (JSON: type, shape and
+    place of every tensor) and the tensors, one after another.
+
+    Args:
+        directory: where.
+        shapes: of all tensors, by name.
+        tensors: the tensors in the same order and of type ``dtype``; one is in memory at a
+            time.
+        dtype: "float32" or "bfloat16".
+        shard_bytes: a tensor that is larger has a file of its own.
+    """
+    files = _assign_files(shapes, dtype, shard_bytes)
+    tensors = iter(tensors)
+    for file, names in files.items():
+        with open(directory / file, "wb") as output:
+            output.write(_header({name: shapes[name] for name in names}, dtype))
+            for name in names:
+                tensor = np.ascontiguousarray(next(tensors))
+                assert tensor.shape == shapes[name], "tensors come in the order of their names"
+                # As bytes: bfloat16 is foreign to Python's buffers.
+                output.write(tensor.reshape(-1).view(np.uint8).data)
+    # To its end, where weights that are not finite are refused.
+    collections.deque(tensors, maxlen=0)
+    if len(files) > 1:
+        weight_map = {name: file for file, names in files.items() for name in names}
+        total_size = sum(_size(shape, dtype) for shape in shapes.values())
+        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+        write_json(directory / "model.safetensors.index.json", index)
+
+
+def _assign_files(
+    shapes: Mapping[str, tuple[int, ...]], dtype: str, shard_bytes: int
+) -> dict[str, list[str]]:
+    """Which tensors go into which file, in their order."""
+    groups, size = [[]], 0
+    for name, shape in shapes.items():
+        size += _size(shape, dtype)
+        if groups[-1] and size > shard_bytes:
+            groups.append([])
+            size = _size(shape, dtype)
+        groups[-1].append(name)
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {
+        f"model-{number:05}-of-{len(groups):05}.safetensors": group
+        for number, group in enumerate(groups, start=1)
+    }
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
+    header, place = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        end = place + _size(shape, dtype)
+        stored = _WRITTEN_TYPES[dtype][0]
+        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    # Tensors start at a multiple of eight bytes, as readers that map the file like it.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _size(shape: tuple[int, ...], dtype: str) -> int:
+    return _WRITTEN_TYPES[dtype][1] * int(np.prod(shape))

@@ -1,0 +1,367 @@
+"""Hugging Face's T5 and mT5 directories, read and written without transformers.
+
+config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and
+``spiece.model``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5 and ByT5.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.checkpoints.huggingface import tokenizer
+from spec_t5x.checkpoints.huggingface.files import (
+    SHARD_BYTES,
+    open_tensors,
+    same_tensor,
+    transposed,
+    write_safetensors,
+)
+from spec_t5x.checkpoints.own.directory import check_stored_dtype
+from spec_t5x.checkpoints.storage.files import (
+    CONFIG_NAME,
+    describing,
+    read_json,
+    staged_directory,
+    write_json,
+)
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
+from spec_t5x.checkpoints.storage.vocabularies import (
+    VocabularyLike,
+    choose_vocabulary,
+    make_vocabulary,
+)
+from spec_t5x.checkpoints.storage.weights import Report, Tensor, Weights, read_tensors
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PAD_ID
+
+# ``stored_model.Format``.
+has_vocabulary, read_vocabulary = tokenizer.has_vocabulary, tokenizer.read_vocabulary
+
+# Their names for activations. "gelu_new" and the gated "gelu" are the tanh
+# approximation, which T5X calls "gelu"; the exact, ungated "gelu" has no equal there.
+_ACTIVATIONS = {
+    "relu": ("relu",),
+    "gated-gelu": ("gelu", "linear"),
+    "gated-relu": ("relu", "linear"),
+    "gated-silu": ("silu", "linear"),
+    "silu": ("silu",),
+    "gelu_new": ("gelu",),
+}
+
+# Rows of mT5's embedding, of every size.
+_MT5_ROWS = 250112
+
+_SPECIAL_IDS = {
+    "decoder_start_token_id": PAD_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+
+_SHARED = "shared.weight"
+_LM_HEAD = "lm_head.weight"
+
+# Our modules within a layer, as theirs: encoder layers hold two blocks, decoder
+# layers three.
+_IN_ENCODER = {
+    "pre_attention_layer_norm": "layer.0.layer_norm",
+    "attention": "layer.0.SelfAttention",
+    "pre_mlp_layer_norm": "layer.1.layer_norm",
+    "mlp": "layer.1.DenseReluDense",
+}
+_IN_DECODER = {
+    "pre_self_attention_layer_norm": "layer.0.layer_norm",
+    "self_attention": "layer.0.SelfAttention",
+    "pre_cross_attention_layer_norm": "layer.1.layer_norm",
+    "encoder_decoder_attention": "layer.1.EncDecAttention",
+    "pre_mlp_layer_norm": "layer.2.layer_norm",
+    "mlp": "layer.2.DenseReluDense",
+}
+_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
+
+# Copies of the embedding under other names.
+_ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# A leftover of the original conversion that no release of transformers uses.
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def recognizes(values: dict[str, Any] | None) -> bool:
+    """See ``stored_model.Format``; ``open_model`` refuses the model types that it cannot run."""
+    return values is not None and "model_type" in values
+
+
+def open_model(
+    directory: Path,
+    values: dict[str, Any],
+    *,
+    vocabulary: VocabularyLike | None = None,
+    config: T5Config | None = None,
+) -> StoredModel:
+    """Opens a model that transformers wrote; see ``stored_model.Format``.
+
+    Args:
+        directory, values: the checkpoint and its config.json.
+        vocabulary: of a directory without ``spiece.model``.
+        config: has no effect, since config.json has it.
+
+    Raises:
+        InputError: files are absent or damaged, or the model does not decode as T5 does.
+    """
+    del config
+    _check_supported(values, directory)
+    config = _read_config(values, directory / CONFIG_NAME)
+    if vocabulary is not None and not has_vocabulary(directory, values):
+        chosen = make_vocabulary(vocabulary, config.vocab_size)
+    else:
+        own = read_vocabulary(directory, values)
+        chosen = choose_vocabulary(vocabulary, own, directory, config.vocab_size)
+    check_vocabulary_fits(chosen, config, str(directory))
+    found = open_tensors(directory)
+    rescales = _settle_output_layer(found, values, directory)
+    config = dataclasses.replace(config, logits_via_embedding=rescales)
+    tensors = {
+        path: transposed(found[name]) if is_transposed else found[name]
+        for path, (name, is_transposed) in tensor_names(config).items()
+        if name in found
+    }
+    return StoredModel(
+        weights=Weights(source=str(directory), tensors=tensors, found=found, expected=_shapes),
+        config=config,
+        vocabulary=chosen,
+        directory=directory,
+        metadata=values,
+    )
+
+
+def write_model(
+    directory: str | Path,
+    stored: StoredModel,
+    *,
+    dtype: str,
+    extra: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    report: Report | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads.
+
+    Args:
+        directory, dtype, overwrite, report: as ``stored_model.Writer``.
+        stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
+            decide.
+        extra: has no effect: transformers owns config.json.
+        shard_bytes: larger models are written in files of at most this size, and an index.
+
+    Raises:
+        InputError: the directory is taken, transformers has no such T5, or the weights are
+            damaged or do not fit.
+    """
+    del extra
+    values = config_values(stored.config, dtype, _model_type(stored))
+    vocabulary = stored.known_vocabulary()
+    stored.weights.check(stored.config)
+    names, shapes = tensor_names(stored.config), _shapes(stored.config)
+    ordered = {names[path][0]: shapes[names[path][0]] for path in stored.weights.tensors}
+    with staged_directory(directory, overwrite=overwrite) as stage:
+        write_json(stage / CONFIG_NAME, values)
+        write_json(stage / "generation_config.json", _SPECIAL_IDS)
+        write_json(stage / tokenizer.CONFIG_NAME, tokenizer.tokenizer_values(vocabulary))
+        vocabulary.save(stage)
+        tensors = (
+            tensor.T if names[path][1] else tensor
+            for path, tensor in read_tensors(stored.weights, dtype, report)
+        )
+        write_safetensors(stage, ordered, tensors, dtype, shard_bytes)
+
+
+def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
+    """Their name of each of our parameters, and whether it is stored transposed.
+
+    Linear maps are stored there as ``[outputs, inputs]`` and relative biases as
+    ``[buckets, heads]``: both are the transpose of T5X's. For example
+    ``encoder/layers_0/attention/query/kernel`` is
+    ``("encoder.block.0.layer.0.SelfAttention.q.weight", True)``.
+    """
+    return {path: _tensor_name(path) for path in expected_shapes(config)}
+
+
+def _shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by their names."""
+    shapes, names = expected_shapes(config), tensor_names(config)
+    return {
+        name: shapes[path][::-1] if is_transposed else shapes[path]
+        for path, (name, is_transposed) in names.items()
+    }
+
+
+def _tensor_name(path: str) -> tuple[str, bool]:
+    if path == "token_embedder/embedding":
+        return _SHARED, False
+    if path == "decoder/logits_dense/kernel":
+        return _LM_HEAD, True
+    stack, module, *inner = path.split("/")
+    if module == "relpos_bias":
+        bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        return f"{stack}.{bias}", True
+    if module == f"{stack}_norm":
+        return f"{stack}.final_layer_norm.weight", False
+    index = module.removeprefix("layers_")
+    block = (_IN_ENCODER if stack == "encoder" else _IN_DECODER)[inner[0]]
+    prefix = f"{stack}.block.{index}.{block}"
+    if inner[-1] == "scale":
+        return f"{prefix}.weight", False
+    return f"{prefix}.{_PROJECTIONS.get(inner[1], inner[1])}.weight", True
+
+
+def _settle_output_layer(
+    tensors: dict[str, Tensor], values: dict[str, Any], directory: Path
+) -> bool:
+    """Decides what the output layer is: whether the embedding, rescaled (T5 1.0).
+
+    Drops tensors that say nothing new from ``tensors``, after a look at what they hold.
+
+    Args:
+        tensors: every tensor of ``directory``; changed.
+        values: its config.json.
+
+    Raises:
+        InputError: the tensors contradict config.json.
+    """
+    tensors.pop(_UNUSED, None)
+    _merge_aliases(tensors, directory)
+    # Absent when the checkpoint is incomplete, which the check of names reports.
+    embedding = tensors.get(_SHARED)
+    rescales = _rescales_logits(values)
+    if rescales:
+        head = tensors.pop(_LM_HEAD, embedding)
+        if embedding is not None and not same_tensor(head, embedding):
+            raise InputError(
+                f"{directory}: {_LM_HEAD} differs from {_SHARED} although config.json "
+                "ties them: if this is a T5 1.1, set tie_word_embeddings (and "
+                "scale_decoder_outputs, if there) to false"
+            )
+    elif values.get("tie_word_embeddings") and embedding is not None:
+        # Tied but not rescaled, which T5X does not know: two layers of equal weights.
+        tensors.setdefault(_LM_HEAD, embedding)
+    return rescales
+
+
+def _merge_aliases(tensors: dict[str, Tensor], directory: Path) -> None:
+    """Leaves the embedding under one name; old checkpoints hold it three times."""
+    copies = {name: tensors.pop(name) for name in _ALIASES if name in tensors}
+    for name, tensor in copies.items():
+        if not same_tensor(tensors.setdefault(_SHARED, tensor), tensor):
+            raise InputError(
+                f"{directory}: {name} differs from {_SHARED}: give a T5 with one embedding"
+            )
+
+
+def _check_supported(values: dict[str, Any], directory: Path) -> None:
+    """Refuses models that would load and then decode something else."""
+    path, model_type = directory / CONFIG_NAME, values.get("model_type")
+    if model_type == "umt5":
+        raise InputError(f"{path} is a umt5, with a relative bias in every layer: give a t5 or mt5")
+    if model_type not in ("t5", "mt5"):
+        raise InputError(f"{path} has model_type {model_type!r}: give a t5 or mt5")
+    if values.get("is_encoder_decoder", True) is False:
+        raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
+    if "quantization_config" in values:
+        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    for name, needed in _SPECIAL_IDS.items():
+        found = values.get(name, generation.get(name))
+        if found not in (None, needed, [needed]):
+            raise InputError(
+                f"{path} has {name} {found}, T5 decodes with {needed}: give a "
+                "checkpoint with T5's special ids"
+            )
+
+
+def _read_config(values: dict[str, Any], path: Path) -> T5Config:
+    """Our configuration; ``_settle_output_layer`` has the last word on the logits."""
+    # Values that transformers leaves out, or writes as null, at their defaults.
+    present = {name: value for name, value in values.items() if value is not None}
+    projection = present.get("feed_forward_proj", "relu")
+    if projection not in _ACTIVATIONS:
+        raise InputError(
+            f"{path} has feed_forward_proj {projection!r}: supported are {', '.join(_ACTIVATIONS)}"
+        )
+    with describing(path, "T5"):
+        return T5Config(
+            vocab_size=present["vocab_size"],
+            emb_dim=present["d_model"],
+            num_heads=present["num_heads"],
+            head_dim=present["d_kv"],
+            mlp_dim=present["d_ff"],
+            num_encoder_layers=present["num_layers"],
+            num_decoder_layers=present.get("num_decoder_layers", present["num_layers"]),
+            mlp_activations=_ACTIVATIONS[projection],
+            dropout_rate=present.get("dropout_rate", 0.1),
+            relpos_num_buckets=present.get("relative_attention_num_buckets", 32),
+            relpos_max_distance=present.get("relative_attention_max_distance", 128),
+            layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-6),
+        )
+
+
+def _model_type(stored: StoredModel) -> str:
+    """ "t5" or "mt5": as config.json had it, or by the number of ids.
+
+    ByT5 is a "t5" there. The two names differ in what transformers takes for granted, not
+    in the network.
+    """
+    by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
+    return stored.metadata.get("model_type") or by_size
+
+
+def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
+    """config.json for transformers, of version 4 and 5.
+
+    Raises:
+        InputError: a dtype or an activation that is not among T5's there.
+    """
+    check_stored_dtype(dtype)
+    projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+    if config.mlp_activations not in projections:
+        raise InputError(
+            f"transformers has no T5 with activations {config.mlp_activations}: "
+            f"it has {', '.join(map(str, projections))}"
+        )
+    return {
+        "architectures": [f"{kind.upper()}ForConditionalGeneration"],
+        "model_type": kind,
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.emb_dim,
+        "d_kv": config.head_dim,
+        "d_ff": config.mlp_dim,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "num_heads": config.num_heads,
+        "feed_forward_proj": projections[config.mlp_activations],
+        "dropout_rate": config.dropout_rate,
+        "relative_attention_num_buckets": config.relpos_num_buckets,
+        "relative_attention_max_distance": config.relpos_max_distance,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        # Decides in every version whether the logits are rescaled, too.
+        "tie_word_embeddings": config.logits_via_embedding,
+        "torch_dtype": dtype,
+        **_SPECIAL_IDS,
+    }
+
+
+def _rescales_logits(values: dict[str, Any]) -> bool:
+    """Whether transformers multiplies the last states by ``d_model ** -0.5``.
+
+    Up to version 4 tying implies rescaling. Version 5 writes
+    ``tie_word_embeddings: true`` for every model: T5 then has a separate
+    ``scale_decoder_outputs``, and mT5 never rescales.
+    """
+    is_mt5 = values["model_type"] == "mt5"
+    major = str(values.get("transformers_version", "")).partition(".")[0]
+    if is_mt5 and major.isdigit() and int(major) >= 5:
+        return False
+    tied = values.get("tie_word_embeddings", not is_mt5) is not False
+    return tied if is_mt5 else values.get("scale_decoder_outputs", tied) is not False

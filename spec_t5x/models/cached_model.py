@@ -1,0 +1,105 @@
+"""A network over a static cache and its parameters, bound together as the loops' ``Target``."""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.models.cache import Cache
+from spec_t5x.types import Array, Float, Float32, Int, PyTree
+
+
+@flax.struct.dataclass
+class CachedModel:
+    """Scores tokens against a cache; ``T5Model`` and ``GPTModel`` say how one begins.
+
+    A pytree whose leaves are the parameters, so that it is passed into compiled
+    functions. Serves as a target, and as the model inside a ``TransformerDraft``.
+    """
+
+    params: PyTree
+    # Has a ``config``, ``extend_states`` and ``extend_nodes``.
+    module: nn.Module = flax.struct.field(pytree_node=False)
+    # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
+    kernels: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @classmethod
+    def of_module(cls, params: PyTree, module: nn.Module) -> "CachedModel":
+        """Binds a parameter tree to its network."""
+        params = jax.tree.map(jnp.asarray, params)
+        return cls(params, module, kernels=cpu_kernels.suit(params))
+
+    @property
+    def config(self) -> Any:
+        """The sizes of the network."""
+        return self.module.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, padding of the vocabulary included."""
+        return self.config.vocab_size
+
+    @property
+    def state_size(self) -> int:
+        """Width of a decoder state."""
+        return self.config.emb_dim
+
+    def score(
+        self, cache: Cache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], Cache]:
+        """Feeds new tokens at each row's length: logits after each, longer cache."""
+        logits, _, cache = self.score_states(cache, tokens)
+        return logits, cache
+
+    def score_states(
+        self, cache: Cache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        """``score``, with the normed states that the logits were made from."""
+        return self._apply(cache, tokens, method="extend_states")
+
+    @property
+    def scores_parts(self) -> bool:
+        """Whether ``score_part`` saves time: with the kernels, which skip the rest of a block."""
+        return self.kernels
+
+    def score_part(
+        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
+        with cpu_kernels.using_first(num):
+            return self.score_states(cache, tokens)
+
+    def num_slots(self, cache: Cache) -> int:
+        """How many tokens of a row the cache has room for."""
+        return cache.max_length
+
+    def score_nodes(
+        self, cache: Cache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Cache]:
+        """Feeds tokens of a tree to their slots: logits after each, written cache."""
+        logits, _, cache = self.score_node_states(cache, nodes)
+        return logits, cache
+
+    def score_node_states(
+        self, cache: Cache, nodes: Nodes
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
+        """``score_nodes``, with the states that the logits were made from."""
+        return self._apply(cache, nodes, method="extend_nodes")
+
+    def move(
+        self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
+    ) -> Cache:
+        """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
+        return cache.move(slots, starts)
+
+    def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
+        """The cache with each row's length set to ``lengths``."""
+        return cache.at(lengths)
+
+    def _apply(self, *args, method):
+        with cpu_kernels.using(self.kernels):
+            return self.module.apply({"params": self.params}, *args, method=method)
