@@ -16,7 +16,7 @@ from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.distill import DistillOptions
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.run import OptimizerOptions
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.run_data import TrainingData
 from spec_t5x.training.run_distill import KeptLayers, distill
 from spec_t5x.training.trainer import TrainOptions
@@ -126,7 +126,7 @@ def run(
             vocabulary=models.vocabulary,
             cache_dir=options.cache_dir,
         )
-        steps = int(result.training.state.step)
+        steps = int(result.state.step)
         if steps != training.steps:
             raise InputError(
                 f"{directory} has taken {steps} of {training.steps} steps: run the same command "
@@ -137,7 +137,7 @@ def run(
             outputs=outputs,
             on_policy=on_policy,
             steps=steps,
-            held_out=result.last,
+            held_out=result.dev,
         )
 
 

@@ -35,11 +35,9 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.distill import DistillOptions
-from spec_t5x.training.run import OptimizerOptions
-from spec_t5x.training.run_data import DataOptions, TaskDataOptions
+from spec_t5x.training.optimizers import OptimizerOptions
+from spec_t5x.training.run_data import DataOptions, TaskDataOptions, TextOptions
 from spec_t5x.training.run_distill import KeptLayers
-from spec_t5x.training.run_heads import train_heads  # noqa: F401, registered by the import
-from spec_t5x.training.run_lm import TextOptions
 from spec_t5x.training.text_metrics import MetricsOptions
 from spec_t5x.training.trainer import TrainOptions
 
@@ -113,8 +111,9 @@ TRAININGS = {
     "train": {"model": T5Config, **OF_EVERY_TRAINING},
     "distill": {"layers": KeptLayers, "distillation": DistillOptions, **OF_EVERY_TRAINING},
     "train_heads": OF_EVERY_TRAINING,
-    "train_lm": {"model": GPTConfig, **OF_EVERY_TRAINING, "data": TextOptions},
 }
+# What may stand in a class's place.
+ALTERNATIVES = {DataOptions: (TaskDataOptions, TextOptions), T5Config: (GPTConfig,)}
 
 
 class Header(NamedTuple):
@@ -242,15 +241,13 @@ def check_training(name):
     built = {}
     for argument, cls in TRAININGS[name].items():
         reference = gin.query_parameter(f"{name}.{argument}")
-        if cls is DataOptions and repr(reference) == "@TaskDataOptions()":
-            # In its place.
-            cls = TaskDataOptions
         if cls is KeptLayers and reference is None:
             # A draft of its own sizes.
             argument, cls = "model", T5Config
             reference = gin.query_parameter(f"{name}.{argument}")
-        assert repr(reference) == f"@{cls.__name__}()"
-        built[argument] = gin.get_configurable(cls.__name__)()
+        names = [each.__name__ for each in (cls, *ALTERNATIVES.get(cls, ()))]
+        assert repr(reference) in [f"@{each}()" for each in names]
+        built[argument] = build(repr(reference)[1:-2])
     assert gin.query_parameter(f"{name}.output_dir") is not None
     built["optimizer"].build(built["options"].steps)
     data = built["data"]

@@ -12,7 +12,7 @@ from spec_t5x.experiments.objectives import ObjectivesOptions, Row
 from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.distill import DistillOptions
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.run import OptimizerOptions
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.run_data import DataOptions
 from spec_t5x.training.run_distill import KeptLayers
 from spec_t5x.training.trainer import TrainOptions

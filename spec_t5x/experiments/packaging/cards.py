@@ -145,11 +145,11 @@ spec-t5x train --gin_file=gin_configs/runs/train_ende_target_more.gin \\
         title="the draft of ende-target",
         about="Network: {network}. It encodes the source itself.",
         training="""\
-spec-t5x train --gin_file=gin_configs/runs/train_ende_draft.gin \\
-  --gin.TEACHER="'runs/target/model'" --gin.VOCABULARY="'runs/target/model/spiece.model'" \\
+spec-t5x distill --gin_file=gin_configs/runs/train_ende_draft.gin \\
+  --gin.CHECKPOINT_PATH="'runs/target/model'" \\
   --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/draft'"
 spec-t5x distill --gin_file=gin_configs/runs/distill_ende_draft.gin \\
-  --gin.CHECKPOINT_PATH="'ende-target'" --gin.INITIAL_DRAFT="'runs/draft/model'" \\
+  --gin.CHECKPOINT_PATH="'ende-target'" --gin.INITIAL_DRAFT="'runs/draft/draft'" \\
   --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/draft-more'\"""",
         data=_ENDE_DATA,
         folder=ENDE,
@@ -198,13 +198,13 @@ spec-t5x train --gin_file=gin_configs/runs/train_summaries_target_more.gin \\
         title="the draft of summaries-target",
         about="Network: {network}. It encodes the source itself.",
         training="""\
-spec-t5x train --gin_file=gin_configs/runs/train_summaries_draft.gin \\
-  --gin.train.initial_checkpoint="'runs/draft/model'" \\
-  --gin.TEACHER="'runs/summaries-target/model'" \\
+spec-t5x distill --gin_file=gin_configs/runs/train_summaries_draft.gin \\
+  --gin.distill.initial_checkpoint="'runs/draft/draft'" \\
+  --gin.CHECKPOINT_PATH="'runs/summaries-target/model'" \\
   --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-draft'"
 spec-t5x distill --gin_file=gin_configs/runs/distill_summaries_draft.gin \\
   --gin.CHECKPOINT_PATH="'summaries-target'" \\
-  --gin.INITIAL_DRAFT="'runs/summaries-draft/model'" \\
+  --gin.INITIAL_DRAFT="'runs/summaries-draft/draft'" \\
   --gin.DATA_DIR="'data/summarize'" --gin.OUTPUT_DIR="'runs/summaries-draft-more'\"""",
         data=_SUMMARIES_DATA,
         folder=SUMMARIES,
@@ -235,8 +235,9 @@ spec-t5x train-lm --gin_file=gin_configs/runs/train_lm_target.gin \\
         title="the draft of lm-target",
         about="Network: {network}.",
         training="""\
-spec-t5x train-lm --gin_file=gin_configs/runs/train_lm_draft.gin \\
-  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/lm-draft'" --gin.TEACHER="'lm-target'\"""",
+spec-t5x distill --gin_file=gin_configs/runs/train_lm_draft.gin \\
+  --gin.CHECKPOINT_PATH="'lm-target'" \\
+  --gin.DATA_DIR="'data/ende'" --gin.OUTPUT_DIR="'runs/lm-draft'\"""",
         data=_LM_DATA,
         folder=ENDE,
         measurements=_lm("lm-draft"),

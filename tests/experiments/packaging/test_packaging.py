@@ -19,8 +19,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments.packaging import __main__ as packaging
 from spec_t5x.experiments.packaging import cards
 from spec_t5x.experiments.packaging.cards import CARDS, Measurement
-from spec_t5x.training import run as run_t5  # noqa: F401, gin knows what is imported
-from spec_t5x.training import run_distill, run_heads, run_lm  # noqa: F401
+from spec_t5x.training import run_distill, run_train  # noqa: F401, gin knows what is imported
 
 REPOSITORY = Path(__file__).parents[3]
 
