@@ -28,7 +28,7 @@ class LossSums:
     On the device or, once fetched, numpy's: hence no array type here.
     """
 
-    loss: Any  # what is minimized, regularisers included
+    loss: Any  # what is minimized, regularizers included
     cross_entropy: Any  # nats, without smoothing and z-loss
     num_correct: Any  # tokens whose largest logit is the target's
     num_tokens: Any
@@ -44,7 +44,7 @@ class LossWindow:
     same line as one that was not.
     """
 
-    loss: float = 0.0  # nats, what is minimized
+    loss: float = 0.0  # nats, of what is minimized
     num_correct: float = 0.0
     num_tokens: float = 0.0
 

@@ -70,12 +70,12 @@ def _lines_with_steps(path: Path) -> list[tuple[bytes, int]]:
     ]
 
 
-def _step(line: bytes, place: str) -> int:
+def _step(line: bytes, where: str) -> int:
     try:
         return json.loads(line.decode()).get("step", 0)
     except (ValueError, AttributeError) as error:
         shown = line[:40].decode(errors="replace").strip()
         raise InputError(
-            f"{place} is {shown!r}, no JSON object: delete the line and run the same command "
+            f"{where} is {shown!r}, no JSON object: delete the line and run the same command "
             "again to resume from the newest checkpoint"
         ) from error

@@ -428,7 +428,7 @@ for _settings in (DataOptions, TaskDataOptions, TextOptions):
 def load_batches(
     data: TrainingData, vocabulary: Vocabulary, directory: Path, seed: int
 ) -> tuple[Batches | Positioned, Batches | None]:
-    """What is trained on and what is held out; tokens are kept in ``directory/cache``."""
+    """The training and the held-out batches; tokens are kept in ``directory/cache``."""
     cache_dir = directory / "cache"
     train_batches = data.train_batches(vocabulary, cache_dir, seed)
     if isinstance(train_batches, Batches):

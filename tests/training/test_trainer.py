@@ -262,15 +262,9 @@ def test_schedule_values():
     values = [float(schedule(step)) for step in range(20)]
     expected = [0.2, 0.4, 0.6, *[0.8] * 13, 0.64, 0.48, 0.32, 0.16]
     np.testing.assert_allclose(values, expected, rtol=1e-6)
-
-
-def test_rsqrt_schedule():
     schedule = make_schedule(peak=1.0, steps=1000, warmup_steps=25, decay="rsqrt")
-    np.testing.assert_allclose(
-        [float(schedule(step)) for step in (0, 24, 25, 100, 400)],
-        [0.04, 1.0, 1.0, 0.5, 0.25],
-        rtol=1e-6,
-    )
+    values = [float(schedule(step)) for step in (0, 24, 25, 100, 400)]
+    np.testing.assert_allclose(values, [0.04, 1.0, 1.0, 0.5, 0.25], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
