@@ -118,12 +118,11 @@ run_stage() {
         --vocabulary "$target" --order 3 --min_count 3
       ;;
     draft)
-      training draft train train_ende_draft "--gin.TEACHER='$output/target/model'" \
-        "--gin.VOCABULARY='$target/spiece.model'"
+      training draft distill train_ende_draft "--gin.CHECKPOINT_PATH='$output/target/model'"
       ;;
     draft_more)
       training draft_more distill distill_ende_draft "--gin.CHECKPOINT_PATH='$target'" \
-        "--gin.INITIAL_DRAFT='$output/draft/model'"
+        "--gin.INITIAL_DRAFT='$output/draft/draft'"
       ;;
     heads) training heads train-heads train_ende_heads "--gin.TARGET='$target'" ;;
     summaries_target)
@@ -135,14 +134,14 @@ run_stage() {
         "--gin.train.initial_checkpoint='$output/summaries_target/model'"
       ;;
     summaries_draft)
-      summaries summaries_draft train train_summaries_draft \
-        "--gin.TEACHER='$output/summaries_target/model'" \
-        "--gin.train.initial_checkpoint='$output/draft/model'"
+      summaries summaries_draft distill train_summaries_draft \
+        "--gin.CHECKPOINT_PATH='$output/summaries_target/model'" \
+        "--gin.distill.initial_checkpoint='$output/draft/draft'"
       ;;
     summaries_draft_more)
       summaries summaries_draft_more distill distill_summaries_draft \
         "--gin.CHECKPOINT_PATH='$teacher'" \
-        "--gin.INITIAL_DRAFT='$output/summaries_draft/model'"
+        "--gin.INITIAL_DRAFT='$output/summaries_draft/draft'"
       ;;
     summaries_ngram)
       counting summaries_ngram --data "$data/summarize/debian_train.tsv.gz" --column 1 \

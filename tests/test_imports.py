@@ -103,7 +103,7 @@ def test_imports_point_one_way():
         ("sampling/distributions.py", "from spec_t5x.interfaces import Target"),
         ("models/t5.py", "def f():\n    from spec_t5x.checkpoints import native"),
         ("models/t5.py", "from spec_t5x.drafts import transformer"),
-        ("training/run.py", "from spec_t5x.cli.main import main"),
+        ("training/run_train.py", "from spec_t5x.cli.main import main"),
         ("models/t5.py", "import tensorflow as tf"),
         ("loops/speculative.py", "from t5x import decoding"),
         ("generation.py", "import seqio"),

@@ -125,14 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         benchmark,
         compile_tpu,
         convert,
-        distill,
         evaluate,
         generate,
         infer,
         reproduce,
         train,
-        train_heads,
-        train_lm,
         train_ngram,
     )
 
@@ -142,22 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (
-        generate,
-        infer,
-        evaluate,
-        acceptance,
-        benchmark,
-        train,
-        distill,
-        train_heads,
-        train_lm,
-        train_ngram,
-        convert,
-        compile_tpu,
-        reproduce,
-    ):
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
+    named = (
+        _by_name(generate, infer, evaluate, acceptance, benchmark)
+        | train.TRAININGS
+        | _by_name(train_ngram, convert, compile_tpu, reproduce)
+    )
+    for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -170,6 +157,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=module.run)
     return parser
+
+
+def _by_name(*modules):
+    return {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in modules}
 
 
 if __name__ == "__main__":

@@ -1,41 +1,49 @@
-"""``spec-t5x train``: trains a target or a draft as a gin file says."""
+"""``spec-t5x train``, ``train-lm``, ``train-heads`` and ``distill``: train as a gin file says."""
 
 import argparse
-from collections.abc import Callable
+import dataclasses
+import importlib
 
-HELP = "train a model as a gin file says; run again to go on after an interruption"
-
-# Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: what
-# sysexits.h has for "try again later".
+# Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: that of
+# sysexits.h for "try again later".
 OUT_OF_TIME = 75
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
-    parser.add_argument("--gin_file", action="append", required=True, metavar="FILE")
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A command that calls a gin configurable; its fields are those of a command's module."""
+
+    module: str
+    function: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The command's flags; ``--gin.NAME=VALUE`` is taken by every command."""
+        parser.add_argument("--gin_file", action="append", required=True, metavar="FILE")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Trains with what files and flags bind. Exit status 0, or ``OUT_OF_TIME``."""
+        from spec_t5x.cli.gin_files import parse_gin
+        from spec_t5x.errors import InputError
+
+        configurable = getattr(importlib.import_module(self.module), self.function)
+        parse_gin(args.gin_file, args.gin_bindings)
+        try:
+            result = configurable()
+        except TypeError as error:
+            reason = str(error).splitlines()[0]
+            if "missing" not in reason:
+                raise
+            raise InputError(f"gin: {reason}: bind it in the gin file") from error
+        return 0 if result.finished else OUT_OF_TIME
 
 
-def run(args: argparse.Namespace) -> int:
-    """Trains."""
-    from spec_t5x.training.run import train
-
-    return run_as_gin_says(train, args)
-
-
-def run_as_gin_says(configurable: Callable, args: argparse.Namespace) -> int:
-    """Calls a training, which is a gin configurable, with what files and flags bind.
-
-    Exit status 0, or ``OUT_OF_TIME``.
-    """
-    from spec_t5x.cli.gin_files import parse_gin
-    from spec_t5x.errors import InputError
-
-    parse_gin(args.gin_file, args.gin_bindings)
-    try:
-        result = configurable()
-    except TypeError as error:
-        reason = str(error).splitlines()[0]
-        if "missing" not in reason:
-            raise
-        raise InputError(f"gin: {reason}: bind it in the gin file") from error
-    return 0 if result.finished else OUT_OF_TIME
+_RUN_TRAIN, _RUN_DISTILL = "spec_t5x.training.run_train", "spec_t5x.training.run_distill"
+_AS = "as a gin file says; the same command resumes it"
+TRAININGS = {
+    "train": Training(_RUN_TRAIN, "train", f"train a model {_AS}"),
+    "distill": Training(_RUN_DISTILL, "distill", f"train a draft for a target {_AS}"),
+    "train-heads": Training(_RUN_TRAIN, "train_heads", f"train draft heads for a target {_AS}"),
+    # ``train`` under the name of what its gin file binds.
+    "train-lm": Training(_RUN_TRAIN, "train", f"train a language model {_AS}"),
+}

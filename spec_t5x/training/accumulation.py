@@ -14,7 +14,7 @@ from spec_t5x.models.logical_axes import constrain
 from spec_t5x.training.losses import LossSums
 from spec_t5x.types import PAD_ID, Array, Key, PyTree
 
-# Of parameters, a batch's arrays, the dropout's key and what is not learnt.
+# Of parameters, a batch's arrays, the dropout key and parameters that are not trained.
 LossFn = Callable[[PyTree, PyTree, Key[Array, ""], PyTree | None], LossSums]
 
 

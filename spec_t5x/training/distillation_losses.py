@@ -1,7 +1,6 @@
 """Divergences that a draft is trained down: between its distributions and the target's.
 
-With p the target's distribution of a token (the teacher's) and q the draft's (the
-student's), in nats except the last:
+With p the target's distribution of a token and q the draft's, in nats except the last:
 
     forward_kl        KL(p || q): the draft covers all that the target may say
     reverse_kl        KL(q || p): the draft says nothing that the target does not
@@ -88,67 +87,35 @@ def _divergence(terms: Callable[[_Pair], Array], slopes: Callable[[_Pair], Array
     return divergence
 
 
-_forward_kl = _divergence(
-    terms=lambda pair: _times(pair.target_probs, pair.log_ratio),
-    slopes=lambda pair: -pair.target_probs,
-)
-_reverse_kl = _divergence(
-    terms=lambda pair: -_times(pair.draft_probs, pair.log_ratio),
-    slopes=lambda pair: -_times(pair.draft_probs, pair.log_ratio),
-)
-_jeffreys = _divergence(
-    terms=lambda pair: (
-        _times(pair.target_probs, pair.log_ratio) - _times(pair.draft_probs, pair.log_ratio)
-    ),
-    slopes=lambda pair: -_times(pair.draft_probs, pair.log_ratio) - pair.target_probs,
-)
-_total_variation = _divergence(
-    # Half the distance, not one less the overlap: exact near 0.
-    terms=lambda pair: 0.5 * jnp.abs(pair.target_probs - pair.draft_probs),
-    slopes=lambda pair: _times(pair.draft_probs, 0.5 * _sign_of_excess(pair)),
-)
-
-
 def _sign_of_excess(pair: _Pair) -> Array:
     """+1 where the draft says a token too often, -1 where too seldom, 0 where just right."""
     return jnp.sign(pair.draft_probs - pair.target_probs)
 
 
-def forward_kl(
-    target_logits: Float32[Array, "batch length vocab"],
-    draft_logits: Float32[Array, "batch length vocab"],
-) -> Float32[Array, "batch length"]:
-    """KL(target || draft) of every token, in nats; its gradient is the draft's alone."""
-    return _forward_kl(target_logits, draft_logits)
-
-
-def reverse_kl(
-    target_logits: Float32[Array, "batch length vocab"],
-    draft_logits: Float32[Array, "batch length vocab"],
-) -> Float32[Array, "batch length"]:
-    """KL(draft || target) of every token, in nats; its gradient is the draft's alone."""
-    return _reverse_kl(target_logits, draft_logits)
-
-
-def jeffreys(
-    target_logits: Float32[Array, "batch length vocab"],
-    draft_logits: Float32[Array, "batch length vocab"],
-) -> Float32[Array, "batch length"]:
-    """``forward_kl + reverse_kl`` of every token, in nats."""
-    return _jeffreys(target_logits, draft_logits)
-
-
-def total_variation(
-    target_logits: Float32[Array, "batch length vocab"],
-    draft_logits: Float32[Array, "batch length vocab"],
-) -> Float32[Array, "batch length"]:
-    """``1 - sum min(p, q)`` of every token, in [0, 1]: how likely a draft is to be refused.
-
-    Where two distributions have next to nothing in common, so has the gradient: a draft
-    that starts from nothing is better begun with ``forward_kl``.
-    """
-    return _total_variation(target_logits, draft_logits)
-
+# KL(target || draft) of every token, in nats.
+forward_kl = _divergence(
+    terms=lambda pair: _times(pair.target_probs, pair.log_ratio),
+    slopes=lambda pair: -pair.target_probs,
+)
+# KL(draft || target), in nats.
+reverse_kl = _divergence(
+    terms=lambda pair: -_times(pair.draft_probs, pair.log_ratio),
+    slopes=lambda pair: -_times(pair.draft_probs, pair.log_ratio),
+)
+# The sum of both, in nats.
+jeffreys = _divergence(
+    terms=lambda pair: (
+        _times(pair.target_probs, pair.log_ratio) - _times(pair.draft_probs, pair.log_ratio)
+    ),
+    slopes=lambda pair: -_times(pair.draft_probs, pair.log_ratio) - pair.target_probs,
+)
+# 1 - sum min(p, q), in [0, 1]: the probability of a rejection. Where the distributions hardly
+# overlap, the gradient is next to 0: a draft from scratch better starts with forward_kl.
+total_variation = _divergence(
+    # Half the distance, not one less the overlap: exact near 0.
+    terms=lambda pair: 0.5 * jnp.abs(pair.target_probs - pair.draft_probs),
+    slopes=lambda pair: _times(pair.draft_probs, 0.5 * _sign_of_excess(pair)),
+)
 
 # By the names in gin files.
 DIVERGENCES: dict[str, Divergence] = {

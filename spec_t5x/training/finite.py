@@ -1,4 +1,4 @@
-"""A run that has diverged stops, and says where."""
+"""A run that has diverged stops with a message that says where."""
 
 import dataclasses
 import math
@@ -11,16 +11,16 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.errors import InputError
 from spec_t5x.training.losses import LossSums
-from spec_t5x.training.schedules import Schedule
+from spec_t5x.training.optimizers import Schedule
 from spec_t5x.types import PyTree
 
-# Of the parameters that are not finite, so many are named.
+# So many of the parameters that are not finite are named.
 NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTaken:
-    """A step, for the message should it prove to be one too many."""
+    """A step, for the message if its loss is not finite."""
 
     number: int  # counted from 1, as the log counts
     schedule: Schedule
@@ -37,14 +37,16 @@ class StepTaken:
         )
 
 
-def check_sums(sums: LossSums, step: StepTaken, params: PyTree, stays: Callable[[], str]) -> None:
+def check_sums(
+    sums: LossSums, step: StepTaken, params: PyTree, describe_latest: Callable[[], str]
+) -> None:
     """Stops a run whose loss or gradient is not finite.
 
     Args:
         sums: of the step, fetched.
         step: which it was.
-        params: as they are now; looked at for the message alone.
-        stays: says which checkpoint there is.
+        params: as they are now, for the message only.
+        describe_latest: says which checkpoint there is.
 
     Raises:
         InputError: the loss or the gradient's norm is infinite or not a number.
@@ -56,34 +58,34 @@ def check_sums(sums: LossSums, step: StepTaken, params: PyTree, stays: Callable[
     gradient = "" if norm is None else f" and a gradient of norm {float(norm):.3g}"
     raise InputError(
         f"step {step.number} has a loss of {loss:.3g}{gradient} ({step}; {_state_of(params)}); "
-        f"{_remedy(stays)}"
+        f"{_remedy(describe_latest)}"
     )
 
 
-def check_params(params: PyTree, step: int, stays: Callable[[], str]) -> None:
+def check_params(params: PyTree, step: int, describe_latest: Callable[[], str]) -> None:
     """Stops a run before parameters that are not finite are written or measured.
 
     Raises:
         InputError: some are infinite or not numbers.
     """
     if not _all_finite(params):
-        raise InputError(f"{_state_of(params)} after step {step}; {_remedy(stays)}")
+        raise InputError(f"{_state_of(params)} after step {step}; {_remedy(describe_latest)}")
 
 
-def check_measured(value: float, what: str, step: int, stays: Callable[[], str]) -> None:
-    """Stops a run whose parameters are numbers and lead to none.
+def check_measured(value: float, what: str, step: int, describe_latest: Callable[[], str]) -> None:
+    """Stops a run whose parameters are finite and whose evaluation is not.
 
     Raises:
         InputError: the value is infinite or not a number.
     """
     if not math.isfinite(value):
-        raise InputError(f"the {what} after step {step} is {value:.3g}; {_remedy(stays)}")
+        raise InputError(f"the {what} after step {step} is {value:.3g}; {_remedy(describe_latest)}")
 
 
-def _remedy(stays: Callable[[], str]) -> str:
+def _remedy(describe_latest: Callable[[], str]) -> str:
     return (
-        f"of the checkpoints, {stays()}: lower OptimizerOptions.learning_rate, or look at that "
-        "batch, and run the same command again"
+        f"{describe_latest()}: lower OptimizerOptions.learning_rate, or check that batch, and run "
+        "the same command again"
     )
 
 

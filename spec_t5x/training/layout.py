@@ -1,7 +1,7 @@
-"""A run over many devices: where its state lies, and the rows of its batches.
+"""A run over many devices: how its state and the rows of its batches are sharded.
 
-Parameters lie by the network's logical axes, as where text is generated
-(``models.partitioning``), and the optimizer's state as the parameters that it is of.
+Parameters are sharded by the network's logical axes, as in inference (``models.partitioning``),
+and the optimizer's state as the parameters that it belongs to.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.binding import Model
 from spec_t5x.models.partitioning import (
     batch_sharding,
     make_mesh,
@@ -27,10 +27,10 @@ from spec_t5x.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where everything lies. Without a mesh, on JAX's default device."""
+    """The shardings of a run. Without a mesh, JAX's default device."""
 
     mesh: Mesh | None = None
-    params: PyTree = None  # a ``NamedSharding`` for each that is learnt
+    params: PyTree = None  # a ``NamedSharding`` for each that is trained
 
     @classmethod
     def create(
@@ -44,7 +44,7 @@ class Layout:
         Args:
             data_parallel: None takes as many as there are devices for.
             model_parallel: devices that share one copy of the parameters.
-            param_shardings: of a mesh, how the parameters that are learnt lie on it.
+            param_shardings: shardings of the trained parameters on a mesh.
 
         Raises:
             InputError: there are too few devices, or they cannot be shared out.
@@ -57,14 +57,14 @@ class Layout:
         return cls(mesh=mesh, params=param_shardings(mesh))
 
     def within(self) -> contextlib.AbstractContextManager:
-        """What is computed within it is computed on these devices."""
+        """A context that computes on these devices."""
         return contextlib.nullcontext() if self.mesh is None else partitioned(self.mesh)
 
-    def frozen(self, params: PyTree, config: ModelConfig) -> PyTree:
-        """The parameters of a whole network that is only read, on these devices."""
+    def frozen(self, model: Model) -> PyTree:
+        """The parameters of a model that is not trained, on these devices."""
         if self.mesh is None:
-            return params
-        return jax.device_put(params, param_shardings(config, self.mesh))
+            return jax.device_put(model.params)
+        return jax.device_put(model.params, param_shardings(model.config, self.mesh))
 
     def rows(self, inputs: PyTree, parts: int = 1) -> PyTree:
         """A batch's arrays, their rows over the replicas.
@@ -78,10 +78,7 @@ class Layout:
         return jax.device_put(inputs, batch_sharding(self.mesh))
 
     def initial(self, init: Callable[[], PyTree]) -> PyTree:
-        """What ``init`` gives, a state: none of it is ever whole on one device.
-
-        It must hold its parameters as ``params``.
-        """
+        """The ``trainer.TrainState`` that ``init`` returns; never whole on one device."""
         if self.mesh is None:
             return jax.jit(init)()
         return jax.jit(init, out_shardings=self.state(jax.eval_shape(init)))()
@@ -89,9 +86,9 @@ class Layout:
     def state(self, state: PyTree) -> PyTree:
         """A ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
 
-        A tree within it that is built as the parameters are is theirs: averages of
-        gradients lie as the parameters do, and Adafactor's, which are averages over one
-        axis, as the other axes. All else is on every device.
+        A subtree with the structure of the parameters belongs to them: averages of gradients
+        are sharded as the parameters, and Adafactor's, which are averages over one axis, as
+        the other axes. All else is replicated.
         """
         structure = jax.tree.structure(state.params)
 
@@ -108,7 +105,7 @@ class Layout:
         return jax.tree.map(shardings, state, is_leaf=is_of_params)
 
     def step(self, train_step: Callable, state: PyTree) -> Callable:
-        """The jitted step, whose new state lies as the old one."""
+        """The jitted step, whose new state is sharded as the old one."""
         if self.mesh is None:
             return train_step
         out_shardings = (self.state(state), replicated(self.mesh))
@@ -143,7 +140,7 @@ def count_replicas(data_parallel: int | None, model_parallel: int) -> int:
 
 
 def _as_param(leaf, param, sharding: NamedSharding, mesh: Mesh) -> NamedSharding:
-    """Where an array lies that belongs to a parameter."""
+    """The sharding of an array that belongs to a parameter."""
     if leaf.shape == param.shape:
         return sharding
     spec = [*sharding.spec, *[None] * (len(param.shape) - len(sharding.spec))]

@@ -1,4 +1,4 @@
-"""Token losses, summed over the tokens that count.
+"""Token losses, summed over the tokens of a batch, of a log line, of a held-out set.
 
 The vocabulary axis is by far the largest array of a small model's step, so the
 cross-entropy has a hand-written derivative: it reads the logits three times in
@@ -6,13 +6,17 @@ all (maximum, sums, derivative) and stores nothing of their size but the
 derivative itself.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from spec_t5x.errors import InputError
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
 
@@ -24,12 +28,89 @@ class LossSums:
     On the device or, once fetched, numpy's: hence no array type here.
     """
 
-    loss: Any  # what is minimised, regularisers included
+    loss: Any  # what is minimized, regularizers included
     cross_entropy: Any  # nats, without smoothing and z-loss
     num_correct: Any  # tokens whose largest logit is the target's
     num_tokens: Any
     # Of a training step, the global norm of its gradient before clipping.
     gradient_norm: Any = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class LossWindow:
+    """Sums over the steps since the last log line, in float64.
+
+    Every checkpoint holds them, so that a run that was killed between two log lines writes the
+    same line as one that was not.
+    """
+
+    loss: float = 0.0  # nats, of what is minimized
+    num_correct: float = 0.0
+    num_tokens: float = 0.0
+
+    def add(self, sums: LossSums) -> None:
+        """Adds a step's sums, which are fetched."""
+        self.loss += float(sums.loss)
+        self.num_correct += float(sums.num_correct)
+        self.num_tokens += float(sums.num_tokens)
+
+    @property
+    def mean_loss(self) -> float:
+        """Per token; 0 without tokens."""
+        return self.loss / max(self.num_tokens, 1.0)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the tokens that were predicted."""
+        return self.num_correct / max(self.num_tokens, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DevMetrics:
+    """Means over the target tokens of a held-out set."""
+
+    cross_entropy: float  # nats per token, EOS included
+    accuracy: float  # share of tokens predicted given the right ones before
+    num_tokens: int
+
+    name = "dev loss"
+
+    @classmethod
+    def of(cls, sums: Sequence) -> "DevMetrics":
+        """Of cross-entropy, correct tokens and tokens of each batch.
+
+        Raises:
+            InputError: the batches hold no token.
+        """
+        cross_entropy, num_correct, num_tokens = np.reshape(sums, (-1, 3)).sum(
+            axis=0, dtype=np.float64
+        )
+        if not num_tokens:
+            raise InputError("0 tokens to evaluate on: give a dev file with text")
+        return cls(
+            cross_entropy=float(cross_entropy / num_tokens),
+            accuracy=float(num_correct / num_tokens),
+            num_tokens=int(num_tokens),
+        )
+
+    @property
+    def value(self) -> float:
+        """The cross-entropy."""
+        return self.cross_entropy
+
+    @property
+    def perplexity(self) -> float:
+        """``exp(cross_entropy)``: 2.0 nats are 7.39."""
+        return float(np.exp(self.cross_entropy))
+
+    def __str__(self) -> str:
+        return f"dev loss {self.cross_entropy:.4f}  dev acc {self.accuracy:.3f}"
+
+    def curves(self) -> dict[str, float]:
+        """Loss and accuracy."""
+        return {"dev_loss": self.cross_entropy, "dev_accuracy": self.accuracy}
+
+    record = curves
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -42,7 +123,7 @@ def cross_entropy(
     """Cross-entropy of every token, in nats.
 
     Args:
-        logits: unnormalised scores.
+        logits: unnormalized scores.
         targets: the right tokens.
         label_smoothing: share of the target distribution spread evenly over the
             whole vocabulary, the right token included.
@@ -88,20 +169,20 @@ def token_losses(
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    teacher_logits: Float32[Array, "batch length vocab"] | None = None,
+    target_logits: Float32[Array, "batch length vocab"] | None = None,
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
     """Loss summed over the tokens of a batch; padding does not count.
 
-    With a teacher the loss of a token is ``(1 - w) * cross_entropy + w * divergence``, w
-    being ``distillation_weight`` and the divergence that of the name ``objective`` in
-    ``distillation_losses.DIVERGENCES``. For "cross_entropy" the teacher is of no use.
+    With a target's logits the loss of a token is ``(1 - w) * cross_entropy + w * divergence``,
+    w being ``distillation_weight`` and the divergence ``DIVERGENCES[objective]``. The objective
+    "cross_entropy" does not use them.
     """
     counts = targets != PAD_ID
     loss, plain = cross_entropy(logits, targets, label_smoothing, z_loss)
-    if teacher_logits is not None and objective != CROSS_ENTROPY:
-        divergence = DIVERGENCES[objective](teacher_logits, logits)
+    if target_logits is not None and objective != CROSS_ENTROPY:
+        divergence = DIVERGENCES[objective](target_logits, logits)
         if distillation_weight == 1.0:
             # Not 0 times the other, whose gradient would take a pass of its own.
             loss = divergence

@@ -1,4 +1,4 @@
-"""What a run found, a line of JSON for each time that it looked."""
+"""The log of a run: a line of JSON for each report."""
 
 import contextlib
 import json
@@ -11,14 +11,14 @@ from spec_t5x.errors import InputError
 
 
 class MetricsFile:
-    """``metrics.jsonl``: each line has a ``step``, and no step is told of twice.
+    """``metrics.jsonl``: each line has a ``step``, and no line is there twice.
 
-    A run that was killed goes on from a checkpoint, and takes again the steps that came
-    after: their lines are cut off. What it says again of the checkpoint's own step is there.
+    A run that was killed resumes from a checkpoint, and takes again the steps that came after:
+    their lines are removed. Lines about the checkpoint's own step are not added again.
     """
 
     def __init__(self, path: Path, start_step: int):
-        """Opens the file of a run that goes on after ``start_step`` steps.
+        """Opens the file of a run that resumes after ``start_step`` steps.
 
         Raises:
             InputError: it cannot be written, or one of its lines is broken.
@@ -27,7 +27,7 @@ class MetricsFile:
         with self._writing():
             lines = _lines_with_steps(path) if path.is_file() else []
             kept = [line for line, step in lines if step <= start_step]
-            self._said = {line.decode() for line, step in lines if step == start_step}
+            self._written = {line.decode() for line, step in lines if step == start_step}
             if kept:
                 # Aside and renamed: a kill leaves the old file or the new one.
                 aside = path.with_suffix(".unfinished")
@@ -43,7 +43,7 @@ class MetricsFile:
             InputError: it cannot be written.
         """
         line = json.dumps(values) + "\n"
-        if line in self._said:
+        if line in self._written:
             return
         with self._writing(), self._path.open("a", encoding="utf-8") as stream:
             stream.write(line)
@@ -54,13 +54,13 @@ class MetricsFile:
             yield
         except OSError as error:
             raise InputError(
-                f"{self._path} cannot be written: {error.strerror}: make room, and run the same "
-                "command again to go on from the newest checkpoint"
+                f"cannot write {self._path}: {error.strerror}: free some space and run the same "
+                "command again to resume from the newest checkpoint"
             ) from error
 
 
 def _lines_with_steps(path: Path) -> list[tuple[bytes, int]]:
-    """The whole lines of the file, each with the step that it tells of."""
+    """The whole lines of the file, each with its step."""
     lines = path.read_bytes().splitlines(keepends=True)
     return [
         (line, _step(line, f"line {number} of {path}"))
@@ -70,12 +70,12 @@ def _lines_with_steps(path: Path) -> list[tuple[bytes, int]]:
     ]
 
 
-def _step(line: bytes, place: str) -> int:
+def _step(line: bytes, where: str) -> int:
     try:
         return json.loads(line.decode()).get("step", 0)
     except (ValueError, AttributeError) as error:
         shown = line[:40].decode(errors="replace").strip()
         raise InputError(
-            f"{place} is {shown!r}, no JSON object: delete the line, and run the same command "
-            "again to go on from the newest checkpoint"
+            f"{where} is {shown!r}, no JSON object: delete the line and run the same command "
+            "again to resume from the newest checkpoint"
         ) from error

@@ -28,16 +28,16 @@ _DISCOUNT_QUARTERS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Texts behind one another, each after its start token."""
+    """Concatenated texts, each after its start token."""
 
     tokens: Int[np.ndarray, "tokens"]
-    # Place of each token in its text; the start token's is 0.
-    places: Int[np.ndarray, "tokens"]
+    # Position of each token in its text; the start token's is 0.
+    positions: Int[np.ndarray, "tokens"]
 
     @property
     def num_texts(self) -> int:
         """Number of start tokens."""
-        return int(np.count_nonzero(self.places == 0))
+        return int(np.count_nonzero(self.positions == 0))
 
     @property
     def num_predicted(self) -> int:
@@ -68,7 +68,7 @@ class _Entries:
 
 
 def join_texts(texts: Iterable[Sequence[int]]) -> Corpus:
-    """Puts texts behind one another.
+    """Concatenates texts.
 
     Args:
       texts: token ids without a start token, with an end-of-sequence token.
@@ -87,7 +87,7 @@ def join_texts(texts: Iterable[Sequence[int]]) -> Corpus:
         raise InputError("there is no text to count: give at least one line with a word")
     lengths = np.asarray(lengths, np.int64)
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return Corpus(tokens=np.asarray(tokens, np.int64), places=np.arange(len(tokens)) - starts)
+    return Corpus(tokens=np.asarray(tokens, np.int64), positions=np.arange(len(tokens)) - starts)
 
 
 def count_ngrams(
@@ -145,13 +145,13 @@ def _check(corpus: Corpus, vocab_size: int, **at_least_one: int) -> None:
 
 def _count_by_length(corpus: Corpus, vocab_size: int, order: int) -> Iterable[_Counts]:
     """What followed contexts of 1 … order - 1 tokens."""
-    tokens, places = corpus.tokens, corpus.places
+    tokens, positions = corpus.tokens, corpus.positions
     # Where the contexts end that a token of the same text follows, and which shorter
     # context ends there: at first the empty one.
-    ends = np.flatnonzero(places[1:] > 0)
+    ends = np.flatnonzero(positions[1:] > 0)
     shorter = np.zeros(len(ends), np.int64)
     for length in range(1, order):
-        reaches = places[ends] >= length - 1
+        reaches = positions[ends] >= length - 1
         ends, shorter = ends[reaches], shorter[reaches]
         keys = shorter * vocab_size + tokens[ends - (length - 1)]
         of_contexts, contexts = np.unique(keys, return_inverse=True)
@@ -186,7 +186,7 @@ def _entries(counted: _Counts, min_count: int, max_successors: int) -> _Entries:
 def _levels(
     counts: list[_Counts], entries: list[_Entries], vocab_size: int
 ) -> tuple[ContextLevel, ...]:
-    """The trie of the contexts that anything is stored for, numbered anew."""
+    """The trie of the contexts that anything is stored for, renumbered."""
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     levels, above = [], np.ones(1, bool)
     for counted, entry, kept in zip(counts, entries, _kept(counts, entries), strict=True):
@@ -229,7 +229,7 @@ def _longest_run(owners: Int[np.ndarray, "items"]) -> int:
 
 def _unigram(corpus: Corpus, vocab_size: int) -> Float32[np.ndarray, "vocab"]:
     """Discounted frequencies; what was taken is shared out among all tokens."""
-    counts = np.bincount(corpus.tokens[corpus.places > 0], minlength=vocab_size)
+    counts = np.bincount(corpus.tokens[corpus.positions > 0], minlength=vocab_size)
     discounted = np.maximum(counts - _DISCOUNT_QUARTERS / 4, 0)
     rest = counts.sum() - discounted.sum()
     return ((discounted + rest / vocab_size) / counts.sum()).astype(np.float32)

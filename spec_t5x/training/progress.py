@@ -1,10 +1,12 @@
-"""What a training run says: a bar on a terminal, plain lines elsewhere, JSON lines."""
+"""Progress of a training run: a bar on a terminal, plain lines elsewhere, JSON lines."""
 
+import contextlib
 import dataclasses
+import datetime
 import io
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from spec_t5x.training.metrics_file import MetricsFile
 
 
 def say(text: str) -> None:
-    """Tells whoever watches a run, before or after its steps."""
+    """Prints a line on standard error, before or after the steps of a run."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -30,10 +32,10 @@ class _Window:
 
 
 class ProgressReporter:
-    """Shows where a run stands; a context manager.
+    """Reports the steps of a run; a context manager.
 
-    Every report is also a line of ``metrics.jsonl``. Rates are those since the last
-    report, evaluation and checkpoints excluded.
+    Every report is also a line of ``metrics.jsonl``. Rates are those since the last report,
+    without evaluation and checkpoints.
     """
 
     def __init__(
@@ -47,9 +49,8 @@ class ProgressReporter:
     ):
         """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr).
 
-        Of an earlier run that went further than ``start_step``, the lines of its later steps
-        are taken out of ``metrics.jsonl``: those steps are taken again. With ``tensorboard``
-        the same figures go to ``tensorboard/`` in the directory.
+        Lines of ``metrics.jsonl`` about later steps than ``start_step`` are removed: those
+        steps are taken again. With ``tensorboard`` the same figures go to ``tensorboard/``.
         """
         self._stream = stream if stream is not None else sys.stderr
         self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
@@ -59,7 +60,6 @@ class ProgressReporter:
         if self._bar:
             self._task = self._bar.add_task("", total=steps, completed=start_step)
         self._window = _Window(started=time.monotonic())
-        self._step_seconds = 0.0
 
     def __enter__(self):
         if self._bar:
@@ -73,7 +73,7 @@ class ProgressReporter:
             self._curves.close()
 
     def count(self, step: int, tokens: int, pairs: int) -> None:
-        """Notes a finished step; ``step`` is the number of steps now taken."""
+        """Counts a step; ``step`` is the number of steps now taken."""
         self._window.steps += 1
         self._window.tokens += tokens
         self._window.pairs += pairs
@@ -85,7 +85,7 @@ class ProgressReporter:
         window, now = self._window, time.monotonic()
         seconds = max(now - window.started, 1e-9)
         self._window = _Window(started=now)
-        self._step_seconds = seconds / max(window.steps, 1)
+        step_seconds = seconds / max(window.steps, 1)
         tokens_per_s, pairs_per_s = window.tokens / seconds, window.pairs / seconds
         text = (
             f"loss {loss:.4f}  acc {accuracy:.3f}  lr {rate:.2e}  "
@@ -94,7 +94,7 @@ class ProgressReporter:
         if self._bar:
             self._bar.update(self._task, description=text)
         else:
-            left = _clock((self._steps - step) * self._step_seconds)
+            left = datetime.timedelta(seconds=round((self._steps - step) * step_seconds))
             self.say(f"step {step}/{self._steps}  {text}  {left} left")
         values = {
             "loss": loss,
@@ -103,26 +103,14 @@ class ProgressReporter:
             "tokens_per_s": tokens_per_s,
             "pairs_per_s": pairs_per_s,
         }
-        self._metrics.add(step=step, **values)
-        self._draw(step, values)
-
-    def report_dev(self, step: int, cross_entropy: float, accuracy: float) -> None:
-        """Shows the held-out loss."""
-        self.say(f"step {step}  dev loss {cross_entropy:.4f}  dev acc {accuracy:.3f}")
-        values = {"dev_loss": cross_entropy, "dev_accuracy": accuracy}
-        self._metrics.add(step=step, **values)
-        self._draw(step, values)
+        self._record(step, values, values)
 
     def note(
         self, step: int, text: str, curves: Mapping[str, float] | None = None, **values: Any
     ) -> None:
-        """Shows something else that was found, and records ``values``.
-
-        ``curves`` are the numbers of it that make a curve over the steps, by its name.
-        """
+        """Shows another result and records ``values``; ``curves`` are its figures by name."""
         self.say(f"step {step}  {text}")
-        self._metrics.add(step=step, **values)
-        self._draw(step, curves or {})
+        self._record(step, values, curves or {})
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -131,14 +119,18 @@ class ProgressReporter:
         else:
             print(text, file=self._stream, flush=True)
 
-    def pause(self) -> "_Pause":
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
         """A context whose duration does not count for the rates."""
-        return _Pause(self._window)
+        started = time.monotonic()
+        yield
+        self._window.started += time.monotonic() - started
 
-    def _draw(self, step: int, values: Mapping[str, float]) -> None:
+    def _record(self, step: int, values: Mapping[str, Any], curves: Mapping[str, float]) -> None:
+        self._metrics.add(step=step, **values)
         if self._curves:
-            self._curves.write_scalars(step, values)
-            # A run that is killed has drawn what it has told.
+            self._curves.write_scalars(step, curves)
+            # A run that is killed has written the curves of what it reported.
             self._curves.flush()
 
 
@@ -154,17 +146,6 @@ def _curves(directory: Path):
     return SummaryWriter(str(directory))
 
 
-class _Pause:
-    def __init__(self, window: _Window):
-        self._window = window
-
-    def __enter__(self):
-        self._started = time.monotonic()
-
-    def __exit__(self, *_):
-        self._window.started += time.monotonic() - self._started
-
-
 def _make_bar(stream: io.TextIOBase) -> rich.progress.Progress:
     return rich.progress.Progress(
         rich.progress.MofNCompleteColumn(),
@@ -173,9 +154,3 @@ def _make_bar(stream: io.TextIOBase) -> rich.progress.Progress:
         rich.progress.TimeRemainingColumn(compact=True),
         console=rich.console.Console(file=stream),
     )
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

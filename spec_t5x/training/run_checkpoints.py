@@ -1,8 +1,9 @@
 """The checkpoints of a run: each appears whole, with all that belongs to its step, or not.
 
-A step's directory holds the state, the sums of the log line that is being added up, and
-the position of the data: where a stream stands, or which pairs the step counts through. Orbax
-writes it under another name, which is no checkpoint, and renames it in the end.
+A step's directory holds the state, the sums of the unfinished log line, and the position of
+the data: where a stream stands, or a hash of the pairs that the step counts through. Orbax
+writes it under another name, which is no checkpoint, and renames it in the end. The newest
+checkpoints are kept, and the one with the highest score.
 """
 
 import contextlib
@@ -15,46 +16,56 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
 # The items of a step.
 STATE, WINDOW, POSITION = "state", "window", "position"
-# As Orbax calls an only item, of runs that began before there were others.
-ONLY = "default"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a checkpoint held."""
+    """The content of a checkpoint."""
 
     state: PyTree
-    window: Mapping[str, float]  # empty between two log lines
-    position: Path | None  # a directory; None of runs that began before it was kept
+    window: Mapping[str, float]
+    position: Path  # a directory
 
 
 class RunCheckpoints:
-    """The newest checkpoints of a run, in a directory; a context manager."""
+    """The newest checkpoints of a run and its best, in a directory; a context manager."""
 
     def __init__(self, directory: str | Path, keep: int):
-        """Opens ``directory``, which is made if absent; ``keep`` checkpoints stay in it."""
+        """Opens ``directory``, which is made if absent; keeps the ``keep`` newest and the best."""
+
+        def score(metrics):
+            return metrics["score"]
+
         self._directory = Path(directory).absolute()
+        best = BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
+                best_fn=score,
+                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
                 create=True,
-                # What a killed run left half written takes room and is of no use.
+                # The half of a checkpoint that a killed run left takes room and is of no use.
                 cleanup_tmp_directories=True,
                 # A position is written at once, so that its directory must be there.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
+        # None before the first score.
+        self.best_step: int | None = self._manager.best_step()
+        self.best_score: float | None = None
+        if self.best_step is not None:
+            self.best_score = score(self._manager.metrics(self.best_step))
 
     def __enter__(self) -> "RunCheckpoints":
         self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(_without_tales_of_threads())
+        self._quiet.enter_context(_quiet_orbax())
         return self
 
     def __exit__(self, kind, error, trace) -> None:
@@ -62,7 +73,7 @@ class RunCheckpoints:
             if kind is None:
                 self.finish()
             else:
-                # What is already on its way may still arrive; the run ends by its own error.
+                # A checkpoint on its way may still arrive; the run ends with its own error.
                 with contextlib.suppress(InputError):
                     self.finish()
             self._manager.close()
@@ -72,12 +83,12 @@ class RunCheckpoints:
         """The newest checkpoint's; None before the first."""
         return self._manager.latest_step()
 
-    def what_stays(self) -> str:
-        """Which checkpoint a run would go on from, in words."""
+    def describe_latest(self) -> str:
+        """Which checkpoint a run would resume from, in words."""
         with contextlib.suppress(InputError):
-            # Perhaps one is on its way.
+            # One may be on its way.
             self.finish()
-        return what_stays(self._directory)
+        return _describe_latest(self._directory)
 
     def save(
         self,
@@ -85,18 +96,20 @@ class RunCheckpoints:
         state: PyTree,
         window: Mapping[str, float],
         save_position: Callable[[Path], None],
+        score: float | None = None,
     ) -> None:
         """Begins to write a checkpoint, once the one before is written.
 
         What is to be written has been copied when this returns, so that the next step may
         take over the state's buffers. On a CPU, where the copy is the buffer itself, XLA
-        leaves alone what is still looked at.
+        leaves alone what is still read.
 
         Args:
             step: its number.
             state: arrays.
-            window: what JSON can hold.
+            window: numbers that JSON can hold.
             save_position: writes into a directory where the data stands, or what it is.
+            score: larger than those before; the checkpoint is kept until there is a larger one.
 
         Raises:
             InputError: this one or the one before cannot be written.
@@ -106,8 +119,14 @@ class RunCheckpoints:
             WINDOW: ocp.args.JsonSave(dict(window)),
             POSITION: _PositionSave(save_position),
         }
-        with writing_to(self._directory):
-            self._manager.save(step, args=ocp.args.Composite(**items))
+        metrics = None if score is None else {"score": score}
+        with self._writing():
+            if step == self.latest_step:
+                # Without its score.
+                self._manager.delete(step)
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
+        if score is not None:
+            self.best_step, self.best_score = step, score
 
     def finish(self) -> None:
         """Waits for the checkpoint that is being written.
@@ -115,102 +134,87 @@ class RunCheckpoints:
         Raises:
             InputError: it cannot be written.
         """
-        with writing_to(self._directory):
+        with self._writing():
             self._manager.wait_until_finished()
 
-    def restore(self, like: PyTree) -> Restored | None:
-        """The newest checkpoint, or None if there is none.
+    def restore(self, like: PyTree, step: int | None = None) -> Restored | None:
+        """The checkpoint of a step; without one the newest, or None if there is none.
 
         Args:
             like: a state of the same shapes and types.
+            step: of a checkpoint that is kept.
 
         Raises:
             InputError: the checkpoint is of another model.
         """
-        step = self.latest_step
+        step = self.latest_step if step is None else step
         if step is None:
             return None
-        directory = self._directory / str(step)
+        items = {STATE: ocp.args.StandardRestore(like), WINDOW: ocp.args.JsonRestore()}
         try:
-            found = self._read(directory, like)
+            found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except ValueError as error:
             raise InputError(
                 f"the checkpoint of step {step} in {self._directory} is of another "
                 "model or optimizer: give another output directory"
             ) from error
-        position = directory / POSITION
-        return Restored(
-            state=found[STATE],
-            window=found[WINDOW],
-            position=position if position.is_dir() else None,
-        )
+        position = self._directory / str(step) / POSITION
+        return Restored(state=found[STATE], window=found[WINDOW], position=position)
 
-    def _read(self, directory: Path, like: PyTree) -> Mapping:
-        if (directory / ONLY).is_dir():
-            with ocp.StandardCheckpointer() as reader:
-                return {STATE: reader.restore(directory / ONLY, like), WINDOW: {}}
-        items = {STATE: ocp.args.StandardRestore(like), WINDOW: ocp.args.JsonRestore()}
-        return self._manager.restore(int(directory.name), args=ocp.args.Composite(**items))
-
-
-@contextlib.contextmanager
-def writing_to(directory: str | Path) -> Iterator[None]:
-    """Around what writes checkpoints: a full disk ends the run in one line.
-
-    Raises:
-        InputError: what is inside could not write.
-    """
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = _reason(error)
-        if reason is None:
-            raise
-        raise InputError(
-            f"a checkpoint cannot be written to {directory}: {reason}; {what_stays(directory)}: "
-            "make room, and run the same command again to go on"
-        ) from error
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around what writes checkpoints: a full disk ends the run in one line."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            raise InputError(
+                f"cannot write a checkpoint to {self._directory}: {reason}; "
+                f"{_describe_latest(self._directory)}: free some space and run the same command "
+                "again to resume"
+            ) from error
 
 
-def what_stays(directory: str | Path) -> str:
-    """Which checkpoint a run would go on from, in words."""
-    # Those that are being written are called otherwise.
-    steps = [int(path.name) for path in Path(directory).iterdir() if path.name.isdigit()]
-    return f"that of step {max(steps)} stays" if steps else "there is none yet"
+def _describe_latest(directory: Path) -> str:
+    # Those that are being written have other names.
+    steps = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+    return f"the latest checkpoint is of step {max(steps)}" if steps else "there is no checkpoint"
 
 
 def _reason(error: OSError | ValueError) -> str | None:
-    """What the operating system said; None where it said nothing."""
+    """What the operating system said; None if it is not its error."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    # TensorStore's, of which Python sees but the text.
+    # TensorStore's, of which Python sees the text only.
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return code and os.strerror(int(code[1]))
 
 
 @contextlib.contextmanager
-def _without_tales_of_threads() -> Iterator[None]:
-    """Silences what Orbax's threads say of errors that it raises where one waits for it.
+def _quiet_orbax() -> Iterator[None]:
+    """Silences what Orbax's threads print about errors that ``finish`` raises anyway.
 
-    They log each many times over; and writes that end after one that failed find nobody who
-    waits for them, of which Python tells.
+    They log each several times; and Python reports writes that end after one that failed, for
+    which nobody waits.
     """
-    logger, tell = logging.getLogger("absl"), sys.unraisablehook
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
 
-    def is_of_others(record: logging.LogRecord) -> bool:
+    def is_not_orbax(record: logging.LogRecord) -> bool:
         return "orbax" not in Path(record.pathname).parts
 
-    def tell_others(unraisable) -> None:
+    def report_others(unraisable) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            tell(unraisable)
+            hook(unraisable)
 
-    logger.addFilter(is_of_others)
-    sys.unraisablehook = tell_others
+    logger.addFilter(is_not_orbax)
+    sys.unraisablehook = report_others
     try:
         yield
     finally:
-        sys.unraisablehook = tell
-        logger.removeFilter(is_of_others)
+        sys.unraisablehook = hook
+        logger.removeFilter(is_not_orbax)
 
 
 class _PositionHandler(ocp.CheckpointHandler):

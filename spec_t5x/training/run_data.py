@@ -1,20 +1,23 @@
-"""What a run trains on, as a gin file says: files of text pairs, or seqio's tasks.
+"""The data of a run, as a gin file says: text pairs or lines, from files or seqio's tasks.
 
-``DataOptions`` and ``TaskDataOptions`` are given in each other's place
-(``train.data = @TaskDataOptions()``), wherever there is a ``TrainingData``.
+``DataOptions`` and ``TaskDataOptions`` (for a T5), and ``TextOptions`` (for a language model),
+may stand wherever there is a ``TrainingData``: ``train.data = @TaskDataOptions()``.
 """
 
+import abc
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import gin
 
+from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise_file
+from spec_t5x.data.lines import read_lines, tokenise_cached
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
@@ -24,57 +27,102 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
     train_sentencepiece,
 )
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
 from spec_t5x.training.progress import say
 from spec_t5x.training.text_metrics import Evaluator
 from spec_t5x.training.trainer import Positioned
 
 
-@runtime_checkable
-class TrainingData(Protocol):
-    """Text pairs, their vocabulary and batches."""
+class TrainingData(abc.ABC):
+    """Text pairs, or lines, with their vocabulary and batches."""
 
+    # None takes that of an initial checkpoint or of a target.
     vocabulary: str | None
     buckets: Sequence[int]
     tokens_per_batch: int
 
-    @property
-    def train_name(self) -> str:
-        """What is trained on, in words."""
+    @abc.abstractmethod
+    def name(self, part: str) -> str | None:
+        """The data of "train" or "dev", in words; None without."""
 
     @property
-    def dev_name(self) -> str | None:
-        """What is held out, in words; None without."""
-
-    @property
+    @abc.abstractmethod
     def longest(self) -> tuple[int, int]:
-        """Tokens of a source and of a target at most, EOS included."""
+        """Maximal tokens of a source and of a target, EOS included."""
+
+    @abc.abstractmethod
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """The tokens of "train" or "dev", which files keep in ``cache_dir``.
+
+        Of ``first`` pairs no more need be read; of a task, "train" is an epoch.
+        """
+
+    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
+        """Scores generated texts for the first held-out sources.
+
+        Raises:
+            InputError: the data have no sources.
+        """
+        raise InputError(f"train.metrics cannot score {type(self).__name__}: leave them out")
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """Trains a vocabulary for the data, or reads the one that was trained before.
+
+        Raises:
+            InputError: not for this data.
+        """
+        raise InputError(
+            f"{type(self).__name__}.vocabulary is None: give a SentencePiece model, 'bytes', or an "
+            "initial checkpoint, which has one"
+        )
 
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """The vocabulary for a model of ``vocab_size`` that inherits none."""
+        """The given vocabulary, or one that is trained, for a model of ``vocab_size``."""
+        if not self.vocabulary:
+            vocabulary = self.train_vocabulary(directory / "vocabulary", vocab_size)
+        else:
+            vocabulary = self._given_vocabulary(vocab_size)
+        if vocabulary.vocab_size > vocab_size:
+            raise InputError(
+                f"{self.vocabulary or directory / 'vocabulary'} has {vocabulary.vocab_size} "
+                f"pieces, the model's vocab_size is {vocab_size}: raise it"
+            )
+        return vocabulary
+
+    def _given_vocabulary(self, vocab_size: int) -> Vocabulary:
+        return make_vocabulary(self.vocabulary, vocab_size)
+
+    def pairs(
+        self,
+        part: str,
+        vocabulary: Vocabulary,
+        cache_dir: Path,
+        seed: int,
+        first: int | None = None,
+    ) -> TokenisedPairs:
+        """The first pairs of "train" or "dev", or all; reports how many there are."""
+        pairs = self.read(part, vocabulary, cache_dir, seed, first)
+        target = f"{pairs.target_lengths.mean():.1f} tokens"
+        if len(pairs.source_ids):
+            size = f"{len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and {target}"
+        else:
+            size = f"{len(pairs):,} lines of {target}"
+        say(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
+        return pairs if first is None else pairs.first(first)
 
     def train_batches(
         self, vocabulary: Vocabulary, cache_dir: Path, seed: int
     ) -> Batches | Positioned:
-        """What to train on."""
-
-    def train_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
-    ) -> TokenisedPairs:
-        """The first so many of what to train on, or an epoch."""
-
-    def dev_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, first: int | None = None
-    ) -> TokenisedPairs | None:
-        """The first so many of what is held out, or all; None where nothing is."""
-
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
-        """Scores texts for the sources that are held out, of which the first so many."""
+        """The training batches."""
+        return make_batches(self, self.pairs("train", vocabulary, cache_dir, seed), seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """The pairs, the vocabulary and the batches."""
+class DataOptions(TrainingData):
+    """Files of text pairs, the vocabulary and the batches."""
 
     directory: str  # the files' names are relative to it
     train_file: str
@@ -88,8 +136,9 @@ class DataOptions:
     # Of the texts that are written for the dev file's sources, where these are scored: a name
     # of ``data.metrics.METRICS``.
     metric: str = "bleu"
-    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes the
-    # teacher's, or without a teacher trains one on the pairs, of the model's vocab_size.
+    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes that
+    # of an initial checkpoint or of a target, or trains one on the pairs, of the model's
+    # vocab_size.
     vocabulary: str | None = None
     vocabulary_pairs: int = 100_000  # sampled for training the vocabulary
     max_source_length: int = 96  # tokens, EOS included
@@ -111,70 +160,37 @@ class DataOptions:
             "num_columns": self.num_columns,
         }
 
-    @property
-    def train_name(self) -> str:
-        """The train file."""
-        return self.train_file
-
-    @property
-    def dev_name(self) -> str | None:
-        """The dev file."""
-        return self.dev_file
+    def name(self, part: str) -> str | None:
+        """The file."""
+        return self.train_file if part == "train" else self.dev_file
 
     @property
     def longest(self) -> tuple[int, int]:
         """As the options say."""
         return self.max_source_length, self.max_target_length
 
-    def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """The vocabulary that was given, or trained earlier, or trained now."""
-        if self.vocabulary:
-            return _that_fits(self.vocabulary, vocab_size)
-        name = directory / "vocabulary" / SPIECE_NAME
-        if not name.is_file():
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """A SentencePiece vocabulary of both sides."""
+        path = directory / SPIECE_NAME
+        if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            self._train_vocabulary(name, vocab_size)
-        vocabulary = SentencePieceVocabulary(name)
-        _check_fits(name, vocabulary, vocab_size)
-        return vocabulary
+            pairs = list(read_pairs(Path(self.directory) / self.train_file, **self.columns))
+            # A generator of its own: the sample does not depend on the training seed.
+            sample = random.Random(0).sample(pairs, min(self.vocabulary_pairs, len(pairs)))
+            # Trained aside and renamed, so that a kill leaves no half file behind.
+            trained = train_sentencepiece(
+                itertools.chain.from_iterable(sample), path.with_name("unfinished"), vocab_size
+            )
+            trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
+            trained.replace(path)
+        return SentencePieceVocabulary(path)
 
-    def _train_vocabulary(self, path: Path, vocab_size: int) -> None:
-        pairs = list(read_pairs(Path(self.directory) / self.train_file, **self.columns))
-        # A generator of its own: the sample does not depend on the training seed.
-        sample = random.Random(0).sample(pairs, min(self.vocabulary_pairs, len(pairs)))
-        # Trained aside and renamed, so that a kill leaves no half file behind.
-        trained = train_sentencepiece(
-            itertools.chain.from_iterable(sample),
-            path.with_name("unfinished"),
-            vocab_size,
-        )
-        trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
-        trained.replace(path)
-
-    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Batches:
-        """Of the train file; the tokens are kept in ``cache_dir``."""
-        return make_batches(self, self.train_pairs(vocabulary, cache_dir, seed, None), seed)
-
-    def train_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """The first pairs of the train file; the tokens are kept in ``cache_dir``."""
-        del seed  # the file has its own order
-        pairs = self._load(self.train_file, vocabulary, cache_dir)
-        return pairs if first is None else pairs.first(first)
-
-    def dev_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, first: int | None = None
-    ) -> TokenisedPairs | None:
-        """The first pairs of the dev file; the tokens are kept in ``cache_dir``."""
-        if self.dev_file is None:
-            return None
-        pairs = self._load(self.dev_file, vocabulary, cache_dir)
-        return pairs if first is None else pairs.first(first)
-
-    def _load(self, name: str, vocabulary: Vocabulary, cache_dir: Path) -> TokenisedPairs:
-        pairs = tokenise_file(
-            Path(self.directory) / name,
+        """All pairs of the file."""
+        return tokenise_file(
+            Path(self.directory) / self.name(part),
             vocabulary,
             **self.columns,
             max_source_length=self.max_source_length,
@@ -183,11 +199,9 @@ class DataOptions:
             source_prefix=self.source_prefix,
             truncate_sources=self.truncate_sources,
         )
-        _say_read(name, pairs)
-        return pairs
 
     def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
-        """By ``metric``; sources that are too long are cut, empty ones left out."""
+        """By ``metric``; sources that are too long are cut, empty ones skipped."""
         # Imported here: seqio brings TensorFlow along, seconds that others do not need.
         from spec_t5x.data.task_evaluator import TaskEvaluator, text_task
 
@@ -199,12 +213,13 @@ class DataOptions:
             vocabulary,
             metric_by_name(self.metric),
         )
-        return TaskEvaluator([task], "validation", _by_side(self.longest), directory)
+        lengths = dict(zip(("inputs", "targets"), self.longest, strict=True))
+        return TaskEvaluator([task], "validation", lengths, directory)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskDataOptions(TaskOptions):
-    """A seqio task or mixture by its name, the vocabulary and the batches."""
+class TaskDataOptions(TrainingData, TaskOptions):
+    """A seqio task or mixture, the vocabulary and the batches."""
 
     mixture_or_task: str
     # Modules that register tasks when imported; the paper's tasks are known without.
@@ -216,8 +231,8 @@ class TaskDataOptions(TaskOptions):
     dev_split: str | None = "validation"
     # Take the first so many of each task's dev split; None takes all.
     dev_examples: int | None = None
-    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes that of the
-    # teacher or the initial checkpoint. The tasks' own are not looked at.
+    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes that of an
+    # initial checkpoint or of a target. The tasks' own are not looked at.
     vocabulary: str | None = None
     buckets: Sequence[int] = DEFAULT_BUCKETS
     tokens_per_batch: int = 4096  # padded, of the longer side
@@ -232,33 +247,15 @@ class TaskDataOptions(TaskOptions):
         if self.dev_examples is not None and self.dev_examples < 1:
             raise InputError(f"dev_examples is {self.dev_examples}: give at least 1")
 
-    @property
-    def train_name(self) -> str:
+    def name(self, part: str) -> str | None:
         """The task and its split."""
-        return f"{self.mixture_or_task} ({self.train_split})"
-
-    @property
-    def dev_name(self) -> str | None:
-        """The task and its split."""
-        return self.dev_split and f"{self.mixture_or_task} ({self.dev_split})"
+        split = self.train_split if part == "train" else self.dev_split
+        return split and f"{self.mixture_or_task} ({split})"
 
     @property
     def longest(self) -> tuple[int, int]:
         """As the options say."""
         return self.task_feature_lengths["inputs"], self.task_feature_lengths["targets"]
-
-    def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """The vocabulary that was given.
-
-        Raises:
-            InputError: none was.
-        """
-        if not self.vocabulary:
-            raise InputError(
-                "TaskDataOptions.vocabulary is None: give a SentencePiece model, 'bytes', or an "
-                "initial checkpoint, which has one"
-            )
-        return _that_fits(self.vocabulary, vocab_size)
 
     def task(self, vocabulary: Vocabulary) -> Any:
         """The task or mixture with the model's ids, a ``task_streams.PairedTask``.
@@ -288,28 +285,21 @@ class TaskDataOptions(TaskOptions):
             seed=seed,
         )
 
-    def train_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
-        """The first pairs that ``train_batches`` would read; a mixture's epoch ends with the
-        first of its tasks."""
-        pairs = self.task(vocabulary).shuffled_pairs(self.train_split, seed, limit=first)
-        _say_read(self.train_name, pairs)
-        return pairs
+        """For "train", what ``train_batches`` would read; for "dev", as many of each task.
 
-    def dev_pairs(
-        self, vocabulary: Vocabulary, cache_dir: Path, first: int | None = None
-    ) -> TokenisedPairs | None:
-        """The first pairs of each task's dev split, as many of each."""
-        if self.dev_split is None:
-            return None
-        task, limit = self.task(vocabulary), self.dev_examples
+        A mixture's epoch ends with the first of its tasks.
+        """
+        task = self.task(vocabulary)
+        if part == "train":
+            return task.shuffled_pairs(self.train_split, seed, limit=first)
+        limit = self.dev_examples
         if first is not None:
             share = -(-first // len(task.tasks_with(self.dev_split)))
             limit = share if limit is None else min(share, limit)
-        pairs = task.pairs(self.dev_split, limit=limit)
-        _say_read(self.dev_name, pairs)
-        return pairs if first is None else pairs.first(first)
+        return task.pairs(self.dev_split, limit=limit)
 
     def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
         """By each task's own metrics, on its dev split."""
@@ -320,20 +310,132 @@ class TaskDataOptions(TaskOptions):
         return TaskEvaluator(tasks, self.dev_split, lengths, directory, examples)
 
 
-for _settings in (DataOptions, TaskDataOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions(TrainingData):
+    """Lines of text for a language model, from files or a seqio task."""
+
+    directory: str = "."  # the files' names are relative to it
+    # Plain text or tab-separated, gzipped or not; each line one example.
+    train_files: Sequence[str] = ()
+    dev_files: Sequence[str] = ()
+    columns: Sequence[int] = (0,)
+    num_columns: int = 1
+    # A task, its splits (None holds nothing out), and the feature that is the text.
+    task: str | None = None
+    task_modules: Sequence[str] = ()
+    task_feature: str = "text"
+    train_split: str = "train"
+    dev_split: str | None = None
+    train_limit: int | None = None  # the first so many lines
+    # A tokenizer.json, or a model whose vocabulary to take. None takes that of an initial
+    # checkpoint or of a target, or trains a WordPiece vocabulary of the model's vocab_size.
+    vocabulary: str | None = None
+    vocabulary_lines: int = 400_000  # sampled for training the vocabulary
+    max_length: int = 128  # tokens, EOS included
+    buckets: Sequence[int] = DEFAULT_BUCKETS
+    tokens_per_batch: int = 2048  # padded
+
+    def __post_init__(self):
+        for name in ("train_files", "dev_files", "task_modules"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if bool(self.train_files) == bool(self.task):
+            raise InputError(
+                f"train_files are {self.train_files} and task {self.task!r}: give one of them"
+            )
+        if max(self.buckets) < self.max_length:
+            raise InputError(
+                f"max_length is {self.max_length} and the largest bucket {max(self.buckets)}: add "
+                "a bucket or lower max_length"
+            )
+
+    def name(self, part: str) -> str | None:
+        """The files, or the task and its split."""
+        files, split, _ = self._part(part)
+        if self.task:
+            return split and f"{self.task} ({split})"
+        return ", ".join(files) or None
+
+    def _part(self, part: str) -> tuple[Sequence[str], str | None, int | None]:
+        if part == "train":
+            return self.train_files, self.train_split, self.train_limit
+        return self.dev_files, self.dev_split, None
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """No source."""
+        return 0, self.max_length
+
+    def _given_vocabulary(self, vocab_size: int) -> Vocabulary:
+        if Path(self.vocabulary).is_file():
+            return WordPieceVocabulary(self.vocabulary)
+        return load_vocabulary(self.vocabulary)
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """A WordPiece vocabulary."""
+        path = directory / TOKENIZER_NAME
+        if not path.is_file():
+            say(f"training a vocabulary of {vocab_size} pieces")
+            lines = self._lines("train")
+            train_wordpiece(_sample(lines, self.vocabulary_lines), path, vocab_size)
+        return WordPieceVocabulary(path)
+
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """The lines, as pairs without a source."""
+        files, split, limit = self._part(part)
+        of_task = (self.task, split, self.task_feature, self.task_modules)
+        key = of_task if self.task else (tuple(self.columns), self.num_columns)
+        return tokenise_cached(
+            self._lines(part),
+            vocabulary,
+            self.max_length,
+            key=(*key, limit),
+            files=[Path(self.directory) / name for name in files],
+            cache_dir=cache_dir,
+        )
+
+    def _lines(self, part: str) -> Iterator[str]:
+        files, split, limit = self._part(part)
+        if not self.task:
+            paths = [Path(self.directory) / name for name in files]
+            columns = {"columns": self.columns, "num_columns": self.num_columns}
+            return read_lines(paths, **columns, limit=limit)
+        # Imported here: seqio brings TensorFlow along, seconds that files do not need.
+        from spec_t5x.data.task_lines import read_task_lines
+
+        task = {"feature": self.task_feature, "modules": self.task_modules}
+        return read_task_lines(self.task, split, **task, limit=limit)
+
+
+def _sample(texts: Iterable[str], size: int) -> list[str]:
+    """So many of the texts, each as likely as any other, without keeping them all."""
+    # A generator of its own: the sample does not depend on the training seed.
+    rng, sample = random.Random(0), []
+    for number, text in enumerate(texts):
+        if number < size:
+            sample.append(text)
+        elif (index := rng.randrange(number + 1)) < size:
+            sample[index] = text
+    return sample
+
+
+for _settings in (DataOptions, TaskDataOptions, TextOptions):
     gin.external_configurable(_settings, module="spec_t5x")
 
 
 def load_batches(
     data: TrainingData, vocabulary: Vocabulary, directory: Path, seed: int
 ) -> tuple[Batches | Positioned, Batches | None]:
-    """What is trained on and what is held out; tokens are kept in ``directory/cache``."""
+    """The training and the held-out batches; tokens are kept in ``directory/cache``."""
     cache_dir = directory / "cache"
     train_batches = data.train_batches(vocabulary, cache_dir, seed)
     if isinstance(train_batches, Batches):
         say(f"{train_batches.batches_per_epoch:,} batches an epoch")
-    dev = data.dev_pairs(vocabulary, cache_dir)
-    return train_batches, dev and make_batches(data, dev, seed)
+    if data.name("dev") is None:
+        return train_batches, None
+    return train_batches, make_batches(data, data.pairs("dev", vocabulary, cache_dir, seed), seed)
 
 
 def make_batches(data: TrainingData, pairs: TokenisedPairs, seed: int) -> Batches:
@@ -348,29 +450,3 @@ def check_inherits_vocabulary(data: TrainingData) -> None:
             f"{type(data).__name__}.vocabulary is {data.vocabulary!r}: leave it out, it is the "
             "target's"
         )
-
-
-def _that_fits(name: str, vocab_size: int) -> Vocabulary:
-    vocabulary = make_vocabulary(name, vocab_size)
-    _check_fits(name, vocabulary, vocab_size)
-    return vocabulary
-
-
-def _check_fits(name: str | Path, vocabulary: Vocabulary, vocab_size: int) -> None:
-    if vocabulary.vocab_size > vocab_size:
-        raise InputError(
-            f"{name} has {vocabulary.vocab_size} pieces, the model room for "
-            f"{vocab_size}: raise T5Config.vocab_size"
-        )
-
-
-def _by_side(longest: tuple[int, int]) -> dict[str, int]:
-    return dict(zip(("inputs", "targets"), longest, strict=True))
-
-
-def _say_read(name: str, pairs: TokenisedPairs) -> None:
-    say(
-        f"{name}: {len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and "
-        f"{pairs.target_lengths.mean():.1f} tokens; {pairs.num_dropped:,} dropped "
-        "(too long, or empty)"
-    )

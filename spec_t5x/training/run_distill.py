@@ -1,11 +1,10 @@
-"""Trains a draft for a target on a file of text pairs or a seqio task, as a gin file says.
+"""Trains a draft for a target, as a gin file says.
 
     spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
 
-The output directory gets ``cache/`` (the tokenised pairs, and the texts that the target
-wrote), ``checkpoints/``, ``best/``, ``metrics.jsonl`` and, at the end, ``draft/``: the
-draft of the highest alpha on held-out text, for ``--draft``. Run the same command again to
-go on after an interruption.
+The output directory gets ``cache/`` (tokenized files, and the target's outputs), ``checkpoints/``,
+``metrics.jsonl`` and, at the end, ``draft/``: the draft of the highest alpha on held-out data, for
+``--draft``. The same command resumes a run that was interrupted.
 """
 
 import dataclasses
@@ -22,29 +21,21 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError
 from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.models.binding import Model, ModelConfig, bind
+from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.training import distill as distill_lib
-from spec_t5x.training.distill import DistillOptions, DistillResult, Student
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.training.learners import Network
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.progress import say
-from spec_t5x.training.run import (
-    OptimizerOptions,
-    check_settings,
-    encoder_decoder,
-    load_initial,
-)
-from spec_t5x.training.run_data import (
-    TaskDataOptions,
-    TrainingData,
-    check_inherits_vocabulary,
-    make_batches,
-)
-from spec_t5x.training.target_texts import WritingOptions, write_texts
-from spec_t5x.training.trainer import TrainOptions, init_params
+from spec_t5x.training.run_data import TrainingData, check_inherits_vocabulary, make_batches
+from spec_t5x.training.run_train import check_kind, check_settings, load_initial, say_exported
+from spec_t5x.training.target_outputs import SampleOptions, sample_targets
+from spec_t5x.training.trainer import TrainOptions, TrainResult
 
-# Of the target's encoder: the draft reads the source with it, and has none of its own.
+# Of the encoder: the draft uses the target's, and has none of its own.
 SHARED = "shared"
 
 
@@ -53,19 +44,19 @@ class KeptLayers:
     """A draft that starts as layers of its target: "all", "first:K" or "every:K"."""
 
     decoder: str = "every:2"
-    # Or "shared": encoder, embedding and the maps to keys and values of the source are the
-    # target's and stay as they are.
+    # Or "shared": encoder, embedding and the projections to keys and values of the source are
+    # the target's, frozen.
     encoder: str = SHARED
-    # With a shared encoder: so many tokens, the most frequent of the texts that are trained
-    # on, are all that the draft's output layer knows. None is all tokens.
-    tokens_known: int | None = None
+    # With a shared encoder: the output layer has the so many most frequent tokens of the
+    # training texts only. None has all.
+    draft_vocab_size: int | None = None
     dropout_rate: float = 0.0
 
     def __post_init__(self):
-        if self.tokens_known is not None and self.encoder != SHARED:
+        if self.draft_vocab_size is not None and self.encoder != SHARED:
             raise InputError(
-                f"tokens_known is {self.tokens_known} and encoder {self.encoder!r}: a narrow "
-                f"output layer goes with a {SHARED!r} encoder, leave one of them out"
+                f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
+                f"smaller output layer needs the {SHARED!r} encoder, leave one of them out"
             )
 
 
@@ -83,28 +74,29 @@ def distill(
     options: TrainOptions,
     distillation: DistillOptions,
     layers: KeptLayers | None = None,
-    model: T5Config | None = None,
+    model: ModelConfig | None = None,
     initial_checkpoint: str | None = None,
     vocabulary: str | None = None,
     export_dtype: str = "bfloat16",
     cache_dir: str | None = None,
-) -> DistillResult:
-    """Writes the target's texts, trains, and exports the best draft.
+) -> TrainResult:
+    """Samples the target's outputs, trains, and exports the best draft.
 
     Args:
-        output_dir: made if absent; what it holds is gone on with.
-        target: directory or packaged name of the model that the draft is for.
+        output_dir: made if absent; a run in it is resumed.
+        target: directory or packaged name of the model that the draft is for: a T5, or a
+            language model, whose draft learns from the references.
         data: its vocabulary must be left out: the target's is taken.
-        optimizer, options: see the classes; ``options.objective`` is what is minimised.
+        optimizer, options: see the classes; ``options.objective`` is what is minimized.
         distillation: on which texts.
         layers: the draft is made of the target's layers, or
-        model: it is of these sizes, and starts with random parameters, or with those of
+        model: it has these sizes, and starts with random parameters, or with those of
         initial_checkpoint: a model of these very sizes, of any format.
-        vocabulary: of a target that holds none, as T5X's checkpoints: a SentencePiece
-            model, or "bytes".
+        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+            "bytes".
         export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
-        cache_dir: where tokenised pairs and the target's texts are kept, which drafts for
-            one target may share; None is ``cache`` in ``output_dir``.
+        cache_dir: where tokenized files and the target's outputs are kept, which drafts for one
+            target may share; None is ``cache`` in ``output_dir``.
 
     Raises:
         InputError: files, target or settings that cannot be used.
@@ -112,28 +104,24 @@ def distill(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "draft")
     _check(data, layers, model, initial_checkpoint)
-    distill_lib.check_options(
-        distillation, options, is_narrow=layers is not None and layers.tokens_known is not None
-    )
-    loaded = encoder_decoder(load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto")))
-    student = _student(loaded, layers, model, initial_checkpoint, options.seed)
-    writer = T5Model.create(loaded.params, loaded.config)
+    size = layers and layers.draft_vocab_size
+    loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
+    check_kind(loaded.config, data)
+    is_lm = isinstance(loaded.config, GPTConfig)
+    distill_lib.check_options(distillation, options, is_pruned=size is not None, is_lm=is_lm)
+    student = _student(loaded, layers, model, initial_checkpoint, options)
+    bound = bind(loaded.params, loaded.config)
     directory.mkdir(parents=True, exist_ok=True)
-    transformation, schedule = optimizer.build(options.steps)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
-    train_pairs, held_out = _texts(data, loaded, writer, cache, options, distillation)
-    if layers is not None and layers.tokens_known is not None:
-        ids = likeliest_ids(train_pairs.target_ids, layers.tokens_known, loaded.config.vocab_size)
+    train_pairs, held_out = _texts(data, loaded, bound, cache, options, distillation)
+    if size is not None:
+        ids = likeliest_ids(train_pairs.target_ids, size, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
     result = distill_lib.distill(
-        student,
-        writer,
-        transformation,
-        schedule,
+        DraftLearner(student=student, target=bound, distillation=distillation, options=options),
+        *optimizer.build(options.steps),
         make_batches(data, train_pairs, options.seed),
         held_out,
-        options,
-        distillation,
         directory,
     )
     _export(result, student, loaded, directory / "draft", export_dtype)
@@ -143,18 +131,17 @@ def distill(
 def _check(
     data: TrainingData,
     layers: KeptLayers | None,
-    model: T5Config | None,
+    model: ModelConfig | None,
     initial_checkpoint: str | None,
 ) -> None:
     check_inherits_vocabulary(data)
-    if data.dev_name is None:
-        field = "dev_split" if isinstance(data, TaskDataOptions) else "dev_file"
+    if data.name("dev") is None:
         raise InputError(
-            f"{type(data).__name__}.{field} is None: give held-out pairs to measure alpha on"
+            f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha"
         )
     if data.longest[1] > max(data.buckets):
         raise InputError(
-            f"the target writes up to {data.longest[1]} tokens and the largest of "
+            f"the target's outputs have up to {data.longest[1]} tokens and the largest of "
             f"{type(data).__name__}.buckets is {max(data.buckets)}: add a bucket, or lower the "
             "targets' length"
         )
@@ -174,20 +161,31 @@ def _check(
 def _student(
     target: LoadedModel,
     layers: KeptLayers | None,
-    model: T5Config | None,
+    model: ModelConfig | None,
     initial_checkpoint: str | None,
-    seed: int,
+    options: TrainOptions,
 ) -> Student:
     """The draft at its start, in float32."""
+    kind = type(target.config).__name__
     if layers is not None:
+        if isinstance(target.config, GPTConfig):
+            raise InputError(
+                f"{target.directory} is a language model: give distill.layers=None and "
+                f"distill.model=@{kind}()"
+            )
         return _of_target(target, layers)
+    if type(model) is not type(target.config):
+        raise InputError(
+            f"the target is a {kind} and distill.model a {type(model).__name__}: give @{kind}()"
+        )
     if model.vocab_size != target.config.vocab_size:
         raise InputError(
             f"the target's vocab_size is {target.config.vocab_size}, the draft's "
             f"{model.vocab_size}: make them equal"
         )
     if initial_checkpoint is None:
-        return Student(config=model, params=init_params(model, seed))
+        init = jax.jit(Network(model, options).init)
+        return Student(config=model, params=init(jax.random.key(options.seed)))
     # A checkpoint without a vocabulary can only mean the target's.
     initial = load_initial(initial_checkpoint, target.vocabulary, model)
     check_same_vocabulary(target, initial)
@@ -196,8 +194,8 @@ def _student(
 
 def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
     config = dataclasses.replace(target.config, dropout_rate=layers.dropout_rate)
-    if layers.tokens_known is not None:
-        check_number(layers.tokens_known, config.vocab_size)
+    if layers.draft_vocab_size is not None:
+        check_number(layers.draft_vocab_size, config.vocab_size)
     is_shared = layers.encoder == SHARED
     encoder_rule = "all" if is_shared else layers.encoder
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
@@ -218,15 +216,15 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
 def _texts(
     data: TrainingData,
     target: LoadedModel,
-    writer: T5Model,
+    bound: Model,
     cache: Path,
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
     """What is trained on, and by temperature what alpha is measured on."""
 
-    def written(pairs: TokenisedPairs, temperature: float, seed: int, what: str) -> TokenisedPairs:
-        writing = WritingOptions(
+    def sampled(pairs: TokenisedPairs, temperature: float, seed: int, what: str) -> TokenisedPairs:
+        settings = SampleOptions(
             temperature=temperature,
             max_length=data.longest[1],
             tokens_per_batch=data.tokens_per_batch,
@@ -237,46 +235,39 @@ def _texts(
         def report(done: int, total: int) -> None:
             say(f"{what}: the target has written {done:,} of {total:,} texts (T={temperature:g})")
 
-        return write_texts(writer, pairs, writing, cache, report)
+        return sample_targets(bound, pairs, settings, cache, report)
 
-    train_pairs = data.train_pairs(target.vocabulary, cache, options.seed, distillation.train_texts)
-    dev_pairs = data.dev_pairs(target.vocabulary, cache, distillation.dev_texts)
-    # Other random numbers than those of the texts that are trained on.
-    held_out = {
-        temperature: make_batches(
-            data, written(dev_pairs, temperature, options.seed + 1, data.dev_name), options.seed
-        )
-        for temperature in distillation.eval_temperatures
-    }
-    # Where the draft writes all texts itself, the target's would not be looked at.
+    seed = options.seed
+    train_pairs, dev_pairs = (
+        data.pairs(part, target.vocabulary, cache, seed, first)
+        for part, first in (("train", distillation.train_texts), ("dev", distillation.dev_texts))
+    )
+    held_out = {}
+    for temperature in distillation.eval_temperatures:
+        pairs = dev_pairs
+        # A language model has no sources to write for: alpha is that on the held-out lines.
+        if not isinstance(target.config, GPTConfig):
+            # Other random numbers than those of the training outputs.
+            pairs = sampled(dev_pairs, temperature, seed + 1, data.name("dev"))
+        held_out[temperature] = make_batches(data, pairs, seed)
+    # If the draft samples all outputs itself, the target's would not be used.
     if distillation.outputs == "target" and distillation.on_policy < 1:
-        train_pairs = written(train_pairs, distillation.temperature, options.seed, data.train_name)
+        train_pairs = sampled(train_pairs, distillation.temperature, seed, data.name("train"))
     return train_pairs, held_out
 
 
 def _export(
-    result: DistillResult, student: Student, target: LoadedModel, directory: Path, dtype: str
+    result: TrainResult, student: Student, target: LoadedModel, directory: Path, dtype: str
 ) -> None:
-    figures = {
-        "step": result.step,
-        "held_out": [each.to_dict() for each in result.held_out],
-    }
-    # An earlier, shorter run's is replaced.
-    options = {"dtype": dtype, "extra": figures, "overwrite": True}
-    if student.shared_layers is None:
-        save_model(directory, result.params, student.config, target.vocabulary, **options)
+    best = result.best
+    figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
+    # Replaces the export of an earlier, shorter run.
+    export = {"dtype": dtype, "extra": figures, "overwrite": True}
+    layers = student.shared_layers
+    if layers is None:
+        save_model(directory, best.params, student.config, target.vocabulary, **export)
     else:
         save_shared_draft(
-            directory,
-            result.params,
-            student.config,
-            student.shared_layers,
-            target,
-            head=student.head,
-            **options,
+            directory, best.params, student.config, layers, target, head=student.head, **export
         )
-    ending = "finished" if result.finished else "out of time"
-    say(f"{ending} at step {int(result.training.state.step)}; the best was step {result.step}:")
-    for each in result.held_out:
-        say(f"  {each}")
-    say(f"draft in {directory}")
+    say_exported(result, f"draft in {directory}", best)

@@ -1,8 +1,7 @@
-"""BLEU, ROUGE, or what a task reports, of the texts that a model in training writes.
+"""BLEU, ROUGE, or a task's own metrics, of the texts that a model in training generates.
 
-The texts are decoded greedily by the package's plain loop, with the parameters as they
-would be exported: the figures are those that ``spec-t5x evaluate`` finds of the exported
-model.
+They are decoded greedily by the package's plain loop, with the parameters as they would be
+exported, so that ``spec-t5x evaluate`` finds the same figures for the exported model.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.types import EOS_ID, PyTree
 
-# Ids of the texts that a model writes for the ids of some sources, EOS included in both.
+# Output ids for the ids of some sources, EOS included in both.
 Write = Callable[[Sequence[list[int]]], Sequence[Sequence[int]]]
 
 
@@ -31,19 +30,16 @@ class Evaluator(Protocol):
     """Has sources, and scores texts for them: ``data.task_evaluator.TaskEvaluator``."""
 
     def evaluate(self, step: int, write: Write) -> dict[str, dict[str, float]]:
-        """Figures by task and name of what is written after ``step`` steps."""
+        """Scores by task and name of the outputs after ``step`` steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """When a training's texts are scored, and how many."""
+    """When the outputs of a model in training are scored, and how many."""
 
-    # In steps; always at the end, and with 0 only there.
-    period: int = 0
-    # The first so many of what is held out, of each task; None is all.
-    examples: int | None = None
-    # Sources decoded together.
-    batch_size: int = 32
+    period: int = 0  # in steps; 0 scores at the end only
+    examples: int | None = None  # the first so many held-out sources of each task; None is all
+    batch_size: int = 32  # sources decoded together
 
     def __post_init__(self):
         for name in ("examples", "batch_size"):
@@ -72,15 +68,9 @@ class TextMetrics:
         longest: tuple[int, int],
         export_dtype: str,
     ):
-        """Scores what a model writes.
+        """Takes the evaluator, the model's sizes, and how it decodes and is exported.
 
-        Args:
-            evaluator: has the sources and the metrics.
-            config: the model.
-            vocabulary: its ids.
-            options: when, and how.
-            longest: tokens of a source and of a text at most, EOS included.
-            export_dtype: 'bfloat16' or 'float32'.
+        ``longest`` are the maximal tokens of a source and of an output, EOS included.
         """
         self.period = options.period
         self._evaluator, self._vocabulary = evaluator, vocabulary
@@ -96,14 +86,14 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, reporter: ProgressReporter
     ) -> dict[str, dict[str, float]]:
-        """The figures of each task; they are told and recorded."""
+        """The scores of each task, which are reported too."""
         generator = Generator(
             target=T5Model.create(self._as_exported(params), self._config),
             vocabulary=self._vocabulary,
             max_source_len=self._options.max_source_len,
         )
         found = self._evaluator.evaluate(
-            step, lambda sources: written(generator, sources, self._options)
+            step, lambda sources: generated(generator, sources, self._options)
         )
         curves = {
             f"{task} {name}": value
@@ -115,31 +105,28 @@ class TextMetrics:
         return found
 
 
-def written(
+def generated(
     generator: Generator, sources: Sequence[list[int]], options: GenerateOptions
 ) -> list[list[int]]:
-    """What a model writes for each source, EOS included, up to the first EOS.
+    """The output ids for each source's ids, up to the first EOS, which is included.
 
-    Args:
-        generator: the model.
-        sources: ids, EOS included.
-        options: sources of about one length are decoded together, which changes no text.
+    Sources of about one length are decoded together, which changes no output.
     """
-    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    texts: dict[int, list[int]] = {}
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    found: dict[int, list[int]] = {}
     for start in range(0, len(order), options.batch_size):
-        places = order[start : start + options.batch_size]
-        # An empty source is one that says nothing.
-        ids = [sources[place] or [EOS_ID] for place in places]
-        batch = generator.make_batch([""] * len(ids), ids, places, options)
+        indices = order[start : start + options.batch_size]
+        # An empty source is EOS alone.
+        ids = [sources[index] or [EOS_ID] for index in indices]
+        batch = generator.make_batch([""] * len(ids), ids, indices, options)
         outputs = all_answered(generator.collect(batch, generator.decode(batch, options)))
-        for place, (output,) in zip(places, outputs, strict=True):
-            texts[place] = output.output_ids
-    return [texts[place] for place in range(len(sources))]
+        for index, (output,) in zip(indices, outputs, strict=True):
+            found[index] = output.output_ids
+    return [found[index] for index in range(len(sources))]
 
 
 def _rounding(stored: str, computed: str) -> Callable[[PyTree], PyTree]:
-    """Of parameters: stored in one type and read in another."""
+    """Rounds parameters as if they were stored in one type and read in another."""
 
     @jax.jit
     def as_exported(params):

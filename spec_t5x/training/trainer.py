@@ -1,13 +1,15 @@
 """The training loop: one jitted step, checkpoints, exact resumption.
 
-A run is a function of its options and seed alone. Batch and dropout key follow
-from the step, so that a run that was killed and started again ends with the very
-parameters of an undisturbed one.
+A run is a function of its options and seed alone: batch and dropout key follow from the
+step, so that a run that was killed and restarted ends with the same parameters as one that
+was not.
 """
 
+import abc
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,29 +21,26 @@ from jax.sharding import Mesh
 
 from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.errors import InputError
-from spec_t5x.models.partitioning import param_shardings
-from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.training.accumulation import LossFn, mean_gradient
+from spec_t5x.models.binding import Model
+from spec_t5x.training.accumulation import mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
-from spec_t5x.training.evaluate import DevMetrics, dev_metrics
 from spec_t5x.training.finite import StepTaken, check_measured, check_params, check_sums
 from spec_t5x.training.layout import Layout
-from spec_t5x.training.loss_window import LossWindow
-from spec_t5x.training.losses import LossSums, token_losses
+from spec_t5x.training.losses import DevMetrics, LossSums, LossWindow
+from spec_t5x.training.optimizers import Schedule
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.run_checkpoints import Restored, RunCheckpoints
-from spec_t5x.training.schedules import Schedule
 from spec_t5x.types import Array, Int, Key, PyTree
 
-# JAX's generators of random numbers.
+# JAX's random number generators.
 PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
-# In the position of a checkpoint: of batches that follow from the step, what they are made of.
+# The position of batches that follow from the step: a hash of what they are made of.
 _FINGERPRINT_NAME = "batches.sha256"
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that changes from step to step, and all that a checkpoint holds."""
+    """All that changes from step to step."""
 
     step: Any  # steps taken, int32 scalar
     params: PyTree  # float32
@@ -56,71 +55,49 @@ class TrainOptions:
     seed: int = 0
     label_smoothing: float = 0.0
     z_loss: float = 1e-4
-    # Used with a teacher only: what is minimised (``distillation_losses.OBJECTIVES``), and
-    # its share of the loss; the rest is the text's own cross-entropy.
+    # For drafts and heads: the divergence from the target that is minimized
+    # (``distillation_losses.OBJECTIVES``), and its share of the loss; the rest is the
+    # cross-entropy of the text.
     objective: str = "forward_kl"
     distillation_weight: float = 0.5
     log_period: int = 50
     eval_period: int = 1000
     checkpoint_period: int = 1000
     keep_checkpoints: int = 2
-    # A batch's rows are read in so many turns, each with its share of the memory; the step
-    # is that of the whole batch.
+    # A batch is read in this many parts, to save memory; the step is that of the whole batch.
     accumulation_steps: int = 1
     # Devices that share one copy of the parameters, and copies, each with its share of a
-    # batch's rows. None is as many as there are devices for.
+    # batch's rows. None takes as many copies as there are devices for.
     model_parallel: int = 1
     data_parallel: int | None = None
-    # Curves for TensorBoard, too, in OUTPUT_DIR/tensorboard. Needs TensorFlow.
+    # Also write curves to OUTPUT_DIR/tensorboard. Needs TensorFlow.
     tensorboard: bool = False
-    # Of this process's steps; then it stops, and exports what there is.
+    # After so many minutes of this process the run stops, and exports what it has.
     max_minutes: float | None = None
     # 'rbg' makes dropout masks several times faster than 'threefry2x32' on CPUs.
     prng_impl: str = "rbg"
 
     def __post_init__(self):
-        if self.steps < 1:
-            raise InputError(f"steps is {self.steps}: give 1 or more")
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed}: give 0 or more")
-        if self.prng_impl not in PRNG_IMPLS:
-            raise InputError(
-                f"prng_impl is {self.prng_impl!r}: choose one of {', '.join(PRNG_IMPLS)}"
-            )
-        for name in ("accumulation_steps", "model_parallel", "data_parallel", "keep_checkpoints"):
+        for name in (
+            *("steps", "accumulation_steps", "model_parallel", "data_parallel"),
+            "keep_checkpoints",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give 1 or more")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}: give 0 or more")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
-        if self.objective not in OBJECTIVES:
-            raise InputError(
-                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
-            )
+        for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
     @property
-    def learns_from_teacher(self) -> bool:
-        """Whether a teacher's distributions enter the loss."""
+    def uses_target(self) -> bool:
+        """Whether the target's distributions enter the loss of a draft or of heads."""
         return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """A trained model whose distributions the student imitates."""
-
-    config: T5Config
-    params: PyTree
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """Where a run ended."""
-
-    state: TrainState
-    dev: DevMetrics | None  # None without a dev set
-    finished: bool  # all steps taken, or ended by a watch; False if the time ran out first
-    # By task; None without a scorer, or where the time ran out before its turn.
-    metrics: dict[str, dict[str, float]] | None = None
 
 
 # The source, the target text shifted right, the target text.
@@ -129,45 +106,132 @@ TrainStep = Callable[
     [TrainState, Inputs, Key[Array, ""], PyTree | None],
     tuple[TrainState, LossSums],
 ]
-# Of the state, the number of steps taken, and the batch that comes next.
-MakeInputs = Callable[[TrainState, int, Batch], Inputs]
 
 
 @runtime_checkable
-class Watch(Protocol):
-    """Looks at a run at its beginning and in every evaluation, and may end it early."""
+class Measurement(Protocol):
+    """A result on held-out data, as logged: ``DevMetrics``, ``HeldOutAlpha``."""
 
-    def see(self, step: int, params: PyTree, reporter: ProgressReporter) -> None:
-        """Told the parameters after ``step`` steps; again, after a resumption."""
+    @property
+    def name(self) -> str:
+        """Of ``value``, for messages."""
 
-    def is_over(self, step: int) -> bool:
-        """Whether no step shall follow the first ``step``."""
+    @property
+    def value(self) -> float:
+        """The main figure, which must be finite; where the best is kept, larger is better."""
+
+    def curves(self) -> dict[str, float]:
+        """The figures, by the names of their curves over the steps."""
+
+    def record(self) -> dict[str, Any]:
+        """What a line of ``metrics.jsonl`` holds of it."""
+
+
+class Learner(abc.ABC):
+    """What a run trains: parameters, their loss on a batch, and how they are evaluated."""
+
+    options: TrainOptions
+    # A model that the loss reads and does not train. Its parameters come as ``target_params``.
+    target: Model | None
+    # Evaluates the start too, and keeps the checkpoint of the largest first measurement.
+    keeps_best = False
+
+    @abc.abstractmethod
+    def init(self, key: Key[Array, ""]) -> PyTree:
+        """Parameters at step 0."""
+
+    @abc.abstractmethod
+    def shardings(self, mesh: Mesh) -> PyTree:
+        """A ``NamedSharding`` for each parameter."""
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        key: Key[Array, ""] | None,
+        target_params: PyTree | None,
+    ) -> LossSums:
+        """Sums over the tokens of a batch; without a dropout key, as in evaluation."""
+
+    def inputs(
+        self, params: PyTree, target_params: PyTree | None, step: int, batch: Batch
+    ) -> Inputs:
+        """The arrays that step ``step`` is trained on."""
+        return model_inputs(batch)
+
+    def evaluate(
+        self,
+        params: PyTree,
+        target_params: PyTree | None,
+        dev: Any,
+        place: Callable[[Inputs], Inputs],
+    ) -> Sequence[Measurement]:
+        """Measures on the held-out data that ``fit`` was given, here ``Batches``.
+
+        ``place`` lays a batch's rows on the devices.
+        """
+        # The device works ahead; the sums are fetched at the end.
+        sums = [
+            self._eval_step(params, place(model_inputs(batch)), target_params)
+            for batch in dev.one_pass()
+        ]
+        return [DevMetrics.of(jax.device_get(sums))]
+
+    @functools.cached_property
+    def _eval_step(self):
+        def eval_step(params, inputs, target_params):
+            sums = self.loss(params, inputs, None, target_params)
+            # Not the loss: regularizers are not measured, and not computed either.
+            return sums.cross_entropy, sums.num_correct, sums.num_tokens
+
+        return jax.jit(eval_step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The parameters that were best on held-out data."""
+
+    step: int
+    params: PyTree
+    dev: Sequence[Measurement]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """Where a run ended."""
+
+    state: TrainState
+    dev: Sequence[Measurement]  # of the last step; empty without held-out data or if unfinished
+    finished: bool  # False if the time ran out
+    # Scores by task; None without a scorer or if unfinished.
+    metrics: dict[str, dict[str, float]] | None = None
+    best: Best | None = None  # of a learner that keeps the best
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores what a model writes, every so often and at the end."""
+    """Scores the texts that a model generates: ``text_metrics.TextMetrics``."""
 
-    period: int  # in steps; 0 only at the end
+    period: int  # in steps; 0 scores at the end only
 
     def score(
         self, step: int, params: PyTree, reporter: ProgressReporter
     ) -> dict[str, dict[str, float]]:
-        """Figures by task and name, after ``step`` steps; told to ``reporter``."""
+        """Scores by task and name after ``step`` steps; logs them."""
 
 
 @runtime_checkable
 class Positioned(Protocol):
     """Batches whose order does not follow from the step alone, as those of a stream.
 
-    ``run_steps`` takes these as it takes ``Batches``. Every checkpoint then holds the
-    position too: the two appear together, and go together.
+    ``fit`` takes these as it takes ``Batches``. Every checkpoint then holds the position too.
     """
 
     def save_position(self, directory: Path) -> None:
         """Writes into an empty directory what comes after the batches that were drawn.
 
-        Of the iterator that ``batches`` gave last; also before its first batch, and in
+        Of the iterator that ``batches`` returned last; also before its first batch, and in
         another thread than the one that draws them, which waits meanwhile.
         """
 
@@ -175,131 +239,50 @@ class Positioned(Protocol):
         """Yields batch ``start_step``, ``start_step + 1``, ... without end.
 
         ``position`` is a directory that ``save_position`` wrote into after so many batches;
-        None without a checkpoint, at step 0. It stays as long as the iterator is not asked
-        for a second batch.
+        None without a checkpoint, at step 0. It exists until the iterator is asked for a
+        second batch.
         """
 
 
 def init_state(
-    config: T5Config,
+    learner: Learner,
     optimizer: optax.GradientTransformation,
-    seed: int,
     layout: Layout | None = None,
+    params: PyTree | None = None,
 ) -> TrainState:
-    """Fresh parameters and optimizer state at step 0."""
-    return fresh_state(lambda key: _fresh_params(config, key), optimizer, seed, layout)
+    """The state at step 0, with fresh parameters or a copy of ``params``."""
+    layout = layout or Layout()
+    if params is not None:
+        # Copied: the first step donates them.
+        params = jax.tree.map(jnp.array, params)
+        state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+        return layout.placed(state)
 
-
-def fresh_state(
-    init: Callable[[Key[Array, ""]], PyTree],
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    layout: Layout | None = None,
-) -> TrainState:
-    """The state at step 0, of the parameters that ``init`` draws."""
-
-    def state():
-        params = init(jax.random.key(seed))
+    def fresh():
+        params = learner.init(jax.random.key(learner.options.seed))
         return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    return (layout or Layout()).initial(state)
+    return layout.initial(fresh)
 
 
-def init_params(config: T5Config, seed: int) -> PyTree:
-    """Fresh parameters, those of ``init_state``."""
-    return jax.jit(lambda key: _fresh_params(config, key))(jax.random.key(seed))
+def make_train_step(learner: Learner, optimizer: optax.GradientTransformation) -> TrainStep:
+    """The jitted step down the mean loss of a batch; it donates the state that it is given.
 
-
-def _fresh_params(config: T5Config, key: Key[Array, ""]) -> PyTree:
-    tokens = jnp.zeros((1, 8), jnp.int32)
-    variables = Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
-    return variables["params"]
-
-
-def make_train_step(
-    config: T5Config,
-    optimizer: optax.GradientTransformation,
-    options: TrainOptions,
-    teacher_config: T5Config | None = None,
-) -> TrainStep:
-    """The jitted step; it takes over (donates) the state that it is given.
-
-    Its arguments are the state, the three arrays of a batch, the run's key (of
-    which each step folds in its number) and the teacher's parameters or None.
+    Its arguments are the state, the three arrays of a batch, the run's key (folded with the
+    step) and the parameters of the learner's target or None.
     """
-    model = Transformer(config)
-    teacher_model = Transformer(teacher_config) if teacher_config else None
+    gradient_fn = mean_gradient(learner.loss, learner.options.accumulation_steps)
 
-    def logits(params, inputs, key):
-        return model.apply({"params": params}, *inputs, enable_dropout=True, rngs={"dropout": key})
-
-    def teacher_logits(params, inputs):
-        return teacher_model.apply({"params": params}, *inputs, enable_dropout=False)
-
-    return distillation_step(logits, teacher_logits if teacher_model else None, optimizer, options)
-
-
-def distillation_step(
-    logits: Callable[[PyTree, Inputs, Key[Array, ""]], Array],
-    teacher_logits: Callable[[PyTree, Inputs], Array] | None,
-    optimizer: optax.GradientTransformation,
-    options: TrainOptions,
-) -> TrainStep:
-    """``make_train_step`` for any network.
-
-    Args:
-        logits: of ``(params, inputs, dropout key)``, for each target token.
-        teacher_logits: of ``(teacher's params, inputs)``; None without a teacher.
-        optimizer, options: as there.
-    """
-
-    is_taught = teacher_logits is not None and options.learns_from_teacher
-
-    def loss_fn(params, inputs, key, teacher_params):
-        return token_losses(
-            logits(params, inputs, key),
-            inputs[2],
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            teacher_logits=teacher_logits(teacher_params, inputs) if is_taught else None,
-            distillation_weight=options.distillation_weight,
-            objective=options.objective,
-        )
-
-    return gradient_step(loss_fn, optimizer, options.accumulation_steps)
-
-
-def gradient_step(
-    loss_fn: LossFn, optimizer: optax.GradientTransformation, accumulation_steps: int = 1
-) -> TrainStep:
-    """The jitted step down the mean of ``loss_fn(params, inputs, key, frozen) -> sums``.
-
-    Nothing is learnt by ``frozen``, which comes in the place of the teacher's parameters.
-    """
-    gradient_fn = mean_gradient(loss_fn, accumulation_steps)
-
-    def train_step(state, inputs, run_key, frozen):
+    def train_step(state, inputs, run_key, target_params):
         key = jax.random.fold_in(run_key, state.step)
-        gradients, sums = gradient_fn(state.params, inputs, key, frozen)
+        gradients, sums = gradient_fn(state.params, inputs, key, target_params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        # That of the clipping, which XLA computes once.
+        # The one that clipping needs, which XLA computes once.
         sums = sums.replace(gradient_norm=optax.global_norm(gradients))
         return TrainState(state.step + 1, params, opt_state), sums
 
     return jax.jit(train_step, donate_argnums=0)
-
-
-def make_eval_step(config: T5Config) -> Callable[[PyTree, Inputs], LossSums]:
-    """The jitted loss of a batch without dropout, smoothing or z-loss."""
-    model = Transformer(config)
-
-    @jax.jit
-    def eval_step(params, inputs):
-        logits = model.apply({"params": params}, *inputs, enable_dropout=False)
-        return token_losses(logits, inputs[2])
-
-    return eval_step
 
 
 def model_inputs(batch: Batch) -> Inputs:
@@ -312,97 +295,45 @@ def model_inputs(batch: Batch) -> Inputs:
 
 
 def fit(
-    config: T5Config,
+    learner: Learner,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     train_batches: Batches | Positioned,
-    dev_batches: Batches | None,
-    options: TrainOptions,
+    dev: Any,
     directory: str | Path,
-    teacher: Teacher | None = None,
+    *,
     initial_params: PyTree | None = None,
     scorer: Scorer | None = None,
+    patience: int = 0,
 ) -> TrainResult:
-    """Trains to ``options.steps``, from the newest checkpoint if there is one.
+    """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
     Args:
-        config: the model.
+        learner: what is trained.
         optimizer, schedule: the schedule is only shown; the optimizer has its own.
-        train_batches: gives batch N to step N; of those that are ``Positioned``, the position
-            is kept with every checkpoint.
-        dev_batches: evaluated in one pass each period and at the end, or None.
-        options: the loop's settings.
+        train_batches: gives batch N to step N; the position of ``Positioned`` ones is kept
+            with every checkpoint.
+        dev: held-out data for ``learner.evaluate`` each ``eval_period`` and at the end, or
+            None.
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
-        teacher: mixes its distributions into the loss.
-        initial_params: what to go on from instead of random ones.
-        scorer: scores what the model writes.
-
-    Raises:
-        InputError: the checkpoint in ``directory`` is of another model.
-    """
-    layout = make_layout(options, lambda mesh: param_shardings(config, mesh))
-    state = init_state(config, optimizer, options.seed, layout)
-    if initial_params is not None:
-        # Copied: the first step donates them.
-        state = state.replace(params=jax.tree.map(jnp.array, initial_params))
-    return run_steps(
-        state,
-        make_train_step(config, optimizer, options, teacher and teacher.config),
-        make_eval_step(config),
-        schedule,
-        train_batches,
-        dev_batches,
-        options,
-        directory,
-        frozen=teacher and layout.frozen(teacher.params, teacher.config),
-        layout=layout,
-        scorer=scorer,
-    )
-
-
-def make_layout(options: TrainOptions, shardings: Callable[[Mesh], PyTree]) -> Layout:
-    """Over the devices that the options ask for; see ``Layout.create``."""
-    return Layout.create(options.data_parallel, options.model_parallel, shardings)
-
-
-def run_steps(
-    state: TrainState,
-    train_step: TrainStep,
-    eval_step: Callable[[PyTree, Inputs], LossSums] | None,
-    schedule: Schedule,
-    train_batches: Batches | Positioned,
-    dev_batches: Batches | None,
-    options: TrainOptions,
-    directory: str | Path,
-    frozen: PyTree | None = None,
-    make_inputs: MakeInputs | None = None,
-    watch: Watch | None = None,
-    layout: Layout | None = None,
-    scorer: Scorer | None = None,
-) -> TrainResult:
-    """``fit`` for any parameters: the loop around a step of one's own.
-
-    Args:
-        state: fresh; the newest checkpoint, if there is one, takes its place.
-        train_step, eval_step: jitted, see ``gradient_step`` and ``make_eval_step``; without
-            dev_batches there is nothing to evaluate.
-        schedule: shown.
-        train_batches, dev_batches, options, directory: as in ``fit``.
-        frozen: the step's last argument.
-        make_inputs: from a batch, what a step is fed; None takes the batch as it is.
-        watch: may end the run.
-        layout: of the state, and of ``frozen``; None is the default device.
-        scorer: as in ``fit``.
+        initial_params: start from these instead of random ones.
+        scorer: scores generated texts.
+        patience: of a learner that keeps the best, steps after the best that end the run; 0
+            never does.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
             or the loss is not finite. The newest checkpoint stays.
     """
+    options = learner.options
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
-    directory, layout = Path(directory).absolute(), layout or Layout()
-    folder = directory / "checkpoints"
-    with layout.within(), RunCheckpoints(folder, options.keep_checkpoints) as checkpoints:
-        state = layout.placed(state)
+    directory = Path(directory).absolute()
+    layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
+    with (
+        layout.within(),
+        RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
+    ):
+        state = init_state(learner, optimizer, layout, initial_params)
         restored = checkpoints.restore(state)
         state = state if restored is None else restored.state
         start = int(state.step)
@@ -412,26 +343,20 @@ def run_steps(
             if start:
                 reporter.say(f"resumed at step {start}")
             loop = _Loop(
-                train_step=layout.step(train_step, state),
-                eval_step=eval_step,
-                dev_batches=dev_batches,
+                learner=learner,
+                train_step=layout.step(make_train_step(learner, optimizer), state),
+                dev=dev,
                 schedule=schedule,
-                options=options,
                 checkpoints=checkpoints,
                 save_position=_save_position(train_batches),
                 reporter=reporter,
-                frozen=frozen and jax.device_put(frozen),
-                make_inputs=make_inputs or (lambda state, step, batch: model_inputs(batch)),
-                watch=watch,
+                target_params=learner.target and layout.frozen(learner.target),
                 layout=layout,
                 scorer=scorer,
+                patience=patience,
+                window=LossWindow(**(restored.window if restored else {})),
             )
-            window = LossWindow.of(restored.window if restored else {})
-            batches = _resumed(train_batches, start, restored)
-            result = loop.run(state, batches, window, deadline)
-            # A checkpoint that cannot be written ends the run before anything is exported.
-            checkpoints.finish()
-            return result
+            return loop.run(state, _resumed(train_batches, start, restored), deadline)
 
 
 def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None]:
@@ -448,152 +373,154 @@ def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None
 def _resumed(
     train_batches: Batches | Positioned, start: int, restored: Restored | None
 ) -> Iterator[Batch]:
-    """The batches from step ``start`` on, of what the checkpoint was trained on."""
+    """The batches from step ``start`` on, of the data that the checkpoint was trained on."""
     position = restored and restored.position
     file = position and position / _FINGERPRINT_NAME
     remedy = "give another output directory, or the data that it was trained on"
     if not isinstance(train_batches, Positioned):
-        # Runs that began before anything was written of their batches have no position.
         if position and not (file.exists() and file.read_text() == train_batches.fingerprint):
             raise InputError(
                 f"the checkpoint of step {start} is of other pairs, another seed or batches of "
                 f"another size: {remedy}"
             )
         return iter(train_batches.batches(start))
-    if restored and (position is None or file.exists()):
+    if position and file.exists():
         raise InputError(f"the checkpoint of step {start} holds no position of this data: {remedy}")
     return iter(train_batches.batches(start, position))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class _Loop:
-    """What stays the same while the state goes round."""
+    """A run from one checkpoint on."""
 
+    learner: Learner
     train_step: TrainStep
-    eval_step: Callable[[PyTree, Inputs], LossSums] | None
-    dev_batches: Batches | None
+    dev: Any
     schedule: Schedule
-    options: TrainOptions
     checkpoints: RunCheckpoints
     save_position: Callable[[Path], None]
     reporter: ProgressReporter
-    frozen: PyTree | None
-    make_inputs: MakeInputs
-    watch: Watch | None
+    target_params: PyTree | None
     layout: Layout
     scorer: Scorer | None
+    patience: int
+    window: LossWindow
+    # The newest step, which the device may still be computing.
+    pending: tuple[LossSums, StepTaken] | None = None
 
-    def run(
-        self, state: TrainState, batches: Iterator[Batch], window: LossWindow, deadline: float
-    ) -> TrainResult:
-        options, step, dev, evaluated = self.options, int(state.step), None, None
-        metrics, scored = None, None
-        # Another stream than the initialisation's.
+    def run(self, state: TrainState, batches: Iterator[Batch], deadline: float) -> TrainResult:
+        options, step = self.learner.options, int(state.step)
+        # Another stream than the initialization's.
         run_key = jax.random.key(options.seed + 1, impl=options.prng_impl)
-        # The last step's sums, and which step it was.
-        last: tuple[LossSums, StepTaken] | None = None
-        if self.watch and step == 0:
-            self._see(state)
+        dev, evaluated, metrics, scored = [], None, None, None
+        if step == 0 and self.learner.keeps_best:
+            dev, evaluated = self._evaluate(state), step
         while not self._is_over(step) and time.monotonic() < deadline:
-            batch = next(batches)
-            inputs = self.make_inputs(state, step, batch)
-            placed = self.layout.rows(inputs, options.accumulation_steps)
-            state, sums = self.train_step(state, placed, run_key, self.frozen)
-            step += 1
-            # One step ahead of the device, no more.
-            self._settle(last, window, state)
-            last = sums, self._taken(step, inputs)
-            self.reporter.count(step, batch.num_tokens, batch.num_pairs)
+            state, step = self._step(state, step, next(batches), run_key), step + 1
             if _is_due(step, options.log_period):
-                self._settle(last, window, state)
-                self._log(step, window)
-                last, window = None, LossWindow()
-            if _is_due(step, options.eval_period):
-                self._settle(last, window, state)
-                last = None
+                self._log(state)
+            # Before the checkpoint: what cannot be evaluated is not kept.
+            if _is_due(step, options.eval_period) or self._is_over(step):
                 dev, evaluated = self._evaluate(state), step
             if self.scorer and _is_due(step, self.scorer.period):
-                self._settle(last, window, state)
-                last = None
                 metrics, scored = self._score(state), step
             if _is_due(step, options.checkpoint_period):
-                self._settle(last, window, state)
-                last = None
-                self._save(state, window)
-        self._settle(last, window, state)
-        if evaluated != step:
-            # Out of time, the run goes on later as though it had not stopped: what is measured
-            # now is for the export alone.
-            dev = self._evaluate(state) if self._is_over(step) else self._measured(state)
-        # What cannot be measured is not kept either.
-        if self.checkpoints.latest_step != step:
-            self._save(state, window)
-        # After the checkpoint: nothing of the training hangs on it, and it may take long.
-        if self.scorer and scored != step and self._is_over(step):
-            metrics = self._score(state)
-        return TrainResult(state=state, dev=dev, finished=self._is_over(step), metrics=metrics)
+                self._save(state)
+        finished = self._is_over(step)
+        # It resumed at its end. (A run out of time will resume as if it had not stopped, and is
+        # not evaluated.)
+        if finished and evaluated != step:
+            dev, evaluated = self._evaluate(state), step
+        self._save(state)
+        # After the checkpoint: the training does not depend on it, and it may take long.
+        if finished and self.scorer and scored != step:
+            metrics, scored = self._score(state), step
+        # A checkpoint that cannot be written ends the run before anything is exported.
+        self.checkpoints.finish()
+        return TrainResult(
+            state=state,
+            dev=dev if evaluated == step else [],
+            finished=finished,
+            metrics=metrics if scored == step else None,
+            best=self._best(state) if self.learner.keeps_best else None,
+        )
 
     def _is_over(self, step: int) -> bool:
-        return step >= self.options.steps or bool(self.watch and self.watch.is_over(step))
+        best = self.checkpoints.best_step
+        is_stale = self.patience and best is not None and step - best >= self.patience
+        return step >= self.learner.options.steps or bool(is_stale)
 
-    def _taken(self, step: int, inputs: Inputs) -> StepTaken:
+    def _step(
+        self, state: TrainState, step: int, batch: Batch, run_key: Key[Array, ""]
+    ) -> TrainState:
+        inputs = self.learner.inputs(state.params, self.target_params, step, batch)
+        placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
+        state, sums = self.train_step(state, placed, run_key, self.target_params)
+        # For the step before: the host is at most one step ahead of the device.
+        self._wait(state)
         source, _, target = inputs
-        return StepTaken(
-            number=step, schedule=self.schedule, source=source.shape, target=target.shape
-        )
+        shapes = {"source": source.shape, "target": target.shape}
+        self.pending = sums, StepTaken(number=step + 1, schedule=self.schedule, **shapes)
+        self.reporter.count(step + 1, batch.num_tokens, batch.num_pairs)
+        return state
 
-    def _settle(
-        self, last: tuple[LossSums, StepTaken] | None, window: LossWindow, state: TrainState
-    ) -> None:
-        """Waits for a step and counts it in, or stops the run by it."""
-        if last is None:
+    def _wait(self, state: TrainState) -> None:
+        """Waits for the pending step and adds its sums to the window, or stops the run."""
+        if self.pending is None:
             return
-        sums, taken = jax.device_get(last[0]), last[1]
-        check_sums(sums, taken, state.params, self.checkpoints.what_stays)
-        window.add(sums)
+        (sums, taken), self.pending = self.pending, None
+        sums = jax.device_get(sums)
+        check_sums(sums, taken, state.params, self.checkpoints.describe_latest)
+        self.window.add(sums)
 
-    def _log(self, step: int, window: LossWindow) -> None:
-        self.reporter.report(
-            step,
-            loss=window.mean_loss,
-            accuracy=window.accuracy,
-            rate=float(self.schedule(step - 1)),
-        )
-
-    def _see(self, state: TrainState) -> None:
-        with self.reporter.pause():
-            self.watch.see(int(state.step), state.params, self.reporter)
+    def _log(self, state: TrainState) -> None:
+        self._wait(state)
+        step, window = int(state.step), self.window
+        rate = float(self.schedule(step - 1))
+        self.reporter.report(step, loss=window.mean_loss, accuracy=window.accuracy, rate=rate)
+        self.window = LossWindow()
 
     def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
+        self._wait(state)
         with self.reporter.pause():
             return self.scorer.score(int(state.step), state.params, self.reporter)
 
-    def _evaluate(self, state: TrainState) -> DevMetrics | None:
-        metrics = self._measured(state)
-        if self.watch:
-            self._see(state)
-        if metrics is not None:
-            self.reporter.report_dev(int(state.step), metrics.cross_entropy, metrics.accuracy)
-        return metrics
-
-    def _measured(self, state: TrainState) -> DevMetrics | None:
-        step = int(state.step)
-        check_params(state.params, step, self.checkpoints.what_stays)
-        if self.dev_batches is None:
-            return None
+    def _evaluate(self, state: TrainState) -> Sequence[Measurement]:
+        self._wait(state)
+        step, describe = int(state.step), self.checkpoints.describe_latest
+        check_params(state.params, step, describe)
+        if self.dev is None:
+            return []
         with self.reporter.pause():
-            metrics = dev_metrics(
-                lambda batch: self.eval_step(state.params, self.layout.rows(model_inputs(batch))),
-                self.dev_batches.one_pass(),
-            )
-        check_measured(metrics.cross_entropy, "dev loss", step, self.checkpoints.what_stays)
-        return metrics
+            found = self._measure(state.params)
+        for each in found:
+            check_measured(each.value, each.name, step, describe)
+        best = self.checkpoints.best_score
+        is_best = self.learner.keeps_best and (best is None or found[0].value > best)
+        for each in found:
+            mark = "  best" if is_best and each is found[0] else ""
+            self.reporter.note(step, f"{each}{mark}", each.curves(), **each.record())
+        if is_best:
+            self._save(state, score=found[0].value)
+        return found
 
-    def _save(self, state: TrainState, window: LossWindow) -> None:
+    def _measure(self, params: PyTree) -> Sequence[Measurement]:
+        return self.learner.evaluate(params, self.target_params, self.dev, self.layout.rows)
+
+    def _save(self, state: TrainState, score: float | None = None) -> None:
+        self._wait(state)
         step = int(state.step)
-        check_params(state.params, step, self.checkpoints.what_stays)
+        if self.checkpoints.latest_step == step and score is None:
+            return
+        check_params(state.params, step, self.checkpoints.describe_latest)
         with self.reporter.pause():
-            self.checkpoints.save(step, state, window.to_dict(), self.save_position)
+            window = dataclasses.asdict(self.window)
+            self.checkpoints.save(step, state, window, self.save_position, score)
+
+    def _best(self, state: TrainState) -> Best:
+        step = self.checkpoints.best_step
+        params = self.checkpoints.restore(state, step).state.params
+        return Best(step=step, params=params, dev=self._measure(params))
 
 
 def _is_due(step: int, period: int) -> bool:

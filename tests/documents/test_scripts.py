@@ -264,8 +264,8 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert status == 0, said
     kinds = [line.split()[0] for line in ran]
     assert kinds == [
-        *("train", "train", "train-ngram", "train", "distill", "train-heads"),
-        *("train", "train", "train", "distill", "train-ngram"),
+        *("train", "train", "train-ngram", "distill", "distill", "train-heads"),
+        *("train", "train", "distill", "distill", "train-ngram"),
     ]
     for line in ran:
         for file in re.findall(r"--gin_file=(\S+)", line):
@@ -273,7 +273,7 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     # What one stage makes is what the next asks for.
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target/model'" in ran[1]
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[4]
-    assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/model'" in ran[4]
+    assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/draft'" in ran[4]
     assert f"--gin.DATA_DIR='{tmp_path}/data/summarize'" in ran[6]
     status, ran, said = train_pairs()
     assert (status, ran) == (0, [])

@@ -146,7 +146,7 @@ def test_loss_and_gradients_are_the_packages_own(pair, objective, weight):
         return token_losses(
             logits_of(draft, params, batch),
             batch["decoder_target_tokens"],
-            teacher_logits=logits_of(target, target.params, batch),
+            target_logits=logits_of(target, target.params, batch),
             distillation_weight=weight,
             objective=objective,
             z_loss=1e-3,

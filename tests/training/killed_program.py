@@ -8,27 +8,19 @@ import jax
 import numpy as np
 import optax
 
-from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.data.batching import Batches
 from spec_t5x.models.kept_layers import keep_layers, own_params
-from spec_t5x.models.t5 import T5Config
 from spec_t5x.testing.toy_models import tiny_t5
-from spec_t5x.training.distill import DistillOptions, Student, distill
-from spec_t5x.training.schedules import make_schedule
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, distill
+from spec_t5x.training.learners import Network
+from spec_t5x.training.optimizers import make_schedule
 from spec_t5x.training.trainer import TrainOptions, fit
+from tests.training.toys import copy_batches, toy_config
 
 STEPS = 24
 # No period divides another: checkpoints cut the windows of log lines.
 PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
-CONFIG = T5Config(
-    vocab_size=30,
-    emb_dim=8,
-    num_heads=2,
-    head_dim=4,
-    mlp_dim=16,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout_rate=0.1,
-)
+CONFIG = toy_config(30, dropout_rate=0.1)
 
 
 class Signalling(Batches):
@@ -42,17 +34,6 @@ class Signalling(Batches):
             yield batch
 
 
-def make_batches(kind=Batches) -> Batches:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 9, 40)
-    ids = np.concatenate([[*rng.integers(2, 30, n - 1), 1] for n in lengths]).astype(np.int32)
-    ends = np.cumsum(lengths)
-    pairs = TokenisedPairs(
-        source_ids=ids, source_ends=ends, target_ids=ids, target_ends=ends, num_dropped=0
-    )
-    return kind(pairs, tokens_per_batch=32, seed=0, buckets=(8,))
-
-
 def run(kind: str, directory: Path, cache: Path, begun: Synchronized) -> None:
     """Trains to the end, and writes there where it ended."""
     jax.config.update("jax_disable_most_optimizations", True)
@@ -60,7 +41,7 @@ def run(kind: str, directory: Path, cache: Path, begun: Synchronized) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    batches = make_batches(Signalling)
+    batches = copy_batches(30, kind=Signalling)
     batches.begun = begun
     schedule = make_schedule(peak=1e-2, steps=STEPS, warmup_steps=5)
     run_kind = {"train": _train, "distill": _distill}[kind]
@@ -70,32 +51,22 @@ def run(kind: str, directory: Path, cache: Path, begun: Synchronized) -> None:
 
 
 def _train(directory, batches, optimizer, schedule):
-    result = fit(
-        CONFIG,
-        optimizer,
-        schedule,
-        batches,
-        make_batches(),
-        TrainOptions(steps=STEPS, **PERIODS),
-        directory,
-    )
-    return result.state, result.dev.cross_entropy
+    learner = Network(CONFIG, TrainOptions(steps=STEPS, **PERIODS))
+    result = fit(learner, optimizer, schedule, batches, copy_batches(30), directory)
+    return result.state, result.dev[0].cross_entropy
 
 
 def _distill(directory, batches, optimizer, schedule):
     target = tiny_t5(0, num_decoder_layers=2)
     params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=(1,))
     student = Student(config=config, params=own_params(params), shared_layers=(1,))
-    result = distill(
-        student,
-        target,
-        optimizer,
-        schedule,
-        batches,
-        {0.0: make_batches()},
-        TrainOptions(steps=STEPS, **PERIODS),
-        DistillOptions(on_policy=0.3),
-        directory,
+    learner = DraftLearner(
+        student=student,
+        target=target,
+        distillation=DistillOptions(on_policy=0.3),
+        options=TrainOptions(steps=STEPS, **PERIODS),
     )
-    held_out = [each.to_dict() for each in result.held_out]
-    return (result.training.state, result.params), [result.step, held_out]
+    held_out = {0.0: copy_batches(30)}
+    result = distill(learner, optimizer, schedule, batches, held_out, directory)
+    best = result.best
+    return (result.state, best.params), [best.step, [each.to_dict() for each in best.dev]]

@@ -9,44 +9,26 @@ import jax
 import numpy as np
 import optax
 
-from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.data.batching import Batches
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
-from spec_t5x.training.distill import DistillOptions, Student, distill
-from spec_t5x.training.heads import fit_heads
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, distill
+from spec_t5x.training.learners import HeadsLearner, Network
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
-from spec_t5x.training.trainer import Teacher, TrainOptions, fit, init_params
+from spec_t5x.training.trainer import TrainOptions, fit
+from tests.training.toys import copy_batches, toy_config
 
-CONFIG = T5Config(
-    vocab_size=384,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    logits_via_embedding=False,
-    dropout_rate=0.0,
-)
+CONFIG = toy_config(384, 16, logits_via_embedding=False, dropout_rate=0.0)
 RATE = 1e-2
 ALONE, MESH = {"data_parallel": 1}, {"data_parallel": 2, "model_parallel": 2}
 
 
 def make_batches(rows: int) -> Batches:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 9, 40)
-    ids = np.concatenate([[*rng.integers(2, 64, n - 1), 1] for n in lengths]).astype(np.int32)
-    ends = np.cumsum(lengths)
-    pairs = TokenisedPairs(
-        source_ids=ids, source_ends=ends, target_ids=ids, target_ends=ends, num_dropped=0
-    )
-    return Batches(pairs, tokens_per_batch=8 * rows, seed=0, buckets=(8,))
+    return copy_batches(64, rows=rows)
 
 
 def options(steps: int, **more) -> TrainOptions:
@@ -72,7 +54,7 @@ class Texts:
         return {}
 
 
-def train(directory: Path, steps: int, optimizer="adamw", rows=4, teacher=None, **more):
+def train(directory: Path, steps: int, optimizer="adamw", rows=4, texts=False, **more):
     """5 rows do not divide by two; nor by two devices and two parts."""
     scorer = TextMetrics(
         Texts(directory),
@@ -83,15 +65,13 @@ def train(directory: Path, steps: int, optimizer="adamw", rows=4, teacher=None, 
         export_dtype="float32",
     )
     return fit(
-        CONFIG,
+        Network(CONFIG, options(steps, **more)),
         make_optimizer(optimizer, lambda step: RATE, min_dim_size_to_factor=8),
         lambda step: RATE,
         make_batches(rows),
         make_batches(rows),
-        options(steps, **more),
         directory,
-        teacher,
-        scorer=scorer,
+        scorer=scorer if texts else None,
     )
 
 
@@ -121,9 +101,8 @@ def compare(folder: Path, run) -> dict:
 
 def main(folder: Path) -> dict:
     report = {}
-    teacher = Teacher(config=CONFIG, params=init_params(CONFIG, seed=7))
     report["adamw"], result = compare(
-        folder / "adamw", lambda d, **o: train(d, 4, rows=5, teacher=teacher, **o)
+        folder / "adamw", lambda d, **o: train(d, 4, rows=5, texts=True, **o)
     )
     report["adamw_specs"] = specs(result.state)
     report["dev"] = [losses(folder / "adamw" / name, "dev_loss") for name in ("alone", "mesh")]
@@ -138,9 +117,9 @@ def main(folder: Path) -> dict:
 
     # Begun on another mesh, and gone on with on one device.
     moved = folder / "moved"
-    begun = train(moved, 3, rows=5, teacher=teacher, data_parallel=1, model_parallel=4)
+    begun = train(moved, 3, rows=5, data_parallel=1, model_parallel=4)
     report["moved_specs"] = specs(begun.state.params)
-    train(moved, 4, rows=5, teacher=teacher, **ALONE)
+    train(moved, 4, rows=5, **ALONE)
     report["moved"] = {"alone": report["adamw"]["alone"], "mesh": losses(moved)}
 
     # What was trained there is read anywhere.
@@ -150,40 +129,43 @@ def main(folder: Path) -> dict:
         jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), read, written))
     )
 
-    target = T5Model.create(teacher.params, CONFIG)
+    params = Network(CONFIG, options(1)).init(jax.random.key(7))
+    target = T5Model.create(params, CONFIG)
     kept, config = keep_layers(target.params, CONFIG, encoder=(0,), decoder=(0,))
     student = Student(config=config, params=own_params(kept), shared_layers=(0,))
     student = student.narrowed(target.params, np.arange(1, 33))
 
     def distilled(directory, **layout):
+        learner = DraftLearner(
+            student=student,
+            target=target,
+            distillation=DistillOptions(),
+            options=options(3, objective="reverse_kl", distillation_weight=1.0, **layout),
+        )
         result = distill(
-            student,
-            target,
+            learner,
             # AdamW's first step is the gradient's sign, and of what the draft cannot change
             # (gradients that are 0 but for rounding) a sign is noise.
             optax.sgd(0.3, momentum=0.9),
             lambda step: RATE,
             make_batches(4),
             {0.0: make_batches(4)},
-            options(3, objective="reverse_kl", distillation_weight=1.0, **layout),
-            DistillOptions(),
             directory,
         )
-        assert np.isfinite(result.held_out[0].alpha.value)
+        assert np.isfinite(result.best.dev[0].alpha.value)
         return result
 
     report["distill"], result = compare(folder / "distill", distilled)
-    report["distill_specs"] = specs(result.training.state.params)
+    report["distill_specs"] = specs(result.state.params)
 
     def heads(directory, **layout):
-        return fit_heads(
-            target,
-            HeadsConfig(CONFIG.emb_dim, CONFIG.vocab_size, 2, 16),
+        config = HeadsConfig(CONFIG.emb_dim, CONFIG.vocab_size, 2, 16)
+        return fit(
+            HeadsLearner(config, options(3, **layout), target),
             make_optimizer("adamw", lambda step: RATE),
             lambda step: RATE,
             make_batches(4),
             make_batches(4),
-            options(3, **layout),
             directory,
         )
 

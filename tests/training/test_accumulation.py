@@ -6,21 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.training.learners import Network
 from spec_t5x.training.trainer import TrainOptions, init_state, make_train_step
+from tests.training.toys import toy_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
-CONFIG = T5Config(
-    vocab_size=64,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout_rate=0.0,
-)
+CONFIG = toy_config(64, 16, dropout_rate=0.0)
 
 
 def make_inputs(rows, length=12):
@@ -31,12 +23,11 @@ def make_inputs(rows, length=12):
     return text[:, ::-1], np.pad(text[:, :-1], ((0, 0), (1, 0))), text
 
 
-def take_step(inputs, parts, optimizer=None):
-    optimizer = optimizer or optax.sgd(1.0)
-    step = make_train_step(
-        CONFIG, optimizer, TrainOptions(steps=1, accumulation_steps=parts, label_smoothing=0.1)
-    )
-    return step(init_state(CONFIG, optimizer, 0), inputs, jax.random.key(1), None)
+def take_step(inputs, parts):
+    options = TrainOptions(steps=1, accumulation_steps=parts, label_smoothing=0.1)
+    learner, optimizer = Network(CONFIG, options), optax.sgd(1.0)
+    step = make_train_step(learner, optimizer)
+    return step(init_state(learner, optimizer), inputs, jax.random.key(1), None)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(8, 4), (7, 3)])
@@ -44,7 +35,7 @@ def test_the_step_is_that_of_the_whole_batch(rows, parts):
     """By plain descent at rate 1, the parameters show the gradient itself."""
     inputs = make_inputs(rows)
     (whole, sums), (divided, sums_of_parts) = (take_step(inputs, each) for each in (1, parts))
-    start = init_state(CONFIG, optax.sgd(1.0), 0).params
+    start = init_state(Network(CONFIG, TrainOptions(steps=1)), optax.sgd(1.0)).params
     for before, ours, theirs in zip(
         *map(jax.tree.leaves, (start, divided.params, whole.params)), strict=True
     ):
@@ -62,11 +53,12 @@ def test_a_mean_of_means_would_be_found_out():
     """What the test above must tell from the truth."""
     inputs = make_inputs(8)
     parts = [tuple(rows[i::4] for rows in inputs) for i in range(4)]
-    start = init_state(CONFIG, optax.sgd(1.0), 0).params
-    step = make_train_step(CONFIG, optax.sgd(1.0), TrainOptions(steps=1))
+    learner, optimizer = Network(CONFIG, TrainOptions(steps=1)), optax.sgd(1.0)
+    start = init_state(learner, optimizer).params
+    step = make_train_step(learner, optimizer)
 
     def moved_by(rows):
-        state = init_state(CONFIG, optax.sgd(1.0), 0)
+        state = init_state(learner, optimizer)
         return step(state, rows, jax.random.key(1), None)[0].params
 
     whole, moved = moved_by(inputs), [moved_by(part) for part in parts]
@@ -79,11 +71,11 @@ def test_a_mean_of_means_would_be_found_out():
 
 
 def test_it_takes_less_memory():
-    optimizer = optax.sgd(1.0)
-    state, inputs = init_state(CONFIG, optimizer, 0), make_inputs(64)
+    optimizer, inputs = optax.sgd(1.0), make_inputs(64)
 
     def temporary_bytes(parts):
-        step = make_train_step(CONFIG, optimizer, TrainOptions(steps=1, accumulation_steps=parts))
+        learner = Network(CONFIG, TrainOptions(steps=1, accumulation_steps=parts))
+        state, step = init_state(learner, optimizer), make_train_step(learner, optimizer)
         compiled = step.lower(state, inputs, jax.random.key(1), None).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

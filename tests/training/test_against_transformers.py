@@ -13,6 +13,7 @@ from spec_t5x.checkpoints.huggingface.t5 import tensor_names
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.training.learners import Network
 from spec_t5x.training.losses import mean_loss, token_losses
 from spec_t5x.training.optimizers import make_optimizer
 from spec_t5x.training.trainer import TrainOptions, TrainState, make_train_step
@@ -192,7 +193,7 @@ def test_a_step_of_adamw(pair, batch):
         "adamw", lambda step: LEARNING_RATE, clip_norm=CLIP_NORM, weight_decay=WEIGHT_DECAY
     )
     assert config.dropout_rate == 0.0
-    step = make_train_step(config, optimizer, TrainOptions(steps=1, z_loss=0.0))
+    step = make_train_step(Network(config, TrainOptions(steps=1, z_loss=0.0)), optimizer)
     params = jax.tree.map(lambda leaf: jax.numpy.array(leaf), params)
     state = TrainState(step=jax.numpy.int32(0), params=params, opt_state=optimizer.init(params))
     state, _ = step(state, batch, jax.random.key(0), None)

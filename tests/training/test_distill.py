@@ -22,13 +22,15 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.theory.formulas import expected_tokens
-from spec_t5x.training import distill as distill_lib
 from spec_t5x.training import trainer
-from spec_t5x.training.distill import DistillOptions, Student, distill, make_score
-from spec_t5x.training.distillation_losses import DIVERGENCES
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, distill
+from spec_t5x.training.distillation_losses import (
+    DIVERGENCES,
+)
 from spec_t5x.training.held_out_alpha import held_out_alpha
-from spec_t5x.training.target_texts import WritingOptions, write_texts
-from spec_t5x.training.trainer import TrainOptions, TrainState, model_inputs
+from spec_t5x.training.learners import network_logits
+from spec_t5x.training.target_outputs import SampleOptions, sample_targets
+from spec_t5x.training.trainer import TrainOptions, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -51,14 +53,14 @@ def texts():
     )
 
     def write(temperature, seed=0):
-        options = WritingOptions(
+        options = SampleOptions(
             temperature=temperature,
             max_length=LENGTH,
             tokens_per_batch=10 * 8,
             buckets=(LENGTH,),
             seed=seed,
         )
-        written = write_texts(TARGET, pairs, options, None)
+        written = sample_targets(TARGET, pairs, options, None)
         return Batches(written, tokens_per_batch=10 * 8, seed=0, buckets=(LENGTH,))
 
     return write
@@ -74,6 +76,15 @@ def make_student(shares=True, known=None):
     return student if known is None else student.narrowed(TARGET.params, known)
 
 
+def make_learner(student, distillation=None, **options):
+    return DraftLearner(
+        student=student,
+        target=TARGET,
+        distillation=distillation or DistillOptions(),
+        options=TrainOptions(**{"steps": 1, "distillation_weight": 1.0, **options}),
+    )
+
+
 def run(
     texts,
     directory,
@@ -87,17 +98,14 @@ def run(
     **options,
 ):
     defaults = {"log_period": 0, "eval_period": 4, "checkpoint_period": 4}
-    return distill(
+    learner = make_learner(
         student or make_student(),
-        TARGET,
-        optax.adam(rate),
-        lambda step: rate,
-        texts(1.0),
-        {temperature: texts(temperature, seed=1) for temperature in temperatures},
-        TrainOptions(steps=steps, **{"distillation_weight": 1.0, **defaults, **options}),
         DistillOptions(patience=patience, on_policy=on_policy),
-        directory,
+        steps=steps,
+        **{**defaults, **options},
     )
+    held_out = {temperature: texts(temperature, seed=1) for temperature in temperatures}
+    return distill(learner, optax.adam(rate), lambda step: rate, texts(1.0), held_out, directory)
 
 
 def records(directory):
@@ -133,7 +141,7 @@ def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
     found = records(tmp_path)
     # Of the start too, and at each temperature.
     assert [line["step"] for line in found] == [s for s in (0, 20, 40, 60) for _ in temperatures]
-    for each, first in zip(result.held_out, found, strict=False):
+    for each, first in zip(result.best.dev, found, strict=False):
         before = first["held_out"]
         assert each.temperature == before["temperature"]
         assert each.alpha.value > before["alpha"]["value"] + 0.02
@@ -142,7 +150,7 @@ def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
         assert each.expected_tokens == pytest.approx(expected_tokens(each.alpha.value, 4))
     # The best that was seen at the first temperature, not the last.
     best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
-    assert result.held_out[0].alpha.value == best
+    assert result.best.dev[0].alpha.value == best
 
 
 KNOWN = np.arange(1, 30, 2)
@@ -153,12 +161,12 @@ def losses(student, objective, weight=1.0):
     rng = np.random.default_rng(0)
     text = rng.integers(1, 30, (2, 4))
     inputs = rng.integers(1, 30, (2, 5)), np.pad(text[:, :-1], ((0, 0), (1, 0))), text
-    options = TrainOptions(steps=1, objective=objective, distillation_weight=weight)
-    target_logits = distill_lib._target_logits(TARGET.config, TARGET.params, inputs)
+    learner = make_learner(student, objective=objective, distillation_weight=weight)
+    target_logits = network_logits(TARGET.config, TARGET.params, inputs)
 
     def loss(params):
         logits = student.logits(params, TARGET.params, inputs)
-        sums = distill_lib._losses(student, logits, target_logits, text, options)
+        sums = learner.losses(logits, target_logits, text)
         return sums.loss, (sums, logits)
 
     (_, (sums, logits)), gradient = jax.value_and_grad(loss, has_aux=True)(student.params)
@@ -207,18 +215,13 @@ def test_a_narrow_output_layer_begins_as_the_whole_one(texts):
     np.testing.assert_allclose(ours[..., KNOWN], theirs[..., KNOWN], rtol=1e-5, atol=1e-5)
 
 
-def test_labels_are_not_smoothed_over_tokens_that_are_not_known(texts, tmp_path):
-    with pytest.raises(InputError, match="label_smoothing is 0.1: leave it 0 for a draft"):
-        run(texts, tmp_path, 1, student=make_student(known=KNOWN), label_smoothing=0.1)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alpha_is_what_the_draft_is_accepted_with(texts, temperature):
     """As the decoding draft, with the target's cache, has it of the same texts."""
     student, batches = make_student(), list(texts(temperature).one_pass())
-    score = make_score(student, TARGET, TrainOptions(steps=1))
+    learner = make_learner(student)
     found = held_out_alpha(
-        lambda inputs: score(student.params, inputs, temperature),
+        lambda inputs: learner.score(student.params, TARGET.params, inputs, temperature),
         batches,
         temperature=temperature,
         gamma=4,
@@ -252,10 +255,11 @@ def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "time", clock)
         stopped = run(texts, cut, 10, patience=2, max_minutes=6.5)
-    assert not stopped.finished and int(stopped.training.state.step) == 6
+    assert not stopped.finished and int(stopped.state.step) == 6
     resumed = run(texts, cut, 10, patience=2)
-    assert resumed.step == undisturbed.step and resumed.held_out == undisturbed.held_out
-    assert_identical(undisturbed.training.state, resumed.training.state)
+    assert resumed.best.step == undisturbed.best.step
+    assert resumed.best.dev == undisturbed.best.dev
+    assert_identical(undisturbed.state, resumed.state)
     assert [line["step"] for line in records(whole)] == [0, 4, 8, 10]
     assert records(cut) == records(whole)
 
@@ -263,29 +267,22 @@ def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path,
 def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
     """Steps so large that they do harm: the start is the best."""
     result = run(texts, tmp_path, 40, rate=1.0, patience=2)
-    assert result.training.finished and int(result.training.state.step) == 8
-    assert result.step == 0
-    assert_identical(result.params, make_student().params)
-    assert result.held_out[0].to_dict() == records(tmp_path)[0]["held_out"]
+    assert result.finished and int(result.state.step) == 8
+    assert result.best.step == 0
+    assert_identical(result.best.params, make_student().params)
+    assert result.best.dev[0].record() == {"held_out": records(tmp_path)[0]["held_out"]}
     # Asked again, it does not go on.
     again = run(texts, tmp_path, 40, rate=1.0, patience=2)
-    assert int(again.training.state.step) == 8 and again.held_out == result.held_out
-
-
-def test_patience_without_evaluations(texts, tmp_path):
-    with pytest.raises(InputError, match="patience is 2 and eval_period 0: give a period"):
-        run(texts, tmp_path, 8, patience=2, eval_period=0)
+    assert int(again.state.step) == 8 and again.best.dev == result.best.dev
 
 
 def test_on_its_own_texts_the_draft_reads_what_it_writes(texts):
     student, batches = make_student(), texts(1.0).batches()
-    options = DistillOptions(on_policy=0.5, temperature=0.0)
-    make_inputs = distill_lib._make_inputs(student, TARGET.params, options, seed=5)
-    state = TrainState(step=jnp.int32(0), params=student.params, opt_state=())
+    learner = make_learner(student, DistillOptions(on_policy=0.5, temperature=0.0), seed=5)
     writer = T5Model.create(student.whole(student.params, TARGET.params), student.config)
     own = 0
     for step, batch in zip(range(16), batches, strict=False):
-        source, shifted, text = make_inputs(state, step, batch)
+        source, shifted, text = learner.inputs(student.params, TARGET.params, step, batch)
         np.testing.assert_array_equal(source, batch.encoder_input_tokens)
         np.testing.assert_array_equal(shifted[:, 1:], text[:, :-1])
         assert not np.any(shifted[:, 0])

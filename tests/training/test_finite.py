@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.training.losses import LossSums
-from spec_t5x.training.trainer import TrainOptions, fit, init_state, make_train_step, run_steps
-from tests.training.test_run_checkpoints import CONFIG, make_batches
+from spec_t5x.training.learners import Network
+from spec_t5x.training.trainer import TrainOptions, fit
+from tests.training.toys import copy_batches, toy_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -23,15 +23,8 @@ def diverge(directory, at, rate=1e30, **options):
         return jnp.where(jnp.asarray(step) < at, 1e-2, rate)
 
     defaults = {"log_period": 0, "eval_period": 0, "checkpoint_period": 4}
-    return fit(
-        CONFIG,
-        optax.adam(schedule),
-        schedule,
-        make_batches(),
-        None,
-        TrainOptions(**{"steps": 40} | defaults | options),
-        directory,
-    )
+    learner = Network(toy_config(), TrainOptions(**{"steps": 40} | defaults | options))
+    return fit(learner, optax.adam(schedule), schedule, copy_batches(), None, directory)
 
 
 def test_the_message_says_where(tmp_path):
@@ -43,7 +36,7 @@ def test_the_message_says_where(tmp_path):
     assert re.match(
         r"step 7 has a loss of \S+ and a gradient of norm nan \(learning rate 1e\+30, batch 6 of 4 "
         r"rows of 8 source and 8 target tokens; \d+ of \d+ parameters not finite: decoder/\S+, "
-        r"decoder/\S+, decoder/\S+, \.\.\.\); of the checkpoints, that of step 4 stays: lower "
+        r"decoder/\S+, decoder/\S+, \.\.\.\); the latest checkpoint is of step 4: lower "
         r"OptimizerOptions.learning_rate",
         message,
     ), message
@@ -68,24 +61,22 @@ def test_parameters_that_are_not_finite_are_never_written(tmp_path):
         return jnp.where(jnp.asarray(step) < 3, 1e-2, jnp.inf)
 
     options = TrainOptions(steps=4, log_period=0, eval_period=0, checkpoint_period=2)
-    with pytest.raises(InputError, match=r"parameters not finite: .* after step 4; of the check"):
-        fit(CONFIG, optax.sgd(schedule), schedule, make_batches(), None, options, tmp_path)
+    learner = Network(toy_config(), options)
+    with pytest.raises(InputError, match=r"parameters not finite: .* after step 4; the latest"):
+        fit(learner, optax.sgd(schedule), schedule, copy_batches(), None, tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
 def test_what_cannot_be_measured_is_not_kept(tmp_path):
     """Parameters that are numbers, and a held-out loss that is none."""
-    optimizer, options = optax.sgd(1e-2), TrainOptions(steps=4, checkpoint_period=2, eval_period=4)
-    nothing = LossSums(loss=np.nan, cross_entropy=np.nan, num_correct=0.0, num_tokens=1.0)
-    with pytest.raises(InputError, match="the dev loss after step 4 is nan; of the checkpoints"):
-        run_steps(
-            init_state(CONFIG, optimizer, 0),
-            make_train_step(CONFIG, optimizer, options),
-            lambda params, inputs: nothing,
-            lambda step: 1e-2,
-            make_batches(),
-            make_batches(),
-            options,
-            tmp_path,
-        )
+
+    class Diverging(Network):
+        def loss(self, params, inputs, key, target_params=None):
+            sums = super().loss(params, inputs, key, target_params)
+            return sums if key is not None else sums.replace(cross_entropy=jnp.nan)
+
+    learner = Diverging(toy_config(), TrainOptions(steps=4, checkpoint_period=2, eval_period=4))
+    batches, rate = copy_batches(), 1e-2
+    with pytest.raises(InputError, match="the dev loss after step 4 is nan; the latest checkpoint"):
+        fit(learner, optax.sgd(rate), lambda step: rate, batches, batches, tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]

@@ -13,14 +13,12 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.draft_heads import load_heads
 from spec_t5x.cli.main import main
 from spec_t5x.data.batching import Batches, tokenise_file
-from spec_t5x.errors import InputError
 from spec_t5x.models.heads import HeadsConfig, T5Heads
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import tiny_t5
-from spec_t5x.training.heads import fit_heads, heads_losses, init_heads
-from spec_t5x.training.optimizers import make_optimizer
-from spec_t5x.training.schedules import make_schedule
-from spec_t5x.training.trainer import TrainOptions
+from spec_t5x.training.learners import HeadsLearner, heads_losses
+from spec_t5x.training.optimizers import make_optimizer, make_schedule
+from spec_t5x.training.trainer import TrainOptions, fit
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -65,14 +63,14 @@ def train(data, target, directory, steps, num_heads=2, **options):
     schedule = make_schedule(peak=1e-2, steps=40, warmup_steps=3)
     defaults = {"log_period": 5, "eval_period": 0, "checkpoint_period": 4}
     defaults |= {"distillation_weight": 1.0}
-    return fit_heads(
-        T5Model.create(target.params, target.config),
-        HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, 24),
+    config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, 24)
+    options = TrainOptions(steps=steps, **defaults | options)
+    return fit(
+        HeadsLearner(config, options, T5Model.create(target.params, target.config)),
         make_optimizer("adamw", schedule),
         schedule,
         make_batches(data, "train.tsv", target),
         make_batches(data, "dev.tsv", target),
-        TrainOptions(steps=steps, **defaults | options),
         directory,
     )
 
@@ -130,51 +128,20 @@ def test_each_head_learns_the_token_that_is_one_place_further_than_the_last_head
 def test_texts_shorter_than_the_heads_reach_count_for_nothing():
     model = tiny_t5(0)
     config = HeadsConfig(emb_dim=16, vocab_size=30, num_heads=4, hidden_dim=8)
-    state = init_heads(config, make_optimizer("adamw", lambda step: 0.1), seed=0)
-    heads = T5Heads.create(state.params, model)
+    params = HeadsLearner(config, TrainOptions(steps=1), model).init(jax.random.key(0))
+    heads = T5Heads.create(params, model)
     inputs = (jnp.array([[5, 1]]), jnp.array([[0, 7]]), jnp.array([[7, 1]]))
     assert jax.jit(heads_losses)(heads, model, inputs).num_tokens == 1
 
 
-@pytest.fixture(scope="module")
-def trained(data, target, tmp_path_factory):
-    """The directory of a run of 40 steps, and its result."""
-    directory = tmp_path_factory.mktemp("run")
-    return directory, train(data, target, directory, 40, eval_period=20)
-
-
-def test_loss_goes_down(trained):
-    directory, result = trained
+def test_loss_goes_down(data, target, tmp_path):
+    result = train(data, target, tmp_path, 40, eval_period=20)
     assert result.finished and int(result.state.step) == 40
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.6 * losses[0]
     # Of the text, which the target and so the heads know nothing of.
-    assert np.isfinite(result.dev.cross_entropy) and result.dev.num_tokens > 0
-
-
-def test_an_interrupted_run_ends_like_an_undisturbed_one(data, target, tmp_path, monkeypatch):
-    undisturbed = train(data, target, tmp_path / "undisturbed", 6)
-    real = Batches.batches
-
-    def killed_at_five(self, start_step=0):
-        for step, batch in enumerate(real(self, start_step), start=start_step):
-            if step == 5:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(Batches, "batches", killed_at_five)
-    with pytest.raises(KeyboardInterrupt):
-        train(data, target, tmp_path / "killed", 6)
-    monkeypatch.undo()
-    resumed = train(data, target, tmp_path / "killed", 6)
-    assert set(resumed.state.params) == {"wi", "wo"}
-    jax.tree.map(np.testing.assert_array_equal, undisturbed.state, resumed.state)
-
-
-def test_a_checkpoint_of_other_heads(data, target, trained):
-    with pytest.raises(InputError, match="another model or optimizer"):
-        train(data, target, trained[0], 41, num_heads=3)
+    assert np.isfinite(result.dev[0].cross_entropy) and result.dev[0].num_tokens > 0
 
 
 GIN = """

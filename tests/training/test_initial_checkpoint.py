@@ -8,8 +8,9 @@ import pytest
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.errors import InputError
-from spec_t5x.training.run import OptimizerOptions, train
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.run_data import DataOptions
+from spec_t5x.training.run_train import train
 from spec_t5x.training.trainer import TrainOptions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -47,5 +48,5 @@ def test_another_size_or_kind_is_refused(tiny_pair, tmp_path):
     larger = dataclasses.replace(config, mlp_dim=config.mlp_dim + 8)
     with pytest.raises(InputError, match=f"make T5Config.mlp_dim {config.mlp_dim}"):
         run(tmp_path, larger, tiny_pair / "target")
-    with pytest.raises(InputError, match="lm-target is a decoder alone: give an encoder-decoder"):
+    with pytest.raises(InputError, match="lm-target is a GPTConfig, and the model to train a T5"):
         run(tmp_path, config, "lm-target")

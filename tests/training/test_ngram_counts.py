@@ -168,7 +168,7 @@ def test_counts_texts_and_tokens():
     corpus = join_texts([[2, 3, 1], [1]])
     assert (corpus.num_texts, corpus.num_predicted) == (2, 4)
     np.testing.assert_array_equal(corpus.tokens, [0, 2, 3, 1, 0, 1])
-    np.testing.assert_array_equal(corpus.places, [0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(corpus.positions, [0, 1, 2, 3, 0, 1])
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import pytest
 
 from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.training.learners import Network
 from spec_t5x.training.progress import ProgressReporter
 from spec_t5x.training.trainer import TrainOptions, fit
-from tests.training.test_run_checkpoints import CONFIG, make_batches
+from tests.training.toys import copy_batches, toy_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -34,8 +35,9 @@ def test_the_curves_are_those_of_the_log(tmp_path):
     options = TrainOptions(
         steps=4, log_period=2, eval_period=4, checkpoint_period=0, tensorboard=True
     )
-    batches = make_batches()
-    fit(CONFIG, optax.adam(rate), lambda step: rate, batches, batches, options, tmp_path)
+    batches = copy_batches()
+    learner = Network(toy_config(), options)
+    fit(learner, optax.adam(rate), lambda step: rate, batches, batches, tmp_path)
     expected = {}
     for line in map(json.loads, (tmp_path / "metrics.jsonl").open()):
         step = line.pop("step")

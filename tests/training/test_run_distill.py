@@ -99,7 +99,7 @@ def test_a_draft_in_the_targets_encoder(distill, tiny_pair, tmp_path, capfd):
 def test_a_draft_that_knows_some_tokens(distill, tiny_pair, tmp_path):
     """Those of the texts that it was trained on; in the target's text are others as well."""
     target, output = tiny_pair / "target", tmp_path / "output"
-    assert distill(TOKENS_KNOWN="10", TRAIN_STEPS="1") == 0
+    assert distill(DRAFT_VOCAB_SIZE="10", TRAIN_STEPS="1") == 0
     loaded = load(target)
     draft = make_draft(output / "draft", loaded, T5Model.create(loaded.params, loaded.config))
     known = np.asarray(draft.draft.model.head.ids)
@@ -142,7 +142,7 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"DEV_FILE": "None"}, "DataOptions.dev_file is None: give held-out pairs"),
+        ({"DEV_FILE": "None"}, "DataOptions has no dev file or split: give held-out data"),
         ({"DataOptions__vocabulary": "'bytes'"}, "leave it out, it is the target's"),
         ({"distill__layers": "None"}, "and neither was given: give one of them"),
         ({"distill__model": "@T5Config()"}, "and both were given: give one of them"),
@@ -150,8 +150,8 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
         ({"DECODER_LAYERS": "'last:2'"}, "'last:2': give all, first:K or every:K"),
         ({"ENCODER_LAYERS": "'every:9'"}, "'every:9', of 2: give K from 1 to 2"),
         (
-            {"TOKENS_KNOWN": "9", "ENCODER_LAYERS": "'all'"},
-            "tokens_known is 9 and encoder 'all': a narrow output layer goes with a 'shared'",
+            {"DRAFT_VOCAB_SIZE": "9", "ENCODER_LAYERS": "'all'"},
+            "draft_vocab_size is 9 and encoder 'all': a smaller output layer needs the 'shared'",
         ),
         (
             {"MAX_TARGET_LENGTH": "17"},
@@ -162,13 +162,20 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             "patience is 2 and eval_period 0: give a period",
         ),
         (
-            {"TOKENS_KNOWN": "9", "TrainOptions.label_smoothing": "0.1"},
+            {"DRAFT_VOCAB_SIZE": "9", "TrainOptions.label_smoothing": "0.1"},
             "label_smoothing is 0.1: leave it 0 for a draft",
         ),
         ({"distill.export_dtype": "'half'"}, "stored dtype is 'half'"),
-        ({"TOKENS_KNOWN": "128"}, "a narrow head of 128 of 128 tokens: give 1 to 127"),
+        ({"DRAFT_VOCAB_SIZE": "128"}, "a narrow head of 128 of 128 tokens: give 1 to 127"),
         ({"OBJECTIVE": "'kl'"}, "objective is 'kl': choose one of cross_entropy,"),
-        ({"CHECKPOINT_PATH": "'lm-target'"}, "is a decoder alone: give an encoder-decoder"),
+        (
+            {"CHECKPOINT_PATH": "'lm-target'"},
+            "the data of a GPTConfig are DataOptions: give",
+        ),
+        (
+            {"distill__layers": "None", "distill__model": "@GPTConfig()"},
+            "the target is a T5Config and distill.model a GPTConfig: give @T5Config()",
+        ),
         (
             {"distill__layers": "None", "distill__model": "@T5Config()"},
             "the target's vocab_size is 128, the draft's 32128: make them equal",

@@ -28,7 +28,7 @@ LINES = [
 STEPS = 4
 
 
-def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
+def train(output, data, *, steps=STEPS, run="train_lm_target", command="train-lm", **bindings):
     """The command, on ``data/train.tsv`` and with sizes of a toy."""
     settings = {
         "OUTPUT_DIR": f"'{output}'",
@@ -40,7 +40,7 @@ def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
         "TextOptions.max_length": 32,
         **{"GPTConfig.vocab_size": 90, "GPTConfig.emb_dim": 16, "GPTConfig.num_heads": 2},
         **{"GPTConfig.num_layers": 1, "GPTConfig.mlp_dim": 16, "GPTConfig.max_length": 48},
-        "train_lm.export_dtype": "'float32'",
+        "train.export_dtype": "'float32'",
     }
     if data is not None:
         settings |= {"TRAIN_FILES": "'train.tsv'", "DEV_FILES": "'dev.tsv'"}
@@ -49,7 +49,7 @@ def train(output, data, *, steps=STEPS, run="train_lm_target", **bindings):
     gin.clear_config()
     flags = [f"--gin.{name}={value}" for name, value in settings.items()]
     try:
-        return main(["train-lm", f"--gin_file=gin_configs/runs/{run}.gin", *flags])
+        return main([command, f"--gin_file=gin_configs/runs/{run}.gin", *flags])
     finally:
         gin.clear_config()
 
@@ -93,16 +93,23 @@ def test_a_run_that_is_taken_up_again_ends_where_an_undisturbed_one_does(data, t
 @pytest.fixture(scope="module")
 def draft(data, target, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs") / "draft"
-    teacher = {"TEACHER": f"'{target / 'model'}'"}
-    sizes = {"GPTConfig.emb_dim": 8, "GPTConfig.mlp_dim": 8}
-    assert train(output, data, run="train_lm_draft", **teacher, **sizes) == 0
+    bindings = {"CHECKPOINT_PATH": f"'{target / 'model'}'", "TrainOptions.eval_period": 2}
+    bindings |= {"GPTConfig.emb_dim": 8, "GPTConfig.mlp_dim": 8}
+    assert train(output, data, run="train_lm_draft", command="distill", **bindings) == 0
     return output
 
 
-def test_a_draft_learns_from_its_teacher_and_proposes_for_it(target, draft):
-    check_same_vocabulary(load(target / "model"), load(draft / "model"))
+def test_a_draft_learns_from_its_target_and_proposes_for_it(target, draft):
+    loaded = load(draft / "draft")
+    check_same_vocabulary(load(target / "model"), loaded)
+    # alpha on the held-out line, at both temperatures.
+    held_out = loaded.metadata["held_out"]
+    assert [each["temperature"] for each in held_out] == [0.0, 1.0]
+    tokens = len(loaded.vocabulary.encode(LINES[0])) + 1
+    assert all(0 <= each["alpha"]["value"] <= 1 == each["alpha"]["num_texts"] for each in held_out)
+    assert all(each["alpha"]["count"] == tokens for each in held_out)
     assert not (draft / "vocabulary").exists()
-    generator = Generator.load(target / "model", draft / "model")
+    generator = Generator.load(target / "model", draft / "draft")
     texts = ["", "the cat sleeps", "my"]
     options = GenerateOptions(max_decode_len=8, batch_size=3, gamma=2)
     outputs = list(generator.generate(texts, options))
@@ -187,7 +194,13 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
         ({"TextOptions.max_length": 64}, "the largest bucket 32"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
         ({"GPTConfig.vocab_size": 4000}, "pieces, not 4000: change vocab_size"),
-        ({"TEACHER": "'ende-target'"}, "is no language model"),
+        ({"train.initial_checkpoint": "'ende-target'"}, "is a T5Config, and the model to train a"),
+        ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
+        ({"TrainOptions.label_smoothing": 0.1}, "leave it 0 for a language model"),
+        (
+            {"train.metrics": "@MetricsOptions()"},
+            "train.metrics cannot score TextOptions",
+        ),
         ({"TextOptions.columns": "(3,)"}, "column 3 of 3"),
     ],
 )

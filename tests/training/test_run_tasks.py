@@ -222,13 +222,13 @@ def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
     [
         ({"MIXTURE_OR_TASK_NAME": "'run_tasks_edne'"}, "no task or mixture 'run_tasks_edne'"),
         ({"DEV_SPLIT": "'test'"}, "has no split 'test': give one of train, validation"),
-        ({"DEV_SPLIT": "None"}, "train.metrics are of held-out texts and there are none"),
+        ({"DEV_SPLIT": "None"}, "train.metrics score held-out texts and there are none"),
         ({"TASK_FEATURE_LENGTHS": "None"}, "task_feature_lengths is None: give tokens of both"),
         ({"TASK_FEATURE_LENGTHS": "{'inputs': 16}"}, "give tokens of both sides"),
         ({"INITIAL_CHECKPOINT": "None"}, "vocabulary is None: give a SentencePiece model"),
         (
             {"INITIAL_CHECKPOINT": "None", "VOCABULARY": "'bytes'", "T5Config.vocab_size": "100"},
-            "bytes has 259 pieces, the model room for 100: raise T5Config.vocab_size",
+            "bytes has 259 pieces, the model's vocab_size is 100: raise it",
         ),
     ],
 )

@@ -1,9 +1,9 @@
-"""Texts that a target writes for given sources: what a draft is to learn, or is measured on.
+"""Outputs of a target for given sources, to train and evaluate a draft on.
 
-Speculative decoding asks a draft about places of the target's own texts, not of references
-(Zhou et al. 2023, DistillSpec, arXiv 2310.08461). They are written once, by plain decoding,
-and kept on disk in parts, so that a run that was killed goes on with the next part. Text i
-of a file follows from the target, the settings and i alone.
+Speculative decoding asks a draft about positions of the target's own outputs, not of references
+(Zhou et al. 2023, DistillSpec, arXiv 2310.08461). They are sampled once, by plain decoding, and
+kept on disk in parts, so that a run that was killed resumes with the next part. Output i of a
+file follows from the target, the settings and i alone.
 """
 
 import dataclasses
@@ -30,28 +30,23 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Int, Key
 
-# Bump when the same settings give other texts.
-TEXTS_FORMAT = 1
+# Bump when the same settings give other outputs.
+OUTPUTS_FORMAT = 1
 
-# ``report(done, total)``: texts that are written, and how many there are to be.
+# ``report(done, total)``: outputs sampled so far, and in all.
 Report = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WritingOptions:
-    """How a target writes."""
+class SampleOptions:
+    """How a target's outputs are sampled."""
 
-    # 0 is argmax.
-    temperature: float
-    # Tokens of a text at most, end of sequence included; what is longer is cut there.
-    max_length: int
-    # Padded source tokens of a batch.
-    tokens_per_batch: int
-    # Padded lengths of sources, increasing.
-    buckets: Sequence[int]
+    temperature: float  # 0 is argmax
+    max_length: int  # in tokens, EOS included; longer outputs are cut
+    tokens_per_batch: int  # padded source tokens
+    buckets: Sequence[int]  # padded lengths of sources, increasing
     seed: int = 0
-    # Texts of a part, all of which are lost by a kill.
-    part_size: int = 4096
+    part_size: int = 4096  # outputs of a file, which are lost by a kill
 
     def __post_init__(self):
         sampling(self.temperature)
@@ -59,22 +54,22 @@ class WritingOptions:
             raise InputError(f"part_size is {self.part_size}: give 1 or more")
 
 
-def write_texts(
+def sample_targets(
     target: T5Model,
     pairs: TokenisedPairs,
-    options: WritingOptions,
+    options: SampleOptions,
     cache_dir: str | Path | None,
     report: Report = lambda done, total: None,
 ) -> TokenisedPairs:
-    """The same sources, each with the text that the target writes for it.
+    """The same sources, each with the target's output for it.
 
     Args:
-        target: writes.
-        pairs: their own targets do not matter.
+        target: generates.
+        pairs: their own targets are not used.
         options: how.
-        cache_dir: where the texts are kept, in a folder named by a hash of the target's
+        cache_dir: where the outputs are kept, in a folder named by a hash of the target's
             parameters, the sources and the settings; None keeps nothing.
-        report: told after each part, also of what was there already.
+        report: called after each part, also one that was cached.
 
     Raises:
         InputError: a source fits no bucket.
@@ -87,15 +82,20 @@ def write_texts(
         if path and path.is_file():
             parts.append(load_tokenised(path))
         else:
-            parts.append(_write_part(target, _sources(pairs, first, last), first, options))
+            parts.append(_sample_part(target, _sources(pairs, first, last), first, options))
             if path:
                 store_tokenised(path, parts[-1])
         report(last, len(pairs))
-    return dataclasses.replace(_joined(parts), num_dropped=pairs.num_dropped)
+    lengths = np.concatenate([part.target_lengths for part in parts])
+    return dataclasses.replace(
+        pairs,
+        target_ids=np.concatenate([part.target_ids for part in parts]),
+        target_ends=np.cumsum(lengths, dtype=np.int64),
+    )
 
 
 @functools.partial(jax.jit, static_argnames="max_length")
-def written_tokens(
+def sample_outputs(
     model: T5Model,
     sources: Int[Array, "batch source"],
     keys: Key[Array, "batch"],
@@ -104,9 +104,9 @@ def written_tokens(
     *,
     max_length: int,
 ) -> Int[Array, "batch length"]:
-    """Texts in the form of a batch's targets, padded with 0.
+    """Outputs in the form of a batch's targets, padded with 0.
 
-    A text ends with end of sequence, before padding that a model may say, or after
+    An output ends with end of sequence, before padding that a model may generate, or after
     ``max_length`` tokens.
 
     Args:
@@ -115,7 +115,7 @@ def written_tokens(
         keys: a random key for each row.
         settings: the distribution to sample from.
         is_row: which rows are wanted; the others stay empty.
-        max_length: width of the texts.
+        max_length: width of the outputs.
     """
     # A padding row needs something to attend to.
     sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))
@@ -129,54 +129,51 @@ def written_tokens(
         max_decode_steps=jnp.where(is_row, max_length, 0),
     )
     tokens = decoded.tokens[:, 0]
-    # As training reads a text: padding within it would hide what follows.
+    # Training would take all that follows padding for padding.
     return tokens * jnp.cumprod(tokens != PAD_ID, axis=1)
 
 
-def _write_part(
-    target: T5Model, pairs: TokenisedPairs, first: int, options: WritingOptions
+def _sample_part(
+    target: T5Model, pairs: TokenisedPairs, first: int, options: SampleOptions
 ) -> TokenisedPairs:
-    """The target's texts for ``pairs``, whose keys count from ``first``."""
-    texts = [np.zeros(0, np.int32)] * len(pairs)
+    """The target's outputs for ``pairs``, whose keys count from ``first``."""
+    outputs = [np.zeros(0, np.int32)] * len(pairs)
     batches = Batches(
         pairs, tokens_per_batch=options.tokens_per_batch, seed=0, buckets=options.buckets
     )
     for bucket in batches.buckets:
         for start in range(0, len(bucket.pairs), bucket.batch_size):
             rows = bucket.pairs[start : start + bucket.batch_size]
-            written = _write(target, pairs, bucket, rows, first, options)
-            for place, text in zip(rows, written, strict=True):
-                texts[place] = text
+            tokens = _sample_batch(target, pairs, bucket, rows, first, options)
+            for row, index in enumerate(rows):
+                outputs[index] = tokens[row, : np.count_nonzero(tokens[row])]
     return dataclasses.replace(
         pairs,
-        target_ids=np.concatenate(texts),
-        target_ends=np.cumsum([len(text) for text in texts], dtype=np.int64),
+        target_ids=np.concatenate(outputs),
+        target_ends=np.cumsum([len(output) for output in outputs], dtype=np.int64),
     )
 
 
-def _write(
+def _sample_batch(
     target: T5Model,
     pairs: TokenisedPairs,
     bucket: Bucket,
     rows: np.ndarray,
     first: int,
-    options: WritingOptions,
-) -> list[np.ndarray]:
-    """The texts of one batch."""
+    options: SampleOptions,
+) -> np.ndarray:
     batch = make_batch(pairs, bucket, rows)
-    places = np.zeros(bucket.batch_size, np.uint32)
-    places[: len(rows)] = first + rows
-    tokens = written_tokens(
+    indices = np.zeros(bucket.batch_size, np.uint32)
+    indices[: len(rows)] = first + rows
+    tokens = sample_outputs(
         target,
         batch.encoder_input_tokens,
-        jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), places),
+        jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), indices),
         sampling(options.temperature),
         np.arange(bucket.batch_size) < len(rows),
         max_length=options.max_length,
     )
-    found = np.asarray(tokens)
-    lengths = np.count_nonzero(found, axis=1)
-    return [found[row, : lengths[row]] for row in range(len(rows))]
+    return np.asarray(tokens)
 
 
 def _sources(pairs: TokenisedPairs, first: int, last: int) -> TokenisedPairs:
@@ -191,26 +188,10 @@ def _sources(pairs: TokenisedPairs, first: int, last: int) -> TokenisedPairs:
     )
 
 
-def _joined(parts: Sequence[TokenisedPairs]) -> TokenisedPairs:
-    def joined(name):
-        ids = [getattr(part, f"{name}_ids") for part in parts]
-        lengths = [getattr(part, f"{name}_lengths") for part in parts]
-        return np.concatenate(ids), np.cumsum(np.concatenate(lengths), dtype=np.int64)
-
-    (source_ids, source_ends), (target_ids, target_ends) = joined("source"), joined("target")
-    return TokenisedPairs(
-        source_ids=source_ids,
-        source_ends=source_ends,
-        target_ids=target_ids,
-        target_ends=target_ends,
-        num_dropped=0,
-    )
-
-
-def _key(target: T5Model, pairs: TokenisedPairs, options: WritingOptions) -> str:
+def _key(target: T5Model, pairs: TokenisedPairs, options: SampleOptions) -> str:
     digest = hashlib.sha256()
-    digest.update(repr((TEXTS_FORMAT, target.config, options)).encode())
+    digest.update(repr((OUTPUTS_FORMAT, target.config, options)).encode())
     for array in (*jax.tree.leaves(target.params), pairs.source_ids, pairs.source_ends):
-        # One after the other: the host holds no second copy of a large model.
+        # One at a time: the host holds no second copy of a large model.
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()[:24]

@@ -12,12 +12,12 @@ from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
-from spec_t5x.training import target_texts
-from spec_t5x.training.target_texts import WritingOptions, write_texts, written_tokens
+from spec_t5x.training import target_outputs
+from spec_t5x.training.target_outputs import SampleOptions, sample_outputs, sample_targets
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-OPTIONS = WritingOptions(
+OPTIONS = SampleOptions(
     temperature=1.0, max_length=16, tokens_per_batch=24, buckets=(4, 8), part_size=4
 )
 TARGET = tiny_t5(0)
@@ -59,7 +59,9 @@ def expected_text(source, place, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_source_gets_the_text_that_it_gets_alone(temperature):
     pairs = make_pairs()
-    texts = write_texts(TARGET, pairs, dataclasses.replace(OPTIONS, temperature=temperature), None)
+    texts = sample_targets(
+        TARGET, pairs, dataclasses.replace(OPTIONS, temperature=temperature), None
+    )
     np.testing.assert_array_equal(texts.source_ids, pairs.source_ids)
     np.testing.assert_array_equal(texts.source_ends, pairs.source_ends)
     assert texts.num_dropped == 2
@@ -74,37 +76,37 @@ def test_every_source_gets_the_text_that_it_gets_alone(temperature):
 
 
 def test_a_run_that_was_killed_goes_on_with_the_next_part(tmp_path, monkeypatch):
-    pairs, real, written = make_pairs(), target_texts._write_part, []
+    pairs, real, written = make_pairs(), target_outputs._sample_part, []
 
-    def write_part(target, part, first, options):
+    def sample_part(target, part, first, options):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(first)
         return real(target, part, first, options)
 
-    monkeypatch.setattr(target_texts, "_write_part", write_part)
+    monkeypatch.setattr(target_outputs, "_sample_part", sample_part)
     with pytest.raises(KeyboardInterrupt):
-        write_texts(TARGET, pairs, OPTIONS, tmp_path)
+        sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     written.clear()
     told = []
-    resumed = write_texts(TARGET, pairs, OPTIONS, tmp_path, lambda *counts: told.append(counts))
+    resumed = sample_targets(TARGET, pairs, OPTIONS, tmp_path, lambda *counts: told.append(counts))
     assert written == [8]
     assert told == [(4, 9), (8, 9), (9, 9)]
     monkeypatch.undo()
-    whole = write_texts(TARGET, pairs, OPTIONS, None)
+    whole = sample_targets(TARGET, pairs, OPTIONS, None)
     for field in dataclasses.fields(TokenisedPairs):
         np.testing.assert_array_equal(getattr(resumed, field.name), getattr(whole, field.name))
 
 
 def test_texts_of_another_target_or_setting_are_not_taken_for_these(tmp_path):
     pairs = make_pairs()
-    write_texts(TARGET, pairs, OPTIONS, tmp_path)
+    sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    write_texts(TARGET, pairs, OPTIONS, tmp_path)
+    sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    write_texts(disturbed(TARGET, 0.1), pairs, OPTIONS, tmp_path)
-    write_texts(TARGET, pairs, dataclasses.replace(OPTIONS, seed=1), tmp_path)
-    write_texts(TARGET, make_pairs((3, 4)), OPTIONS, tmp_path)
+    sample_targets(disturbed(TARGET, 0.1), pairs, OPTIONS, tmp_path)
+    sample_targets(TARGET, pairs, dataclasses.replace(OPTIONS, seed=1), tmp_path)
+    sample_targets(TARGET, make_pairs((3, 4)), OPTIONS, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -115,7 +117,7 @@ def test_a_text_ends_where_a_model_says_padding():
     keys = jax.random.split(jax.random.key(0), rows)
     is_row = jnp.arange(rows) < rows - 3
     settings = sampling(3.0)
-    tokens = written_tokens(TARGET, sources, keys, settings, is_row, max_length=10)
+    tokens = sample_outputs(TARGET, sources, keys, settings, is_row, max_length=10)
     raw = autoregressive_decode(
         TARGET, sources, jnp.zeros((rows, 1), jnp.int32), keys, settings, max_decode_len=10
     )
