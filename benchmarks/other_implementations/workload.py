@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface.config import config_values
+from spec_t5x.checkpoints.huggingface.t5 import config_values
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError

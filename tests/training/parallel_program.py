@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import optax
 
-from spec_t5x.checkpoints.own.native import load_model, save_model
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.batching import Batches
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.heads import HeadsConfig

@@ -354,7 +354,7 @@ def test_command_line(data, gin_file, tmp_path, capfd):
         f"--gin.train.initial_checkpoint='{output / 'model'}'",
     ]
     assert main(["train", *started]) == 0
-    model = load_model(tmp_path / "started" / "model")
+    model = load(tmp_path / "started" / "model")
     assert model.vocabulary.fingerprint() == vocabulary.fingerprint()
     gin.clear_config()
     another = train_sentencepiece(WORDS, tmp_path / "another", 16)
