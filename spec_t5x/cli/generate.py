@@ -147,7 +147,7 @@ def _source(args: argparse.Namespace) -> Iterator[list[Line]]:
         return iter([[Line(number=n, text=text) for n, text in enumerate(args.text, 1)]])
     if args.input is None and sys.stdin.isatty():
         raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
-    from spec_t5x.inference.inputs import FileSource, file_source
+    from spec_t5x.inference.sources import FileSource, file_source
 
     if args.input in (None, "-"):
         read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
@@ -323,15 +323,15 @@ class _Bar:
     """How far a file is, where texts go elsewhere than to the terminal."""
 
     def __init__(self, path: str):
-        from spec_t5x.inference.inputs import file_source
-        from spec_t5x.inference.progress import Progress
+        from spec_t5x.inference.decoding_progress import DecodingProgress
+        from spec_t5x.inference.sources import file_source
 
         self._total = sum(1 for _ in file_source(path).raw())
-        self._progress = Progress()
+        self._progress = DecodingProgress()
 
     def __enter__(self) -> "_Bar":
         self._progress.__enter__()
-        self._progress.decoding(self._total, 0)
+        self._progress.decoding(self._total)
         return self
 
     def __exit__(self, *exception) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
-import jax
 import numpy as np
 
-from spec_t5x.data.jsonl import is_jsonl, read_json_pairs
+from spec_t5x.data.jsonl import read_json_pairs
 from spec_t5x.data.metrics import bleu_metric, metric_by_name, metric_intervals, signature
 from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.generation import GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.theory.estimates import Bootstrap, ratio
 from spec_t5x.theory.formulas import conditional_acceptance
 
@@ -184,18 +184,14 @@ def evaluate(
     usable = [pair for pair in pairs if fits(generator, pair[0], options)]
     if not usable:
         raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
-    order = sorted(range(len(usable)), key=lambda place: len(usable[place][0]))
-    outputs, stats, run = [], [], generator.run(options)
-    for batch in generator.batches([usable[place][0] for place in order], options):
-        decoded = jax.device_get(run.decode(batch))
-        outputs += [group[0] for group in all_answered(generator.collect(batch, decoded))]
-        stats.append(decoded.stats)
+    outputs = []
+    for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
+        outputs.append(output)
         progress(len(outputs), len(usable))
-    by_place = dict(zip(order, outputs, strict=True))
-    texts = [by_place[place].output for place in range(len(usable))]
+    texts = [output.output for output in outputs]
     targets = [target for _, target in usable]
     intervals = intervals or functools.partial(metric_intervals, metric)
-    acceptance, of_acceptance = _acceptance(stats)
+    acceptance, of_acceptance = _acceptance(outputs)
     return Evaluation(
         num_pairs=len(usable),
         num_skipped=len(pairs) - len(usable),
@@ -236,26 +232,31 @@ def fits(generator: Generator, source: str, options: GenerateOptions) -> bool:
     return True
 
 
-def _acceptance(stats: list) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
+def _acceptance(
+    outputs: Sequence[Generation],
+) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """The figures of acceptance by name, and their intervals."""
-    if stats[0] is None:
+    drafted = [output for output in outputs if output.proposed is not None]
+    if not drafted:
         names = ("block_efficiency", "alpha", "acceptance_by_position")
         return dict.fromkeys(names), {}
-
-    def of_texts(name: str) -> np.ndarray:
-        return np.concatenate([np.asarray(getattr(s, name)).reshape(-1) for s in stats])
-
+    accepted, verified = (
+        np.array([getattr(output, name) for output in drafted])
+        for name in ("accepted_by_position", "verified_by_position")
+    )
+    betas = np.array([output.alpha or 0.0 for output in drafted]) * verified.sum(axis=1)
+    lengths, calls = (
+        np.array(values)
+        for values in zip(*((len(o.output_ids), o.target_calls) for o in outputs), strict=True)
+    )
     resampling = Bootstrap()
     estimates = {
-        "block_efficiency": ratio(of_texts("appended"), of_texts("target_calls"), resampling),
-        "alpha": ratio(of_texts("beta_sum"), of_texts("verified"), resampling),
+        "block_efficiency": ratio(lengths, calls, resampling),
+        "alpha": ratio(betas, verified.sum(axis=1), resampling),
     }
     figures = {name: each and each.value for name, each in estimates.items()}
     figures["acceptance_by_position"] = conditional_acceptance(
-        *(
-            sum(getattr(s, name).sum(axis=(0, 1)) for s in stats)
-            for name in ("accepted_by_position", "verified_by_position")
-        )
+        accepted.sum(axis=0), verified.sum(axis=0)
     ).tolist()
     intervals = {
         name: (each.low, each.high)

@@ -60,7 +60,7 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 
 class TextMetrics:
-    """A ``trainer.Scorer`` by ``seqio.Evaluator``."""
+    """A ``trainer.Scorer`` by the metrics of tasks."""
 
     def __init__(
         self,
@@ -96,15 +96,19 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, reporter: ProgressReporter
     ) -> dict[str, dict[str, float]]:
-        """The figures of each task; they are told and recorded."""
+        """The figures of each task, which are printed and recorded."""
         generator = Generator(
             target=T5Model.create(self._as_exported(params), self._config),
             vocabulary=self._vocabulary,
             max_source_len=self._options.max_source_len,
         )
-        found = self._evaluator.evaluate(
-            step, lambda sources: written(generator, sources, self._options)
-        )
+
+        def write(sources: Sequence[list[int]]) -> list[list[int]]:
+            # An empty source is one that says nothing.
+            answers = generator.generate_ids((ids or [EOS_ID] for ids in sources), self._options)
+            return [output.output_ids for (output,) in all_answered(answers)]
+
+        found = self._evaluator.evaluate(step, write)
         curves = {
             f"{task} {name}": value
             for task, values in found.items()
@@ -113,29 +117,6 @@ class TextMetrics:
         text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
         reporter.note(step, text, curves, metrics=found)
         return found
-
-
-def written(
-    generator: Generator, sources: Sequence[list[int]], options: GenerateOptions
-) -> list[list[int]]:
-    """What a model writes for each source, EOS included, up to the first EOS.
-
-    Args:
-        generator: the model.
-        sources: ids, EOS included.
-        options: sources of about one length are decoded together, which changes no text.
-    """
-    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    texts: dict[int, list[int]] = {}
-    for start in range(0, len(order), options.batch_size):
-        places = order[start : start + options.batch_size]
-        # An empty source is one that says nothing.
-        ids = [sources[place] or [EOS_ID] for place in places]
-        batch = generator.make_batch([""] * len(ids), ids, places, options)
-        outputs = all_answered(generator.collect(batch, generator.decode(batch, options)))
-        for place, (output,) in zip(places, outputs, strict=True):
-            texts[place] = output.output_ids
-    return [texts[place] for place in range(len(sources))]
 
 
 def _rounding(stored: str, computed: str) -> Callable[[PyTree], PyTree]:

@@ -29,7 +29,7 @@ from spec_t5x.experiments.pacing import PacingOptions
 from spec_t5x.experiments.reproduction.items import Setting
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
 from spec_t5x.generation import GenerateOptions
-from spec_t5x.inference.options import InferOptions
+from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.models.gpt import GPTConfig, abstract_variables
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
