@@ -562,52 +562,63 @@ class Generator:
           InputError: options that do not fit together.
         """
         options = _options(options, changes)
-        run = self.run(options)
-        waiting = iter([texts] if isinstance(texts, str) else texts)
-        window = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
-        ahead = one_ahead(self._windows(waiting, window, first, run))
-        for finish in ahead:
-            yield from finish()
+        texts = [texts] if isinstance(texts, str) else texts
+        return self._answers(((text, None) for text in texts), options, first)
+
+    def generate_ids(
+        self, ids: Iterable[list[int]], options: GenerateOptions, *, first: int = 0
+    ) -> Iterator[Answer]:
+        """``generate`` for inputs that are ids already: sources with EOS, prompts without."""
+        return self._answers((("", row) for row in ids), options, first)
+
+    def _answers(
+        self, inputs: Iterable[tuple[str, list[int] | None]], options: GenerateOptions, first: int
+    ) -> Iterator[Answer]:
+        """The answer to each input (text, and ids if known) in order, decoded by length."""
+        run, answers = self.run(options), {}
+        size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
+
+        def started():
+            numbered = enumerate(inputs, first)
+            while window := list(itertools.islice(numbered, size)):
+                good = []
+                for place, (text, ids) in window:
+                    try:
+                        ids = self.tokenize(text, options) if ids is None else ids
+                        good.append((place, text, ids))
+                    except InputError as error:
+                        answers[place] = Answer(error=error)
+                for places, batch in self.by_length(good, options):
+                    yield places, run.start(batch)
+                if not good:
+                    yield (), lambda: ()
+
+        following = first
+        for places, finish in one_ahead(started()):
+            answers.update(zip(places, finish(), strict=True))
+            while following in answers:
+                yield answers.pop(following)
+                following += 1
         run.remember()
 
-    def _windows(
-        self, texts: Iterator[str], size: int, first: int, run: "Run"
-    ) -> Iterator[Callable[[], Iterator[Answer]]]:
-        """Sets the device to work on a window of inputs; its answers come by calling."""
-        while window := list(itertools.islice(texts, size)):
-            answered, ids = _InOrder(), {}
-            for place, text in enumerate(window):
-                try:
-                    ids[place] = self.tokenize(text, run.options)
-                except InputError as error:
-                    answered.add([(place, Answer(error=error))])
-            yield from self._window(window, ids, answered, first, run)
-            first += len(window)
+    def by_length(
+        self, inputs: Iterable[tuple[int, str, list[int]]], options: GenerateOptions
+    ) -> Iterator[tuple[tuple[int, ...], Batch]]:
+        """Batches of inputs of about one length: a batch takes as long as its longest row.
 
-    def _window(
-        self,
-        texts: list[str],
-        ids: dict[int, list[int]],
-        answered: "_InOrder",
-        first: int,
-        run: "Run",
-    ) -> Iterator[Callable[[], Iterator[Answer]]]:
-        def collect(group, finish):
-            answered.add(zip(group, finish(), strict=True))
-            yield from answered.ready()
+        The longest inputs come first: what does not fit into memory fails early.
 
-        if not ids:
-            yield answered.ready
-        # Batches of about one length: a batch takes as long as its longest row.
-        order, size = sorted(ids, key=lambda place: len(ids[place])), run.options.batch_size
-        for group in (order[i : i + size] for i in range(0, len(order), size)):
-            batch = self.make_batch(
-                [texts[place] for place in group],
-                [ids[place] for place in group],
-                [first + place for place in group],
-                run.options,
-            )
-            yield functools.partial(collect, group, run.start(batch))
+        Args:
+          inputs: place among all inputs (which random numbers depend on), text and ids of each.
+          options: how to decode.
+
+        Yields:
+          The places of a batch's inputs, and the batch.
+        """
+        ordered, size = sorted(inputs, key=lambda one: -len(one[2])), options.batch_size
+        for start in range(0, len(ordered), size):
+            places, texts, ids = zip(*ordered[start : start + size], strict=True)
+            yield places, self.make_batch(texts, ids, places, options)
 
     def steps(
         self, text: str, options: GenerateOptions | None = None, place: int = 0
@@ -817,23 +828,6 @@ class Run:
             f"the draft was left out of {share:.0%} of the steps: {pays}, and "
             f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
         )
-
-
-class _InOrder:
-    """Answers that come in any order, by the place of their input, and go in order."""
-
-    def __init__(self):
-        self._answers: dict[int, Answer] = {}
-        self._next = 0
-
-    def add(self, answers: Iterable[tuple[int, Answer]]) -> None:
-        self._answers.update(answers)
-
-    def ready(self) -> Iterator[Answer]:
-        """Those before which none is missing."""
-        while self._next in self._answers:
-            yield self._answers.pop(self._next)
-            self._next += 1
 
 
 def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:

@@ -103,7 +103,7 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Line]]:
     if args.input is None and sys.stdin.isatty():
         raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
     from spec_t5x.inference.arriving import arriving
-    from spec_t5x.inference.inputs import FileSource, file_source
+    from spec_t5x.inference.sources import FileSource, file_source
 
     if args.input in (None, "-"):
         read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
@@ -292,9 +292,9 @@ def _bar(args: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
         yield lambda answer: None
         return
     from spec_t5x.inference.answering import tally_of
-    from spec_t5x.inference.inputs import file_source
-    from spec_t5x.inference.progress import Progress
+    from spec_t5x.inference.decoding_progress import DecodingProgress
+    from spec_t5x.inference.sources import file_source
 
-    with Progress() as progress:
-        progress.decoding(sum(1 for _ in file_source(args.input).raw()), 0)
+    with DecodingProgress() as progress:
+        progress.decoding(sum(1 for _ in file_source(args.input).raw()))
         yield lambda answer: progress.count(tally_of([answer]))

@@ -68,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Infers. Exit status 1 if an input could not be decoded, 128 + N after signal N."""
-    from spec_t5x.inference.hosts import HostOptions, join
+    from spec_t5x.inference.processes import HostOptions, join
 
     # Before anything asks JAX for a device, as reading the options does.
     hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
-    from spec_t5x.inference.options import InferOptions
+    from spec_t5x.inference.infer_options import InferOptions
 
     models, decoding, options = settings.read(args, InferOptions)
     options.check()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(options, decoding, models, draft: str | None, hosts) -> int:
-    from spec_t5x.inference.run import InterruptedRun, infer
+    from spec_t5x.inference.bulk import InterruptedRun, infer
     from spec_t5x.machine.compilation_cache import enable
 
     enable()
@@ -124,13 +124,13 @@ def _with_batch_size(args: argparse.Namespace, decoding):
 
 def _source(options, models):
     if options.input is not None:
-        from spec_t5x.inference.inputs import file_source
+        from spec_t5x.inference.sources import file_source
 
         return file_source(options.input, options.format, options.field)
     from spec_t5x.checkpoints.loading import open_model
 
     # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
-    from spec_t5x.inference.tasks import task_source
+    from spec_t5x.inference.task_source import task_source
 
     return task_source(
         options.mixture_or_task,

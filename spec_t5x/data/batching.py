@@ -7,13 +7,13 @@ number of batches, so that training resumed at step N gets batch N at the cost
 of one shuffle.
 """
 
+import array
 import dataclasses
 import functools
 import hashlib
 import itertools
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,13 @@ import numpy as np
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import whole_file
 from spec_t5x.types import EOS_ID, PAD_ID
 
 DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
 # Bump when the arrays of a stored file change their meaning.
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 _TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
 
 
@@ -114,75 +115,123 @@ def tokenise_file(
         source_column, target_column, num_columns: see ``tsv.read_pairs``.
         max_source_length, max_target_length: in tokens, EOS included; longer pairs
             are dropped and counted.
-        cache_dir: where to keep the arrays, named by a hash of the file's content,
-            the vocabulary and the other arguments; None keeps nothing.
+        cache_dir: where to keep the arrays; None keeps nothing.
         source_prefix: put before every source that is not empty.
         truncate_sources: cut longer sources, as T5 does, instead of dropping their pairs.
 
     Raises:
         InputError: the file cannot be read, or no pair is left.
     """
-    options = (source_column, target_column, num_columns)
+    columns = (source_column, target_column, num_columns)
     limits = (max_source_length, max_target_length)
-    if cache_dir is not None and Path(path).is_file():
-        prefixed = (*options, source_prefix) if source_prefix else options
-        prefixed = (*prefixed, "truncated") if truncate_sources else prefixed
-        key = _cache_key(path, vocabulary, prefixed, limits)
-        cache = Path(cache_dir) / f"pairs-{key}.npz"
-        if cache.is_file():
-            return load_tokenised(cache)
-    texts = read_pairs(path, *options)
-    if source_prefix:
-        texts = ((source and source_prefix + source, target) for source, target in texts)
-    pairs = _tokenise(texts, vocabulary, *limits, truncate_sources)
-    if not len(pairs):
-        raise InputError(
-            f"{path}: all {pairs.num_dropped} pairs are empty or longer than "
-            f"{max_source_length}/{max_target_length} tokens: raise the limits"
-        )
-    if cache_dir is not None:
-        store_tokenised(cache, pairs)
-    return pairs
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for source, target in read_pairs(path, *columns):
+            yield source and source_prefix + source, target
+
+    def tokenise() -> TokenisedPairs:
+        pairs = tokenise_texts(texts(), vocabulary, limits, truncate_sources=truncate_sources)
+        if not len(pairs):
+            raise InputError(
+                f"{path}: all {pairs.num_dropped} pairs are empty or longer than "
+                f"{max_source_length}/{max_target_length} tokens: raise the limits"
+            )
+        return pairs
+
+    key = (columns, limits, source_prefix, truncate_sources)
+    return cached(tokenise, cache_dir, "pairs", vocabulary, key, [path])
 
 
-def _tokenise(
-    texts: Iterator[tuple[str, str]],
+def tokenise_texts(
+    texts: Iterable[tuple[str | None, str]],
     vocabulary: Vocabulary,
-    max_source_length: int,
-    max_target_length: int,
-    truncate_sources: bool,
+    limits: tuple[int, int],
+    *,
+    truncate_sources: bool = False,
 ) -> TokenisedPairs:
-    pairs, num_dropped = [], 0
-    threads = os.cpu_count() or 1
-    while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
-        source_chunk = vocabulary.encode_batch([pair[0] for pair in chunk], threads)
-        target_chunk = vocabulary.encode_batch([pair[1] for pair in chunk], threads)
-        for source, target in zip(source_chunk, target_chunk, strict=True):
-            if truncate_sources:
-                source = source[: max_source_length - 1]
-            fits = len(source) < max_source_length and len(target) < max_target_length
-            if fits and source and target:
-                pairs.append(
-                    (np.array([*source, EOS_ID], np.int32), np.array([*target, EOS_ID], np.int32))
-                )
-            else:
-                num_dropped += 1
-    return join_pairs(pairs, num_dropped)
+    """The ids of ``(source, target)``, each ending in EOS.
+
+    Args:
+        texts: sources are all None for lines that have none.
+        vocabulary: encodes them.
+        limits: tokens of source and target, EOS included; longer pairs are dropped and
+            counted, and so are pairs with an empty side.
+        truncate_sources: cut longer sources instead.
+    """
+    texts, threads, num_dropped = iter(texts), os.cpu_count() or 1, 0
+
+    def encoded() -> Iterator[tuple[list[int], list[int]]]:
+        nonlocal num_dropped
+        while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
+            sources, targets = zip(*chunk, strict=True)
+            has_sources = sources[0] is not None
+            if has_sources:
+                sources = vocabulary.encode_batch(sources, threads)
+            targets = vocabulary.encode_batch(targets, threads)
+            for source, target in zip(sources, targets, strict=True):
+                if truncate_sources:
+                    source = source[: limits[0] - 1]
+                fits = not has_sources or 0 < len(source) < limits[0]
+                if fits and 0 < len(target) < limits[1]:
+                    yield [*source, EOS_ID] if has_sources else [], [*target, EOS_ID]
+                else:
+                    num_dropped += 1
+
+    pairs = join_pairs(encoded())
+    return dataclasses.replace(pairs, num_dropped=num_dropped)
 
 
-def _cache_key(path, vocabulary, options, limits) -> str:
-    digest = hashlib.sha256()
-    add_file(digest, path)
-    segmentation = vocabulary.segmentation_fingerprint()
-    digest.update(repr((CACHE_FORMAT, segmentation, options, limits)).encode())
-    return digest.hexdigest()[:24]
+def join_pairs(
+    pairs: Iterable[tuple[Iterable[int], Iterable[int]]], num_dropped: int = 0
+) -> TokenisedPairs:
+    """The pairs of id sequences, in their order."""
+    # Compact: a corpus has millions of pairs.
+    ids, ends = (array.array("i"), array.array("i")), (array.array("q"), array.array("q"))
+    for pair in pairs:
+        for side, sequence in enumerate(pair):
+            ids[side].extend(sequence)
+            ends[side].append(len(ids[side]))
+    return TokenisedPairs(
+        source_ids=np.array(ids[0], np.int32),
+        source_ends=np.array(ends[0], np.int64),
+        target_ids=np.array(ids[1], np.int32),
+        target_ends=np.array(ends[1], np.int64),
+        num_dropped=num_dropped,
+    )
 
 
-def add_file(digest, path: str | Path) -> None:
-    """Adds a file's content to a ``hashlib`` digest."""
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+def cached(
+    make: Callable[[], TokenisedPairs],
+    cache_dir: str | Path | None,
+    name: str,
+    vocabulary: Vocabulary,
+    key: object,
+    files: Sequence[str | Path],
+) -> TokenisedPairs:
+    """What ``make`` returns, or what an earlier call kept.
+
+    Args:
+        make: tokenises.
+        cache_dir: where the arrays are kept; None keeps nothing.
+        name: begins the file's name.
+        vocabulary, key, files: on which the arrays depend: how texts are segmented, the
+            ``repr`` of the settings, and the content of the files.
+    """
+    # The reader says what is wrong with a file that is absent.
+    if cache_dir is None or not all(map(os.path.isfile, files)):
+        return make()
+    digest = hashlib.sha256(
+        repr((CACHE_FORMAT, vocabulary.segmentation_fingerprint(), key)).encode()
+    )
+    for file in files:
+        with open(file, "rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    cache = Path(cache_dir) / f"{name}-{digest.hexdigest()[:24]}.npz"
+    if cache.is_file():
+        return load_tokenised(cache)
+    pairs = make()
+    store_tokenised(cache, pairs)
+    return pairs
 
 
 def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
@@ -193,19 +242,12 @@ def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
     """
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed, so that a kill leaves no half file under the name.
-        descriptor, temporary = tempfile.mkstemp(dir=cache.parent, suffix=".npz")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                np.savez(stream, **dataclasses.asdict(pairs))
-            os.replace(temporary, cache)
-        finally:
-            # There still is what could not be written to its end.
-            Path(temporary).unlink(missing_ok=True)
+        with whole_file(cache) as stream:
+            np.savez(stream, **dataclasses.asdict(pairs))
     except OSError as error:
         raise InputError(
-            f"tokenised texts cannot be kept in {cache.parent}: {error.strerror or error}: make "
-            "room or give another directory, and run the command again"
+            f"tokenised texts cannot be kept in {cache.parent}: {error.strerror or error}: free "
+            "some space or give another directory, and run the command again"
         ) from error
 
 
@@ -265,8 +307,8 @@ class Batches:
             digest.update(f" {bucket.source} {bucket.target} {bucket.batch_size}".encode())
             digest.update(bucket.pairs.tobytes())
         pairs = self._pairs
-        for array in (pairs.source_ids, pairs.source_ends, pairs.target_ids, pairs.target_ends):
-            digest.update(np.ascontiguousarray(array).data)
+        for part in (pairs.source_ids, pairs.source_ends, pairs.target_ids, pairs.target_ends):
+            digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
@@ -345,22 +387,6 @@ def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> Batch
         decoder_input_tokens=shifted,
         decoder_target_tokens=target,
         num_pairs=num_pairs,
-    )
-
-
-def join_pairs(
-    pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_dropped: int = 0
-) -> TokenisedPairs:
-    """The pairs of id sequences, in their order."""
-    pairs = list(pairs)
-    empty = [np.zeros(0, np.int32)]
-    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    return TokenisedPairs(
-        source_ids=np.concatenate(sources or empty),
-        source_ends=np.cumsum([len(ids) for ids in sources], dtype=np.int64),
-        target_ids=np.concatenate(targets or empty),
-        target_ends=np.cumsum([len(ids) for ids in targets], dtype=np.int64),
-        num_dropped=num_dropped,
     )
 
 

@@ -1,16 +1,10 @@
 """Text pairs in files of JSON objects, one a line, gzipped or not."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from spec_t5x.data.tsv import text_lines
+from spec_t5x.data.text_files import json_object, text_lines
 from spec_t5x.errors import InputError
-
-
-def is_jsonl(path: str | Path) -> bool:
-    """Whether the file's name says that it holds JSON lines."""
-    return str(path).removesuffix(".gz").endswith((".jsonl", ".json"))
 
 
 def read_json_pairs(
@@ -19,7 +13,7 @@ def read_json_pairs(
     """Yields (source, target) of every line, stripped of surrounding white space.
 
     Args:
-        path: JSON lines, gzipped or not; other fields are passed over, empty lines too.
+        path: JSON lines, gzipped or not; other fields and empty lines are ignored.
         source_field, target_field: the fields' names ("article", "highlights").
 
     Raises:
@@ -28,24 +22,22 @@ def read_json_pairs(
     """
     pairs = 0
     for number, line in enumerate(text_lines(path), start=1):
-        if line.strip():
-            pairs += 1
-            yield _pair(line, f"{path}, line {number}", source_field, target_field)
+        if not line.strip():
+            continue
+        try:
+            values = json_object(line)
+            yield _text(values, source_field), _text(values, target_field)
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        pairs += 1
     if not pairs:
         raise InputError(f"{path} is empty: give a file with at least one line")
 
 
-def _pair(line: str, where: str, *fields: str) -> tuple[str, ...]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: no JSON ({error}): mend the line") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: {line.strip()[:40]!r} is no JSON object: mend the line")
-    for field in fields:
-        if not isinstance(value.get(field), str):
-            raise InputError(
-                f"{where}: field {field!r} is {value.get(field)!r}, no text: mend the line, or "
-                f"name another of its fields ({', '.join(value)})"
-            )
-    return tuple(value[field].strip() for field in fields)
+def _text(values: dict, field: str) -> str:
+    if not isinstance(values.get(field), str):
+        raise InputError(
+            f"field {field!r} is {values.get(field)!r}, not a text: fix the line, or name another "
+            f"of its fields ({', '.join(values)})"
+        )
+    return values[field].strip()

@@ -4,27 +4,14 @@ To ``batching`` a line is a pair without a source: its target is the line's toke
 and what the model reads is the start token and the line.
 """
 
-import hashlib
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from spec_t5x.data.batching import (
-    CACHE_FORMAT,
-    TokenisedPairs,
-    add_file,
-    load_tokenised,
-    store_tokenised,
-)
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.batching import TokenisedPairs, cached, tokenise_texts
+from spec_t5x.data.tsv import read_columns
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.types import EOS_ID
-
-_TOKENISE_CHUNK = 20_000  # lines handed to the tokeniser at once
 
 
 def read_lines(
@@ -43,19 +30,12 @@ def read_lines(
         limit: take the first so many texts.
 
     Raises:
-        InputError: as ``tsv.read_pairs``, or there is no file or column.
+        InputError: as ``tsv.read_columns``, or no file or no column is given.
     """
     if not files or not columns:
         raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")
-    texts = (text for file in files for text in _texts(file, columns, num_columns))
-    return itertools.islice(texts, limit)
-
-
-def _texts(file: str | Path, columns: Sequence[int], num_columns: int) -> Iterator[str]:
-    # Column by column: ``read_pairs`` gives two of a line, and a corpus has seldom more.
-    for first, second in itertools.zip_longest(columns[::2], columns[1::2]):
-        for pair in read_pairs(file, first, first if second is None else second, num_columns):
-            yield from filter(None, pair[: 1 if second is None else 2])
+    rows = (row for file in files for row in read_columns(file, columns, num_columns))
+    return itertools.islice((text for row in rows for text in row if text), limit)
 
 
 def tokenise_lines(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TokenisedPairs:
@@ -69,26 +49,13 @@ def tokenise_lines(texts: Iterable[str], vocabulary: Vocabulary, max_length: int
     Raises:
         InputError: no line is left.
     """
-    ids, lengths, num_dropped, texts = [], [], 0, iter(texts)
-    threads = os.cpu_count() or 1
-    while chunk := list(itertools.islice(texts, _TOKENISE_CHUNK)):
-        encoded = vocabulary.encode_batch(chunk, threads)
-        kept = [[*line, EOS_ID] for line in encoded if line and len(line) < max_length]
-        num_dropped += len(encoded) - len(kept)
-        # One array for each chunk: a corpus has millions of lines.
-        ids.append(np.array(list(itertools.chain.from_iterable(kept)), np.int32))
-        lengths.extend(map(len, kept))
-    if not lengths:
+    lines = tokenise_texts(((None, text) for text in texts), vocabulary, (0, max_length))
+    if not len(lines):
         raise InputError(
-            f"all {num_dropped} lines are empty or longer than {max_length} tokens: raise the limit"
+            f"all {lines.num_dropped} lines are empty or longer than {max_length} tokens: raise "
+            "the limit"
         )
-    return TokenisedPairs(
-        source_ids=np.zeros(0, np.int32),
-        source_ends=np.zeros(len(lengths), np.int64),
-        target_ids=np.concatenate(ids),
-        target_ends=np.cumsum(lengths, dtype=np.int64),
-        num_dropped=num_dropped,
-    )
+    return lines
 
 
 def tokenise_cached(
@@ -108,16 +75,8 @@ def tokenise_cached(
         files: what they are read from; a change in their content is noticed.
         cache_dir: where the arrays are kept.
     """
-    digest = hashlib.sha256()
-    for file in files:
-        # The reader says what is wrong with one that is absent.
-        if Path(file).is_file():
-            add_file(digest, file)
-    settings = (CACHE_FORMAT, vocabulary.segmentation_fingerprint(), max_length, key)
-    digest.update(repr(settings).encode())
-    cache = Path(cache_dir) / f"lines-{digest.hexdigest()[:24]}.npz"
-    if cache.is_file():
-        return load_tokenised(cache)
-    lines = tokenise_lines(texts, vocabulary, max_length)
-    store_tokenised(cache, lines)
-    return lines
+
+    def tokenise() -> TokenisedPairs:
+        return tokenise_lines(texts, vocabulary, max_length)
+
+    return cached(tokenise, cache_dir, "lines", vocabulary, (max_length, key), files)

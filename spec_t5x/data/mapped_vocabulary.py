@@ -8,8 +8,6 @@ the one that ends, and from 2 on come all others in their order.
     ours        2    3    4   …   50257   1 (and 0, as the start)
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
 from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int
@@ -39,7 +37,7 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     return np.concatenate([[start_id, eos_id], others])
 
 
-class MappedVocabulary:
+class MappedVocabulary(Vocabulary):
     """A tokenizer with its ids renumbered as above."""
 
     extra_ids = 0
@@ -67,19 +65,12 @@ class MappedVocabulary:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids."""
         return len(self._theirs)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS.
-
-        Raises:
-            InputError: the tokenizer knows tokens that the model does not.
-        """
         return self.encode_batch([text], 1)[0]
 
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts; the library takes the threads that it finds."""
         del num_threads
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self.from_theirs(encoding.ids) for encoding in encodings]
@@ -102,24 +93,16 @@ class MappedVocabulary:
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
         return self._tokenizer.decode(theirs, skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
-        """The piece of an id as it stands in the tokenizer ("Ġthe")."""
         theirs = int(self._theirs[token])
         return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
-        pieces = [self.piece(token) for token in range(self.vocab_size)]
-        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
-
     def segmentation_fingerprint(self) -> str:
-        """SHA-256 (hex) of the whole tokenizer and of the renumbering."""
         content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
-        return hashlib.sha256(repr(content).encode()).hexdigest()
+        return sha256(repr(content).encode())
 
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json``; the three numbers are for the caller to keep."""

@@ -1,20 +1,19 @@
-"""Scoring a model on tasks by ``seqio.Evaluator``: their metrics, and files of predictions."""
+"""Scoring a model in training on tasks: their metrics, and files of predictions."""
 
-import contextlib
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import seqio
 import tensorflow as tf
 
 from spec_t5x.data.metrics import Metric
-from spec_t5x.data.task_examples import in_order, numbers_of, reading, seqio_vocabulary
+from spec_t5x.data.task_examples import read_examples, seqio_vocabulary
 from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos
 from spec_t5x.errors import InputError
-from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.machine.atomic import write_whole
 
-# Ids of the texts that a model writes for the ids of some sources, EOS included in both.
+# Ids of the outputs that a model writes for the ids of some sources, EOS included in both.
 Write = Callable[[Sequence[list[int]]], Sequence[Sequence[int]]]
 
 PREDICTIONS_NAME = "predictions"
@@ -37,34 +36,15 @@ class TaskEvaluator:
             tasks: with the model's ids (``task_examples.with_vocabulary``).
             split: of each task.
             lengths: tokens that ``inputs`` and ``targets`` are cut to.
-            directory: ``predictions/`` is made in it, with what seqio's ``JSONLogger`` writes:
-                ``TASK-metrics.jsonl``, and ``TASK-STEP.jsonl`` with all texts.
+            directory: ``predictions/`` is made in it, with ``TASK-STEP.jsonl`` of all texts.
             examples: take the first so many of each task.
 
         Raises:
-            InputError: a task without a metric of texts, or what cannot be read.
+            InputError: a task without texts or a metric of texts, or what cannot be read.
         """
-        for task in tasks:
-            if not task.predict_metric_fns:
-                raise InputError(
-                    f"task {task.name} has no metric of texts: give another task, or leave "
-                    "train.metrics out"
-                )
-        names = ", ".join(task.name for task in tasks)
-        self._vocab_size = tasks[0].output_features["targets"].vocabulary.vocab_size
-        folder = Path(directory) / PREDICTIONS_NAME
-        folder.mkdir(parents=True, exist_ok=True)
-        with reading(names, split), _registered(tasks) as name:
-            self._evaluator = seqio.Evaluator(
-                name,
-                _SourcesAsTheyAre(),
-                eval_split=split,
-                sequence_length=dict(lengths),
-                num_examples=examples,
-                logger_cls=[seqio.JSONLogger],
-                log_dir=str(folder),
-                async_compute_metrics=False,
-            )
+        self._tasks = [read_examples(task, split, lengths, examples) for task in tasks]
+        self._folder = Path(directory) / PREDICTIONS_NAME
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def evaluate(self, step: int, write: Write) -> dict[str, dict[str, float]]:
         """The figures of each task.
@@ -72,23 +52,35 @@ class TaskEvaluator:
         Args:
             step: of the training, for the files' names.
             write: the model; called once for each task.
+
+        Raises:
+            InputError: the predictions cannot be written.
         """
-
-        def predict(examples: tf.data.Dataset) -> list[tuple[int, list[int]]]:
-            places, sources = [], []
-            for place, example in in_order(examples).as_numpy_iterator():
-                places.append(int(place))
-                sources.append(example["encoder_input_tokens"].tolist())
-            return list(zip(places, self._of_one_length(write(sources)), strict=True))
-
-        metrics, _ = self._evaluator.evaluate(compute_metrics=True, step=step, predict_fn=predict)
-        return {name: numbers_of(values) for name, values in metrics.result().items()}
-
-    def _of_one_length(self, texts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The ids that a text is decoded of, then EOS and padding: seqio makes an array."""
-        kept = [ids_before_eos(text, self._vocab_size) for text in texts]
-        width = max(map(len, kept)) + 1
-        return [[*ids, EOS_ID, *[PAD_ID] * (width - len(ids) - 1)] for ids in kept]
+        figures = {}
+        for task in self._tasks:
+            outputs = write([each.features["inputs"].tolist() for each in task.examples])
+            vocabulary = task.task.output_features["targets"].vocabulary
+            size = vocabulary.vocab_size
+            texts = [vocabulary.decode(ids_before_eos(ids, size)) for ids in outputs]
+            figures[task.name] = task.score(task.examples, texts)
+            path = self._folder / f"{task.name}-{step:06}.jsonl"
+            lines = (
+                # As seqio's JSONLogger names them.
+                {
+                    "input": {"inputs_pretokenized": each.source},
+                    "prediction": text,
+                    "target": each.target,
+                }
+                for each, text in zip(task.examples, texts, strict=True)
+            )
+            try:
+                write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
+            except OSError as error:
+                raise InputError(
+                    f"{path} cannot be written ({error.strerror}): free some space, and run the "
+                    "command again"
+                ) from error
+        return figures
 
 
 def text_task(
@@ -122,37 +114,3 @@ def text_task(
         output_features={"inputs": feature, "targets": feature},
         metric_fns=[metric],
     )
-
-
-class _SourcesAsTheyAre(seqio.FeatureConverter):
-    """A source's ids without padding: the model's batches are made elsewhere."""
-
-    TASK_FEATURES = {
-        "inputs": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32),
-        "targets": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32),
-    }
-    MODEL_FEATURES = {"encoder_input_tokens": seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)}
-
-    def __init__(self):
-        super().__init__(pack=False)
-
-    def __call__(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]):
-        del task_feature_lengths  # the task has cut them
-        return ds.map(lambda example: {"encoder_input_tokens": example["inputs"]})
-
-    def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]):
-        return {"encoder_input_tokens": task_feature_lengths["inputs"]}
-
-    def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]):
-        return self(ds, task_feature_lengths)
-
-
-@contextlib.contextmanager
-def _registered(tasks: Sequence[seqio.Task]) -> Iterator[str]:
-    """A mixture of the tasks, for the while: seqio's evaluator takes no object."""
-    name = f"evaluated_{uuid.uuid4().hex}"
-    seqio.MixtureRegistry.add_provider(name, seqio.Mixture(name, [(task, 1.0) for task in tasks]))
-    try:
-        yield name
-    finally:
-        seqio.MixtureRegistry.remove(name)

@@ -109,10 +109,9 @@ def read_task(
         InputError: a module cannot be imported, no such task, nothing to read, a task
             without texts, or without a metric of texts.
     """
-    tasks = find_tasks(name, modules)
     return [
-        TaskExamples(name=task.name, examples=_read(task, split, lengths, limit), task=task)
-        for task in (with_vocabulary(task, vocabulary) for task in tasks)
+        read_examples(with_vocabulary(task, vocabulary), split, lengths, limit)
+        for task in find_tasks(name, modules)
     ]
 
 
@@ -138,11 +137,7 @@ def find_tasks(name: str, modules: Sequence[str]) -> Sequence[seqio.Task]:
 
 
 def find_task_or_mixture(name: str, modules: Sequence[str]) -> seqio.Task | seqio.Mixture:
-    """What has that name, after importing the modules.
-
-    Raises:
-        InputError: a module cannot be imported, or no such name.
-    """
+    """As ``find_tasks``, a mixture as it is."""
     for module in (*modules, PAPER_TASKS):
         try:
             importlib.import_module(module)
@@ -221,19 +216,24 @@ def reading(name: str, split: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"cannot read split {split!r} of task {name} ({reason}): check the split and, "
-            "for a TFDS task, that its data can be downloaded or lie in TFDS_DATA_DIR"
+            "for a TFDS task, that its data can be downloaded or are in TFDS_DATA_DIR"
         ) from error
 
 
-def _read(
+def read_examples(
     task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None
-) -> list[TaskExample]:
+) -> TaskExamples:
+    """The examples of a split; arguments and errors as of ``read_task``."""
     if not task.predict_metric_fns:
-        raise InputError(f"task {task.name} has no metric of texts: give another task")
+        raise InputError(
+            f"task {task.name} has no metric of texts: give another task, or in training leave "
+            "train.metrics out"
+        )
     found = list(read_features(task, split, lengths, limit))
     if not found:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")
-    return [_example(task, features) for features in found]
+    examples = [_example(task, features) for features in found]
+    return TaskExamples(name=task.name, examples=examples, task=task)
 
 
 def _example(task: seqio.Task, features: Mapping[str, Any]) -> TaskExample:

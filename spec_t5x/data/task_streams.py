@@ -269,8 +269,8 @@ class TaskStream:
         for name, value in expected.items():
             if stored[name] != value:
                 raise InputError(
-                    f"the run in {position} has read with {name} {stored[name]!r}, and is to go on "
-                    f"with {value!r}: leave it as it was, or give another output directory"
+                    f"the run in {position} was started with {name} {stored[name]!r}, not "
+                    f"{value!r}: leave it as it was, or give another output directory"
                 )
         if stored["has_iterator"]:
             checkpoint = tf.train.Checkpoint(iterator=self._iterator)
@@ -279,7 +279,7 @@ class TaskStream:
 
 
 def _as_os_error(error: tf.errors.OpError) -> OSError:
-    """What the operating system said, in the terms of who writes the rest of a checkpoint."""
+    """TensorFlow's error as the writer of a checkpoint expects it."""
     # "{{function_node ...}} FILE; No space left on device [Op:SaveV2]", of many kinds.
     reason = error.message.rpartition("; ")[2].partition(" [Op:")[0]
     return OSError(errno.EIO, reason)

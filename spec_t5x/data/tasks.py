@@ -3,16 +3,17 @@
 Of the modules of ``data`` that import seqio, and with it TensorFlow (see there).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterator
 
 import gin
 import seqio
 import tensorflow as tf
 
 from spec_t5x.data.jsonl import read_json_pairs
-from spec_t5x.data.metrics import Metric, metric_by_name
-from spec_t5x.data.tsv import is_gzip, read_pairs
+from spec_t5x.data.metrics import metric_by_name
+from spec_t5x.data.text_files import is_gzip
+from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
@@ -56,35 +57,24 @@ def register_tsv_task(
         InputError: the name is taken, a file is absent, empty, or has a line with
             another number of columns, or vocabulary or metric are not usable.
     """
-    files = _files(train_file, dev_file, test_file)
-    columns = (source_column, target_column)
+
+    def read(path: str) -> Iterator[tuple[str, str]]:
+        return read_pairs(path, source_column, target_column, num_columns)
 
     def to_example(line: tf.Tensor) -> dict[str, tf.Tensor]:
-        # As ``tsv.text_lines`` has it.
+        # As ``text_files.text_of`` does.
         texts = tf.strings.split(tf.strings.regex_replace(line, "^\ufeff", ""), "\t")
         return {
             "inputs": tf.strings.strip(texts[source_column]),
             "targets": tf.strings.strip(texts[target_column]),
         }
 
-    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
-        del shuffle_files, seed  # one file a split: there is nothing to shuffle
-        path = Path(files[split])
+    def dataset(path: str) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(str(path), compression_type="GZIP" if is_gzip(path) else "")
         return lines.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
 
-    return _register(
-        name,
-        dataset_fn,
-        {
-            split: lambda path=path: read_pairs(path, *columns, num_columns)
-            for split, path in files.items()
-        },
-        vocabulary_path,
-        extra_ids,
-        prefix,
-        metric_by_name(metric),
-    )
+    files = (train_file, dev_file, test_file)
+    return _register(name, files, read, dataset, vocabulary_path, extra_ids, prefix, metric)
 
 
 @gin.configurable(module="spec_t5x.data.tasks")
@@ -113,22 +103,18 @@ def register_jsonl_task(
         InputError: the name is taken, a file is absent, empty, or has a line without
             these fields, or vocabulary or metric are not usable.
     """
-    files = _files(train_file, dev_file, test_file)
-    readers = {
-        split: lambda path=path: read_json_pairs(path, source_field, target_field)
-        for split, path in files.items()
-    }
 
-    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
-        del shuffle_files, seed  # one file a split: there is nothing to shuffle
+    def read(path: str) -> Iterator[tuple[str, str]]:
+        return read_json_pairs(path, source_field, target_field)
+
+    def dataset(path: str) -> tf.data.Dataset:
         # TensorFlow reads no JSON: Python does, pair by pair.
         text = tf.TensorSpec((), tf.string)
-        pairs = tf.data.Dataset.from_generator(readers[split], output_signature=(text, text))
+        pairs = tf.data.Dataset.from_generator(lambda: read(path), output_signature=(text, text))
         return pairs.map(lambda source, target: {"inputs": source, "targets": target})
 
-    return _register(
-        name, dataset_fn, readers, vocabulary_path, extra_ids, prefix, metric_by_name(metric)
-    )
+    files = (train_file, dev_file, test_file)
+    return _register(name, files, read, dataset, vocabulary_path, extra_ids, prefix, metric)
 
 
 def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str):
@@ -141,39 +127,38 @@ def prefixed(dataset: tf.data.Dataset, *, source: str, target: str, prefix: str)
     return dataset.map(to_text_pair, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _files(train: str, dev: str, test: str | None) -> dict[str, str]:
-    files = {"train": train, "validation": dev}
-    return files if test is None else files | {"test": test}
-
-
 def _register(
     name: str,
-    dataset_fn: Callable[..., tf.data.Dataset],
-    readers: Mapping[str, Callable[[], Iterator[tuple[str, str]]]],
+    files: tuple[str, str, str | None],
+    read: Callable[[str], Iterator[tuple[str, str]]],
+    dataset: Callable[[str], tf.data.Dataset],
     vocabulary_path: str,
     extra_ids: int,
     prefix: str,
-    metric: Metric,
+    metric: str,
 ) -> seqio.Task:
     """Reads all files through, and registers."""
     if name in seqio.TaskRegistry.names():
         raise InputError(f"a task {name!r} is registered already: give another name")
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it
-    num_examples = {split: sum(1 for _ in read()) for split, read in readers.items()}
+    scored = metric_by_name(metric)
+    paths = dict(zip(("train", "validation", "test"), files, strict=True))
+    paths = {split: path for split, path in paths.items() if path is not None}
     feature = seqio.Feature(
-        vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids),
-        add_eos=True,
+        vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True
     )
 
-    def add_prefix(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return prefixed(dataset, source="inputs", target="targets", prefix=prefix)
+    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        del shuffle_files, seed  # one file a split: there is nothing to shuffle
+        return dataset(paths[split])
 
+    add_prefix = functools.partial(prefixed, source="inputs", target="targets", prefix=prefix)
     return seqio.TaskRegistry.add(
         name,
         source=seqio.FunctionDataSource(
             dataset_fn,
-            splits=tuple(readers),
-            num_input_examples=num_examples,
+            splits=tuple(paths),
+            num_input_examples={s: sum(1 for _ in read(path)) for s, path in paths.items()},
         ),
         preprocessors=[
             *([add_prefix] if prefix else []),
@@ -182,5 +167,5 @@ def _register(
             seqio.preprocessors.append_eos_after_trim,
         ],
         output_features={"inputs": feature, "targets": feature},
-        metric_fns=[metric],
+        metric_fns=[scored],
     )

@@ -1,64 +1,15 @@
-"""Tab-separated files, gzipped or not."""
+"""Texts in tab-separated files, gzipped or not."""
 
-import codecs
-import gzip
 import string
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from spec_t5x.data.text_files import text_lines
 from spec_t5x.errors import InputError
 
-_GZIP_MAGIC = b"\x1f\x8b"
 # What tf.strings.strip removes, so that seqio tasks see the same texts. str.strip
 # alone would also take no-break spaces away.
 _BLANKS = string.whitespace
-
-
-def is_gzip(path: str | Path) -> bool:
-    """Whether the file is gzip, by its content.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no file {path}: give a tab-separated file (.tsv or .tsv.gz)")
-    with path.open("rb") as stream:
-        return stream.read(2) == _GZIP_MAGIC
-
-
-def text_lines(path: str | Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, without their ends, decompressed if it is gzip.
-
-    A byte order mark, which some editors put first, is no part of a line.
-
-    Raises:
-        InputError: there is no such file, it is empty, it is cut short, or a line is not
-            UTF-8.
-    """
-    path, number = Path(path), 0
-    try:
-        with gzip.open(path) if is_gzip(path) else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _decoded(line, path, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}, after line {number}: {error}: give a whole file") from error
-    if not number:
-        raise InputError(f"{path} is empty: give a file with at least one line")
-
-
-def _decoded(line: bytes, path: Path, number: int) -> str:
-    """One line, decoded by itself: a reader of blocks could not say which one it was."""
-    try:
-        return line.removeprefix(codecs.BOM_UTF8).decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}, line {number}: byte {error.start + 1} is 0x{line[error.start]:02x}, not "
-            "UTF-8: convert the file (iconv -t utf-8), or mend the line"
-        ) from error
-
-
 # Where source and target are, by the number of columns: a text alone, a pair, and a tag, a
 # name or the like before the pair.
 _USUAL = {1: (0, 0), 2: (0, 1)}
@@ -71,7 +22,7 @@ def read_pairs(
     target_column: int | None = None,
     num_columns: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yields (source, target) of every line, stripped of surrounding spaces.
+    """The (source, target) of every line, stripped of surrounding spaces.
 
     Args:
         path: a tab-separated file, gzipped or not, without header or quoting.
@@ -88,15 +39,21 @@ def read_pairs(
     usual = _USUAL.get(num_columns, _TAGGED)
     source_column = usual[0] if source_column is None else source_column
     target_column = usual[1] if target_column is None else target_column
-    for column in (source_column, target_column):
+    return read_columns(path, (source_column, target_column), num_columns)
+
+
+def read_columns(
+    path: str | Path, columns: Sequence[int], num_columns: int
+) -> Iterator[tuple[str, ...]]:
+    """Yields these columns of every line; the arguments and errors of ``read_pairs``."""
+    for column in columns:
         if not 0 <= column < num_columns:
             raise InputError(f"column {column} of {num_columns}: give one of 0..{num_columns - 1}")
     for number, line in enumerate(text_lines(path), start=1):
-        columns = line.split("\t")
-        if len(columns) != num_columns:
+        found = line.split("\t")
+        if len(found) != num_columns:
             raise InputError(
-                f"{path}, line {number}: {len(columns)} columns, not {num_columns}: separate "
+                f"{path}, line {number}: {len(found)} columns, not {num_columns}: separate "
                 "them by tabs, or set num_columns"
             )
-        source, target = columns[source_column], columns[target_column]
-        yield source.strip(_BLANKS), target.strip(_BLANKS)
+        yield tuple(found[column].strip(_BLANKS) for column in columns)

@@ -27,7 +27,53 @@ _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
 
 
-class SentencePieceVocabulary:
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What maps between texts and ids; ids 0, 1 and 2 are pad (and start), eos and unk."""
+
+    # Sentinels among the ids.
+    extra_ids: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ids and sentinels included."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        """``encode`` of many texts, on ``num_threads`` threads where the library takes them."""
+        del num_threads
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+
+    def piece(self, token: int) -> str:
+        """The piece of an id, to be shown ("▁Haus")."""
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
+        pieces = [self.piece(token) for token in range(self.vocab_size)]
+        return sha256(json.dumps(pieces).encode())
+
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 (hex) that also covers how texts are segmented: scores, normalisation.
+
+        Vocabularies with one ``fingerprint`` may still segment a text differently;
+        tokenised data is cached under this one.
+        """
+
+    def save(self, directory: str | Path) -> None:
+        """Writes what the vocabulary is read from."""
+
+
+def sha256(content: bytes) -> str:
+    """Its digest in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class SentencePieceVocabulary(Vocabulary):
     """A SentencePiece model with T5's extra ids appended after its pieces.
 
     ``<extra_id_0>`` is the highest id, ``vocab_size - 1``, as in T5.
@@ -51,7 +97,7 @@ class SentencePieceVocabulary:
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
         content = self.path.read_bytes()
-        self._content_hash = hashlib.sha256(content).hexdigest()
+        self._content_hash = sha256(content)
         try:
             if extra_ids:
                 content = _append_sentinels(content, extra_ids)
@@ -73,39 +119,22 @@ class SentencePieceVocabulary:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, sentinels included."""
         return self._processor.get_piece_size()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
         return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts, on ``num_threads`` threads."""
         return self._processor.encode(list(texts), num_threads=num_threads)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
         return self._processor.decode(ids_before_eos(ids, self.vocab_size))
 
     def piece(self, token: int) -> str:
-        """The piece of an id as it stands in the vocabulary ("▁Haus")."""
         return self._processor.id_to_piece(token)
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
-        processor = self._processor
-        pieces = [processor.id_to_piece(i) for i in range(self.vocab_size)]
-        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
-
     def segmentation_fingerprint(self) -> str:
-        """SHA-256 (hex) that also covers scores and normalisation.
-
-        Vocabularies with one ``fingerprint`` may still cut a text differently;
-        tokenised data is cached under this one.
-        """
-        content = f"{self._content_hash} {self.extra_ids}"
-        return hashlib.sha256(content.encode()).hexdigest()
+        return sha256(f"{self._content_hash} {self.extra_ids}".encode())
 
     def save(self, directory: str | Path) -> None:
         """Copies the model file to ``directory/spiece.model``."""
@@ -115,11 +144,11 @@ class SentencePieceVocabulary:
             shutil.copyfile(self.path, destination)
 
 
-class ByteVocabulary:
+class ByteVocabulary(Vocabulary):
     """ByT5's vocabulary: the id of a UTF-8 byte is its value plus 3."""
 
     def __init__(self, extra_ids: int = 125):
-        """Appends ``extra_ids`` sentinels, which decode to nothing.
+        """Appends ``extra_ids`` sentinels, which decode to nothing (384 ids in ByT5).
 
         Raises:
             InputError: extra_ids < 0.
@@ -130,26 +159,14 @@ class ByteVocabulary:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ids and sentinels included (384 for ByT5)."""
         return _BYTE_OFFSET + _NUM_BYTES + self.extra_ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
         return [byte + _BYTE_OFFSET for byte in text.encode("utf-8")]
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts; ``num_threads`` has no effect here."""
-        del num_threads
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS.
-
-        Padding, sentinels and foreign ids are skipped, as are bytes that do not
-        form UTF-8.
-        """
-        end_of_bytes = _BYTE_OFFSET + _NUM_BYTES
-        kept = ids_before_eos(ids, end_of_bytes)
+        """As the protocol; sentinels and bytes that do not form UTF-8 are skipped, too."""
+        kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
         return data.decode("utf-8", errors="ignore")
 
@@ -161,47 +178,13 @@ class ByteVocabulary:
         return chr(byte) if 32 < byte < 127 else f"<0x{byte:02X}>"
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what defines the ids."""
-        content = f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}"
-        return hashlib.sha256(content.encode()).hexdigest()
+        return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())
 
     def segmentation_fingerprint(self) -> str:
-        """The same as ``fingerprint``: bytes can be cut in one way only."""
         return self.fingerprint()
 
     def save(self, directory: str | Path) -> None:
-        """Writes nothing: ``extra_ids`` says it all."""
-        del directory
-
-
-@runtime_checkable
-class Vocabulary(Protocol):
-    """What maps between texts and ids; ids 0, 1 and 2 are pad (and start), eos and unk."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts, on ``num_threads`` threads."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
-
-    def piece(self, token: int) -> str:
-        """The piece of an id, to be shown."""
-
-    def fingerprint(self) -> str:
-        """SHA-256 (hex): equal iff the ids mean the same."""
-
-    def segmentation_fingerprint(self) -> str:
-        """SHA-256 (hex) that also covers how texts are cut."""
-
-    def save(self, directory: str | Path) -> None:
-        """Writes what the vocabulary is read from."""
+        """Writes nothing: ``extra_ids`` is all that there is."""
 
 
 def train_sentencepiece(
@@ -253,7 +236,7 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        # What is said after the place in its source and the condition that failed.
+        # What follows the place in its source and the condition that failed.
         reason = str(error).splitlines()[-1].rpartition("] ")[2].strip(" .")
         raise InputError(
             f"no vocabulary of {vocab_size} pieces from these texts ({reason}): "
@@ -276,7 +259,7 @@ def ids_before_eos(ids: Iterable[int], limit: int) -> list[int]:
 
 
 def _forget_paths(path: Path) -> None:
-    """Takes out where the model was trained: a vocabulary is shared, a path is not."""
+    """Removes where the model was trained: a vocabulary is shared, a path is not."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())

@@ -1,20 +1,19 @@
 """WordPiece vocabularies, as BERT's (Devlin et al. 2019) and the paper's language models'.
 
-Text is lower-cased and split at spaces and punctuation; a piece that goes on with a word
+Text is lower-cased and split at spaces and punctuation; a piece that continues a word
 begins with ``##``. The reserved ids are those of every vocabulary here: [START] 0, which
 pads, [END] 1, [UNK] 2.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from spec_t5x.data.vocabulary import ids_before_eos
+from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
 from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -23,7 +22,7 @@ SPECIAL_PIECES = ("[START]", "[END]", "[UNK]")
 _ALPHABET = 500
 
 
-class WordPieceVocabulary:
+class WordPieceVocabulary(Vocabulary):
     """A WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote."""
 
     extra_ids = 0
@@ -45,7 +44,7 @@ class WordPieceVocabulary:
             raise InputError(
                 f"{self.path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
             ) from error
-        found = tuple(self._tokenizer.id_to_token(i) for i in (PAD_ID, EOS_ID, UNK_ID))
+        found = tuple(map(self.piece, (PAD_ID, EOS_ID, UNK_ID)))
         if found != SPECIAL_PIECES:
             raise InputError(
                 f"{self.path} begins with {', '.join(map(str, found))}, not with "
@@ -54,38 +53,25 @@ class WordPieceVocabulary:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids."""
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts; the library takes the threads that it finds."""
         del num_threads
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids up to the first EOS; padding and foreign ids are skipped.
-
-        Upper case is lost, and spaces beside punctuation are as the library guesses them.
-        """
+        """As the protocol; upper case is lost, and spaces beside punctuation are guessed."""
         return self._tokenizer.decode(ids_before_eos(ids, self.vocab_size))
 
     def piece(self, token: int) -> str:
-        """The piece of an id as it stands in the vocabulary ("##ing")."""
         return self._tokenizer.id_to_token(token)
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
-        pieces = [self.piece(i) for i in range(self.vocab_size)]
-        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
-
     def segmentation_fingerprint(self) -> str:
-        """SHA-256 (hex) of the whole file, normalisation included."""
-        return hashlib.sha256(self._content).hexdigest()
+        return sha256(self._content)
 
     def save(self, directory: str | Path) -> None:
         """Copies the file to ``directory/tokenizer.json``."""
@@ -121,16 +107,13 @@ def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> 
         raise InputError(
             f"the texts yield {found} pieces, not {vocab_size}: change vocab_size or give more text"
         )
-    # Made anew: as special pieces of the tokenizer's own, "[END]" in a text would end it.
+    # A new tokenizer: as special pieces of the learner's own, "[END]" in a text would end it.
     pieces = models.WordPiece(
         learner.get_vocab(), unk_token=SPECIAL_PIECES[UNK_ID], max_input_chars_per_word=100
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, so that a kill leaves no half file behind.
-    unfinished = path.with_name(f"unfinished-{path.name}")
-    _tokenizer(pieces).save(str(unfinished))
-    unfinished.replace(path)
+    write_whole(path, [_tokenizer(pieces).to_str(pretty=True).encode()])
     return path
 
 

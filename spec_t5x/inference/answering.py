@@ -1,28 +1,23 @@
-"""A shard's inputs decoded: batches of about one length, answers in order of input.
+"""A shard's inputs decoded: batches of about one length, a JSON line for each input, in order.
 
-What a batch holds is settled by the shard's inputs and the settings alone, and a sampled
-text by the seed and its input's place: a shard has the same answers whenever, by whichever
+What a batch holds follows from the shard's inputs and the settings alone, and a sampled text
+from the seed and its input's place: a shard has the same answers whenever, by whichever
 process and after however many interruptions it is decoded.
 """
 
 import contextlib
 import dataclasses
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import (
-    Answer,
-    Batch,
-    GenerateOptions,
-    Generator,
-    Run,
-    one_ahead,
-)
-from spec_t5x.inference import records
-from spec_t5x.inference.inputs import Item
+from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, one_ahead
 from spec_t5x.inference.placement import Placement
+from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
 from spec_t5x.types import EOS_ID
 
@@ -36,11 +31,11 @@ class Tally:
     # Generated, end of sequence included.
     tokens: int = 0
     target_calls: int = 0
-    # What these calls brought: tokens of each sequence, or that a search's hypotheses grew by.
+    # Tokens that these calls gave a sequence, or that they grew a search's hypotheses by.
     advance: float = 0.0
 
     def add(self, other: "Tally") -> None:
-        """Counts another's too."""
+        """Adds another's counts."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -51,7 +46,7 @@ class Tally:
 
 
 def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
-    """What some answers come to; ``searched`` where they are a beam search's."""
+    """The counts of some answers; ``searched`` where they are a beam search's."""
     tally = Tally()
     for answer in answers:
         tally.inputs += 1
@@ -75,37 +70,38 @@ class Answerer:
     def lines(
         self, items: Sequence[Item], progress: Callable[[Tally], None] = lambda tally: None
     ) -> list[bytes]:
-        """The line of each input, in order; ``progress`` hears of each batch.
+        """The line of each input, in order; ``progress`` is called after each batch.
+
+        With gamma "auto" the pace starts again with every shard: its bytes are the same
+        whenever it is decoded.
 
         Raises:
           InputError: a batch does not fit into the devices' memory.
         """
-        lines: dict[int, bytes] = {}
-        prepared = []
-        for item in items:
-            try:
-                prepared.append((item, self.ids(item)))
-            except InputError as error:
-                lines[item.index] = records.refusal(item, str(error))
-        progress(Tally(inputs=len(lines), errors=len(lines)))
-        for batch_items, outputs in self._decode(self._batches(prepared)):
-            for item, found in zip(batch_items, outputs, strict=True):
-                if found.error is not None:
-                    lines[item.index] = records.refusal(item, str(found.error))
-                else:
-                    lines[item.index] = records.answer(item, found)
-            progress(tally_of(outputs, searched=self.options.beams > 0))
+        by_index = {item.index: item for item in items}
+        lines, run = {}, self.generator.run(self.options)
+
+        def record(indices: Iterable[int], answers: list[Answer]) -> None:
+            for index, answer in zip(indices, answers, strict=True):
+                lines[index] = line_of(by_index[index], answer)
+            progress(tally_of(answers, searched=self.options.beams > 0))
+
+        good, refused = self._prepared(items)
+        record(refused.keys(), list(refused.values()))
+        with self._on_devices():
+            batches = self.generator.by_length(good, self.options)
+            started = ((at, run.start(self.placement.batch(batch))) for at, batch in batches)
+            # The device decodes the next batch while one is written.
+            for indices, finish in one_ahead(started):
+                record(indices, list(finish()))
         return [lines[item.index] for item in items]
 
     def costs(self, items: Sequence[Item]) -> Costs | None:
         """What speculation costs for such inputs; None if none of them can be decoded."""
-        prepared = []
-        for item in items:
-            with contextlib.suppress(InputError):
-                prepared.append((item, self.ids(item)))
-        for _, batch in self._batches(prepared):
-            with self.placement.within(), _memory(self.options):
-                return self.generator.costs(batch, self.options)
+        good, _ = self._prepared(items)
+        with self._on_devices():
+            for _, batch in self.generator.by_length(good, self.options):
+                return self.generator.costs(self.placement.batch(batch), self.options)
         return None
 
     def ids(self, item: Item) -> list[int]:
@@ -130,51 +126,78 @@ class Answerer:
             f"({item.text[:40]!r}…): raise max_source_len, or pass truncate"
         )
 
-    def _batches(
-        self, prepared: list[tuple[Item, list[int]]]
-    ) -> Iterator[tuple[list[Item], Batch]]:
-        # The longest first: what does not fit into memory says so soon.
-        prepared = sorted(prepared, key=lambda pair: (-len(pair[1]), pair[0].index))
-        size = self.options.batch_size
-        for start in range(0, len(prepared), size):
-            items, ids = zip(*prepared[start : start + size], strict=True)
-            yield list(items), self.placement.batch(self._batch(items, ids))
+    def _prepared(
+        self, items: Sequence[Item]
+    ) -> tuple[list[tuple[int, str, list[int]]], dict[int, Answer]]:
+        """Index, text and ids of those that can be decoded, and the others' errors by index."""
+        good, refused = [], {}
+        for item in items:
+            try:
+                good.append((item.index, item.text, self.ids(item)))
+            except InputError as error:
+                refused[item.index] = Answer(error=error)
+        return good, refused
 
-    def _batch(self, items: Sequence[Item], ids: Sequence[list[int]]) -> Batch:
-        texts, places = [item.text for item in items], [item.index for item in items]
-        return self.generator.make_batch(texts, ids, places, self.options)
-
-    def _decode(
-        self, batches: Iterator[tuple[list[Item], Batch]]
-    ) -> Iterator[tuple[list[Item], list[Answer]]]:
-        """Outputs of each batch. The device works on the next while one is written down.
-
-        With gamma "auto" the pace of every shard starts anew: its bytes are the same
-        whenever it is decoded.
-        """
-        run = self.generator.run(self.options)
-        for items, waiting in one_ahead((items, self._start(run, b)) for items, b in batches):
-            yield items, self._finish(waiting)
-
-    def _start(self, run: Run, batch: Batch) -> Callable[[], Iterator[Answer]]:
-        """Sets the device to work; the result is waited for by calling."""
-        with self.placement.within(), _memory(self.options):
-            return run.start(batch)
-
-    def _finish(self, waiting: Callable[[], Iterator[Answer]]) -> list[Answer]:
-        with _memory(self.options):
-            return list(waiting())
+    @contextlib.contextmanager
+    def _on_devices(self) -> Iterator[None]:
+        """What is decoded within it is decoded on ``placement``; says what does not fit."""
+        try:
+            with self.placement.within():
+                yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise InputError(
+                f"batch_size is {self.options.batch_size}, which does not fit into the devices' "
+                "memory: give a smaller one, or a larger model_parallel"
+            ) from error
 
 
-@contextlib.contextmanager
-def _memory(options: GenerateOptions) -> Iterator[None]:
-    """Says in one line that a batch does not fit."""
+def line_of(item: Item, answer: Answer) -> bytes:
+    """The line of JSON for an input.
+
+    Args:
+      item: the input.
+      answer: its outputs, the best first, or why there are none.
+
+    Returns:
+      T5X's fields ``inputs`` (the texts, and what else the input came with) and
+      ``prediction``, then those of ``spec-t5x generate --json`` of the best output; with
+      several, all of them under ``decodes``. For an error its place and the reason.
+    """
+    task = {"task": item.task} if item.task else {}
+    if answer.error is not None:
+        place, number = item.place
+        head = {"index": item.index, place: number, "error": str(answer.error)}
+        return _encoded(head | task | {"inputs": item.fields})
+    best, *others = answer
+    values = {"index": item.index, **task, "inputs": item.fields, "prediction": best.output}
+    values |= dataclasses.asdict(best)
+    if others:
+        values["decodes"] = [_without_input(generation) for generation in answer]
+    return _encoded(values)
+
+
+def error_of(line: bytes) -> str | None:
+    """The error that a line reports: "line 8: the text is empty ..."; None for an answer."""
+    # Cheap for the many lines that are answers: only a report has its error this early.
+    if not re.match(rb'\{"index": \d+, "\w+": \d+, "error": ', line):
+        return None
+    values = json.loads(line)
+    place = list(values)[1]
+    return f"{place} {values[place]}: {values['error']}"
+
+
+def _without_input(generation: Generation) -> dict[str, Any]:
+    values = dataclasses.asdict(generation)
+    del values["input"]
+    return values
+
+
+def _encoded(values: dict[str, Any]) -> bytes:
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise InputError(
-            f"batch_size is {options.batch_size} and the devices' memory is too small for it: "
-            "give a smaller one, or a larger model_parallel"
-        ) from error
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+        return json.dumps(values).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""What a checkpoint is, whatever it is called and wherever it lies.
+"""The content of a checkpoint, whatever it is called and wherever it is stored.
 
 A fingerprint is of the content, so that a checkpoint may be copied or moved between a
 kill and the restart. Of a large file it takes in the size and samples from all over it:
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS
-from spec_t5x.checkpoints.storage.locations import GcsPath, locate
+from spec_t5x.checkpoints.storage.locations import locate
 from spec_t5x.checkpoints.t5x.index import find_t5x
 
 _WHOLE = 1 << 20  # bytes; files up to this size are read whole
@@ -45,20 +45,21 @@ def _content(name: str, output: Path | None) -> str | None:
     if not name:
         return None
     if name.startswith("gs://"):
-        return _of_bucket(locate(name))
+        # What is published in a bucket does not change: its address and names identify it.
+        location = locate(name)
+        names = [str(location), *(entry.name for entry in location.iterdir())]
+        return hashlib.sha256("\0".join(names).encode()).hexdigest()
     packaged = PACKAGED_MODELS / name
     path = Path(name).expanduser()
     path = path if path.exists() or not packaged.is_dir() else packaged
-    if path.is_dir():
-        return _of_directory(path, output)
-    return _of_files(path.parent, [path]) if path.is_file() else None
-
-
-def _of_directory(directory: Path, output: Path | None) -> str:
-    # Of a model's directory the checkpoint that is read, not what stands around it.
-    directory = (find_t5x(directory) or directory).resolve()
-    paths = (path for path in directory.rglob("*") if path.is_file())
-    outside = (path for path in paths if output is None or not path.is_relative_to(output))
+    if path.is_file():
+        return _of_files(path.parent, [path])
+    if not path.is_dir():
+        return None
+    # Of a model's directory the checkpoint that is read, not what is beside it.
+    directory = (find_t5x(path) or path).resolve()
+    files = (file for file in directory.rglob("*") if file.is_file())
+    outside = (file for file in files if output is None or not file.is_relative_to(output))
     return _of_files(directory, sorted(outside))
 
 
@@ -75,9 +76,3 @@ def _of_files(directory: Path, paths: list[Path]) -> str:
                 file.seek((size - _SAMPLE) * sample // (_SAMPLES - 1))
                 total.update(file.read(_SAMPLE))
     return total.hexdigest()
-
-
-def _of_bucket(location: GcsPath) -> str:
-    # What is published in a bucket stays as it is: its address and the names in it do.
-    names = [str(location), *(entry.name for entry in location.iterdir())]
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()

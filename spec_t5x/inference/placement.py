@@ -63,12 +63,37 @@ class Placement:
         return param_shardings(config, self.mesh)
 
     def generator(self, generator: Generator) -> Generator:
-        """The pair with its parameters on these devices."""
+        """The pair with its parameters on these devices: models sharded, all else on each."""
         if self.mesh is None:
             return generator
-        placer = _Placer(self.mesh)
+        # Arrays that two models share are placed once. The old one is held beside the new, so
+        # that no other array gets its ``id``.
+        placed: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+        def place(leaf: jax.Array, sharding=None) -> jax.Array:
+            if id(leaf) not in placed:
+                sharding = sharding or replicated(self.mesh)
+                placed[id(leaf)] = leaf, jax.device_put(leaf, sharding)
+            return placed[id(leaf)][1]
+
+        def place_model(model: Model) -> Model:
+            # Of a whole model: a draft may lack some of its parameters, and have others.
+            shardings = flatten_dict(param_shardings(model.config, self.mesh))
+            flat = flatten_dict(model.params)
+            params = {path: place(leaf, shardings[path]) for path, leaf in flat.items()}
+            rest = jax.tree.map(place, model.replace(params={}))
+            # The kernels run on one device: on several each matrix would be gathered for them.
+            return rest.replace(params=unflatten_dict(params), kernels=False)
+
+        def place_tree(tree: PyTree) -> PyTree:
+            return jax.tree.map(
+                lambda node: place_model(node) if isinstance(node, Model) else place(node),
+                tree,
+                is_leaf=lambda node: isinstance(node, Model),
+            )
+
         return dataclasses.replace(
-            generator, target=placer.place(generator.target), draft=placer.place(generator.draft)
+            generator, target=place_tree(generator.target), draft=place_tree(generator.draft)
         )
 
     def batch(self, batch: Batch) -> Batch:
@@ -79,42 +104,3 @@ class Placement:
             (batch.tokens, batch.keys, batch.max_decode_steps), self.mesh
         )
         return dataclasses.replace(batch, tokens=tokens, keys=keys, max_decode_steps=steps)
-
-
-class _Placer:
-    """Places trees of parameters. What two of them share is placed once."""
-
-    def __init__(self, mesh: Mesh):
-        self._mesh = mesh
-        self._placed: dict[int, jax.Array] = {}
-        # As long as one is held, its ``id`` is no other's.
-        self._seen: list[jax.Array] = []
-
-    def place(self, tree: PyTree) -> PyTree:
-        """The tree with models sharded by the rules, and all else on every device."""
-        return jax.tree.map(
-            lambda node: self._model(node) if _is_model(node) else self._leaf(node),
-            tree,
-            is_leaf=_is_model,
-        )
-
-    def _model(self, model: Model) -> Model:
-        # Of a whole model: a draft may do without some of its parameters, and have others.
-        shardings = flatten_dict(param_shardings(model.config, self._mesh))
-        params = {
-            path: self._leaf(leaf, shardings[path])
-            for path, leaf in flatten_dict(model.params).items()
-        }
-        rest = jax.tree.map(self._leaf, model.replace(params={}))
-        # The kernels are one device's: on several each matrix would be gathered for them.
-        return rest.replace(params=unflatten_dict(params), kernels=False)
-
-    def _leaf(self, leaf: jax.Array, sharding=None) -> jax.Array:
-        if id(leaf) not in self._placed:
-            self._seen.append(leaf)
-            self._placed[id(leaf)] = jax.device_put(leaf, sharding or replicated(self._mesh))
-        return self._placed[id(leaf)]
-
-
-def _is_model(node) -> bool:
-    return isinstance(node, Model)

@@ -18,7 +18,7 @@ class Stopped(BaseException):
 def stopping() -> Iterator[None]:
     """Within it, SIGTERM and SIGINT raise ``Stopped`` in the main thread."""
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread hears of signals.
+        # Only the main thread gets signals.
         yield
         return
 

@@ -3,14 +3,16 @@
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _ENDING = ".writing"
 
 
-def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes a file that takes its name, and its place on the disk, once it is complete.
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A stream to a file that takes its name, and its place on the disk, once it is complete.
 
     When this fails, no part of it is left behind.
 
@@ -20,8 +22,7 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_ENDING}")
     try:
         with temporary.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+            yield file
             file.flush()
             # Before the name: after a power cut, a name must not stand for an empty file.
             os.fsync(file.fileno())
@@ -31,6 +32,13 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
+    """``whole_file`` of these bytes."""
+    with whole_file(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
 
 
 def remove_unfinished(directory: Path) -> None:

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import write_whole
 
 
 class MetricsFile:
@@ -29,10 +29,7 @@ class MetricsFile:
             kept = [line for line, step in lines if step <= start_step]
             self._written = {line.decode() for line, step in lines if step == start_step}
             if kept:
-                # Aside and renamed: a kill leaves the old file or the new one.
-                aside = path.with_suffix(".unfinished")
-                aside.write_bytes(b"".join(kept))
-                os.replace(aside, path)
+                write_whole(path, kept)
             else:
                 path.unlink(missing_ok=True)
 

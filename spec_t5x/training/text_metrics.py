@@ -56,7 +56,7 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 
 class TextMetrics:
-    """A ``trainer.Scorer`` by ``seqio.Evaluator``."""
+    """A ``trainer.Scorer`` by the metrics of tasks."""
 
     def __init__(
         self,
@@ -86,15 +86,19 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, reporter: ProgressReporter
     ) -> dict[str, dict[str, float]]:
-        """The scores of each task, which are reported too."""
+        """The figures of each task, which are printed and recorded."""
         generator = Generator(
             target=T5Model.create(self._as_exported(params), self._config),
             vocabulary=self._vocabulary,
             max_source_len=self._options.max_source_len,
         )
-        found = self._evaluator.evaluate(
-            step, lambda sources: generated(generator, sources, self._options)
-        )
+
+        def write(sources: Sequence[list[int]]) -> list[list[int]]:
+            # An empty source is one that says nothing.
+            answers = generator.generate_ids((ids or [EOS_ID] for ids in sources), self._options)
+            return [output.output_ids for (output,) in all_answered(answers)]
+
+        found = self._evaluator.evaluate(step, write)
         curves = {
             f"{task} {name}": value
             for task, values in found.items()
@@ -103,26 +107,6 @@ class TextMetrics:
         text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
         reporter.note(step, text, curves, metrics=found)
         return found
-
-
-def generated(
-    generator: Generator, sources: Sequence[list[int]], options: GenerateOptions
-) -> list[list[int]]:
-    """The output ids for each source's ids, up to the first EOS, which is included.
-
-    Sources of about one length are decoded together, which changes no output.
-    """
-    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    found: dict[int, list[int]] = {}
-    for start in range(0, len(order), options.batch_size):
-        indices = order[start : start + options.batch_size]
-        # An empty source is EOS alone.
-        ids = [sources[index] or [EOS_ID] for index in indices]
-        batch = generator.make_batch([""] * len(ids), ids, indices, options)
-        outputs = all_answered(generator.collect(batch, generator.decode(batch, options)))
-        for index, (output,) in zip(indices, outputs, strict=True):
-            found[index] = output.output_ids
-    return [found[index] for index in range(len(sources))]
 
 
 def _rounding(stored: str, computed: str) -> Callable[[PyTree], PyTree]:

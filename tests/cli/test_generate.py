@@ -483,7 +483,10 @@ def test_a_line_that_is_not_utf_8_is_an_error_of_its_own(generate, greedy, tmp_p
     path, (first, second, _) = tmp_path / "latin", TEXTS
     path.write_bytes(f"{first}\nStra\xdfe\n{second}\n".encode("latin-1"))
     expected = [greedy[0].output, "", greedy[1].output]
-    said = ["spec-t5x: line 2: byte 0xdf at column 5 is no UTF-8: mend the line"]
+    said = [
+        "spec-t5x: line 2: byte 5 is 0xdf, not UTF-8: convert the file (iconv -t utf-8), or fix "
+        "the line"
+    ]
     assert generate("--input", path) == Result(2, expected, said)
     with_stdin(monkeypatch, path.read_bytes())
     assert generate() == Result(2, expected, said)

@@ -226,7 +226,7 @@ def test_long_sources_can_be_cut_instead_of_dropped(tmp_path):
 def test_a_cache_that_finds_no_room(tmp_path, disk):
     pairs, cache = make_pairs([(20, 20)] * 100), tmp_path / "cache" / "pairs.npz"
     disk.fill()
-    message = f"cannot be kept in {cache.parent}: File too large: make room or give another"
+    message = f"cannot be kept in {cache.parent}: File too large: free some space or"
     with pytest.raises(InputError, match=message):
         batching.store_tokenised(cache, pairs)
     disk.clear()
@@ -237,5 +237,5 @@ def test_a_cache_that_finds_no_room(tmp_path, disk):
 
 def test_a_cache_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be kept in .*file/cache: Not a directory: make"):
+    with pytest.raises(InputError, match="cannot be kept in .*file/cache: Not a directory: free"):
         batching.store_tokenised(tmp_path / "file" / "cache" / "a.npz", make_pairs([(3, 3)]))

@@ -84,34 +84,24 @@ def test_gin_names_the_function(folder):
         gin.clear_config()
 
 
-def test_wrong_number_of_columns(folder):
-    (folder / "bad.tsv").write_text("a\tb\tc\na\tb\n")
-    with pytest.raises(InputError, match=r"bad\.tsv, line 2: 2 columns, not 3"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\tb\tc\na\tb\n", r"bad\.tsv, line 2: 2 columns, not 3"),
+        (None, r"no file .*bad\.tsv"),
+        (b"", r"bad\.tsv is empty"),
+        (gzip.compress("\n".join(LINES).encode())[:-9], r"cannot read .*bad\.tsv after line"),
+        ("t\tf\xfcnf\tx\n".encode("latin-1"), r"bad\.tsv, line 1: .*UTF-8"),
+    ],
+    ids=["columns", "absent", "empty", "cut short", "not UTF-8"],
+)
+def test_a_file_that_cannot_be_read_is_refused_at_once(folder, content, message):
+    path = folder / "bad.tsv"
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
         register(folder, dev="bad.tsv")
-
-
-def test_absent_file(folder):
-    with pytest.raises(InputError, match=r"no file .*absent\.tsv"):
-        register(folder, dev="absent.tsv")
-
-
-def test_empty_file(folder):
-    (folder / "empty.tsv").touch()
-    with pytest.raises(InputError, match=r"empty\.tsv is empty"):
-        register(folder, train="empty.tsv")
-
-
-def test_truncated_gzip(folder):
-    content = (folder / "train.tsv.gz").read_bytes()
-    (folder / "cut.tsv.gz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"cut\.tsv\.gz, after line"):
-        register(folder, train="cut.tsv.gz")
-
-
-def test_not_utf8(folder):
-    (folder / "latin1.tsv").write_bytes("t\tf\xfcnf\tx\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin1\.tsv, line 1: .*UTF-8"):
-        register(folder, dev="latin1.tsv")
 
 
 def test_a_byte_order_mark_is_no_text(folder):

@@ -107,35 +107,38 @@ def test_bytes():
     assert vocabulary.decode([198, 100]) == "a"  # half of a character
 
 
-@pytest.mark.parametrize("extra_ids", [0, 3])
-def test_not_a_model(tmp_path, extra_ids):
-    path = tmp_path / "spiece.model"
-    path.write_text("no model")
-    with pytest.raises(InputError, match="not a SentencePiece model"):
-        SentencePieceVocabulary(path, extra_ids)
-
-
-def test_absent_file(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere\.model"):
-        SentencePieceVocabulary(tmp_path / "nowhere.model")
-
-
-def test_other_special_ids(tmp_path):
+@pytest.fixture(scope="module")
+def unusable(tmp_path_factory):
+    """Files that are no vocabulary, by name."""
+    folder = tmp_path_factory.mktemp("unusable")
+    (folder / "text.model").write_text("no model")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(make_texts()),
-        model_prefix=str(tmp_path / "bos"),
+        model_prefix=str(folder / "bos"),
         vocab_size=100,
         minloglevel=2,
     )
-    with pytest.raises(InputError, match="pad, eos, unk"):
-        SentencePieceVocabulary(tmp_path / "bos.model")
+    return folder
 
 
-@pytest.mark.parametrize("vocabulary", [ByteVocabulary, SentencePieceVocabulary])
-def test_negative_extra_ids(model_path, vocabulary):
-    arguments = (model_path, -1) if vocabulary is SentencePieceVocabulary else (-1,)
+@pytest.mark.parametrize(
+    ("name", "extra_ids", "message"),
+    [
+        ("text.model", 0, "not a SentencePiece model"),
+        ("text.model", 3, "not a SentencePiece model"),
+        ("nowhere.model", 0, r"nowhere\.model"),
+        ("bos.model", 0, "pad, eos, unk"),
+        ("bos.model", -1, "extra_ids is -1"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(unusable, name, extra_ids, message):
+    with pytest.raises(InputError, match=message):
+        SentencePieceVocabulary(unusable / name, extra_ids)
+
+
+def test_negative_extra_ids_of_bytes():
     with pytest.raises(InputError, match="extra_ids is -1"):
-        vocabulary(*arguments)
+        ByteVocabulary(-1)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 100_000])

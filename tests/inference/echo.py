@@ -6,9 +6,9 @@ from pathlib import Path
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, Run
-from spec_t5x.inference.inputs import file_source
-from spec_t5x.inference.options import InferOptions
-from spec_t5x.inference.run import infer
+from spec_t5x.inference.bulk import infer
+from spec_t5x.inference.infer_options import InferOptions
+from spec_t5x.inference.sources import file_source
 from spec_t5x.types import EOS_ID
 
 OPTIONS = GenerateOptions(batch_size=2, gamma=4)

@@ -10,7 +10,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator, _keys
 from spec_t5x.inference.answering import Answerer, Tally
-from spec_t5x.inference.inputs import Item
+from spec_t5x.inference.sources import Item
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -104,5 +104,5 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatc
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
 
     monkeypatch.setattr(Generator, "decode", full)
-    with pytest.raises(Exception, match="^batch_size is 2 and the devices' memory is too small"):
+    with pytest.raises(Exception, match="^batch_size is 2, which does not fit"):
         Answerer(generator=generator, options=OPTIONS).lines(items())

@@ -12,7 +12,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
-from spec_t5x.inference import hosts
+from spec_t5x.inference import processes
 from spec_t5x.inference.fingerprints import fingerprint
 from tests.inference.echo import Echo
 
@@ -84,7 +84,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     # Mended, it is another run.
     lines.write_bytes(b"good\n" * 13)
     status, _, said = run("--input", lines)
-    assert status == 2 and "are now others" in said[0]
+    assert status == 2 and "are different in" in said[0]
     assert run("--input", lines, "--overwrite")[0] == 0
 
 
@@ -93,7 +93,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     [
         ((), "no --input was given and --mixture_or_task None: give one of them"),
         (("--input", "-"), "input is standard input, which cannot be read again"),
-        (("--input", "absent.txt"), "no file absent.txt: give --input"),
+        (("--input", "absent.txt"), "no file absent.txt: give the path of a text file"),
         (("--mixture_or_task", "no_such_task"), "no task or mixture 'no_such_task'"),
         (
             ("--mixture_or_task", "x", "--import", "no_such_module"),
@@ -241,7 +241,7 @@ def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):
     def refuse(*args):
         raise ValueError("process_id must be given\nmore")
 
-    monkeypatch.setattr(hosts.jax.distributed, "initialize", refuse)
+    monkeypatch.setattr(processes.jax.distributed, "initialize", refuse)
     status, _, said = run("--input", lines, "--multiprocess")
     assert status == 2
     assert "cannot meet the other processes (process_id must be given)" in said[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.run import InterruptedRun
+from spec_t5x.inference.bulk import InterruptedRun
 from spec_t5x.inference.signals import stopping
 from tests.inference.echo import Echo
 

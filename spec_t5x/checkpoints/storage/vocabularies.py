@@ -13,13 +13,13 @@ and otherwise inferred from the rows of the embedding, which T5 pads to a multip
 
 import hashlib
 import os
-import uuid
 from pathlib import Path
 
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import write_whole
 
 BYTES = "bytes"
 
@@ -84,10 +84,7 @@ def local_file(location: Location) -> Path:
     if not path.is_file():
         content = _fetch(location)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, also when several processes fetch it.
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        part.write_bytes(content)
-        part.replace(path)
+        write_whole(path, [content])
     return path
 
 

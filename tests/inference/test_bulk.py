@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference import hosts, locks
-from spec_t5x.inference.manifest import read_manifest
+from spec_t5x.inference import processes
+from spec_t5x.inference.run_directory import read_manifest
 from tests.inference.echo import OPTIONS, Echo
 
 
@@ -70,10 +70,10 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
     report = runner()
     found = [json.loads(line) for line in report.merged.read_text().splitlines()]
     assert [line["index"] for line in found] == list(range(11))
-    assert {line["line"]: line["error"][:21] for line in found if "error" in line} == {
-        3: "the line is empty: gi",
-        6: "byte 0xff at column 1",
-        11: "the text has 40 token",
+    assert {line["line"]: line["error"][:23] for line in found if "error" in line} == {
+        3: "the line is empty: give",
+        6: "byte 1 is 0xff, not U",
+        11: "the text has 40 tokens ",
     }
     assert report.errors == 3
     assert [text.split(":")[0] for text in report.named] == ["line 3", "line 6", "line 11"]
@@ -128,7 +128,7 @@ def test_other_inputs_are_refused(runner):
     runner()
     lines = runner.source.read_text().splitlines(keepends=True)
     runner.source.write_text("".join([*lines[:7], "other\n", *lines[8:]]))
-    with pytest.raises(InputError, match="inputs of shard 2 of 4 are now others in"):
+    with pytest.raises(InputError, match="inputs of shard 2 of 4 are different in"):
         runner()
     runner.source.write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match="11 inputs of .* are now 10 of"):
@@ -143,7 +143,7 @@ def test_inputs_that_change_under_way_are_refused(runner):
         runner.source.write_text(runner.source.read_text().replace("04 ", "44 "))
         return Echo()
 
-    with pytest.raises(InputError, match=r"has changed since the run began \(shard 1\)"):
+    with pytest.raises(InputError, match=r"has changed since the run started \(shard 1\)"):
         runner(load=load)
 
 
@@ -167,7 +167,7 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
     with pytest.raises(InputError, match="holds predictions and no manifest.json"):
         runner()
     (runner.output / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match="manifest.json is no manifest"):
+    with pytest.raises(InputError, match="manifest.json is not a manifest"):
         runner()
 
 
@@ -198,7 +198,7 @@ def test_two_runs_in_one_directory_are_one_too_many(runner):
     runner.output.mkdir()
     for process in (0, 3):
         with (
-            locks.held(runner.output, process),
+            processes.locked(runner.output, process),
             pytest.raises(InputError, match=r"out is in use by process \d+ on"),
         ):
             runner()
@@ -223,25 +223,25 @@ def agreed(monkeypatch) -> list[bool]:
         said.append(bool(value))
         return np.array([1, value])
 
-    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", allgather)
-    monkeypatch.setattr(hosts.jax.distributed, "shutdown", lambda: None)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", allgather)
+    monkeypatch.setattr(processes.jax.distributed, "shutdown", lambda: None)
     return said
 
 
 def test_a_process_that_cannot_begin_keeps_no_other_waiting(runner, agreed):
     runner.output.mkdir()
-    with locks.held(runner.output, 1), pytest.raises(InputError, match="in use by"):
-        runner(hosts=hosts.Hosts(index=1, count=2))
+    with processes.locked(runner.output, 1), pytest.raises(InputError, match="in use by"):
+        runner(hosts=processes.Hosts(index=1, count=2))
     assert agreed == [False]
     with pytest.raises(InputError, match="has no manifest.json in this process"):
-        runner(hosts=hosts.Hosts(index=1, count=2))
+        runner(hosts=processes.Hosts(index=1, count=2))
     assert agreed == [False, True, True, False]
 
 
 def test_a_process_stops_if_another_cannot_begin(runner, monkeypatch):
-    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
-    with pytest.raises(InputError, match="^another process of this run could not begin"):
-        runner(hosts=hosts.Hosts(index=0, count=2))
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", lambda _: np.array([1, 0]))
+    with pytest.raises(InputError, match="^another process of this run could not start"):
+        runner(hosts=processes.Hosts(index=0, count=2))
 
 
 def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
@@ -250,14 +250,16 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
     names = [f"predictions-{n:05}-of-00004.jsonl" for n in (0, 2, 3)]
     for name in ("predictions.jsonl", *names):
         (runner.output / name).unlink()
-    report = runner(hosts=hosts.Hosts(index=1, count=2))
+    report = runner(hosts=processes.Hosts(index=1, count=2))
     # The second of the three.
     assert (report.merged, report.inputs) == (None, 3)
     assert set(before) - set(runner.files()) == {"predictions.jsonl", names[0], names[2]}
     # Nobody is there to write what is another's.
     (runner.output / names[1]).unlink()
-    with pytest.raises(InputError, match="process 1 ended before 1 of its .* the first is 2: see"):
-        runner(hosts=hosts.Hosts(index=0, count=3))
+    with pytest.raises(
+        InputError, match="process 1 ended before shard 2 was written .1 are missing"
+    ):
+        runner(hosts=processes.Hosts(index=0, count=3))
 
 
 @pytest.mark.parametrize(

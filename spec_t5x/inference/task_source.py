@@ -14,7 +14,7 @@ import seqio
 from spec_t5x.data.task_examples import find_tasks, read_features, with_vocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.inference.inputs import PRETOKENIZED, Item
+from spec_t5x.inference.sources import PRETOKENIZED, Item
 
 _PRETOKENIZED = "_pretokenized"
 

@@ -1,10 +1,13 @@
-"""What ``read_pairs`` yields, and what it says of a file that it cannot read."""
+"""Pairs in tab-separated files and JSON lines, and what is wrong with a file."""
 
 import gzip
+import json
 
 import pytest
 
-from spec_t5x.data.tsv import read_pairs, text_lines
+from spec_t5x.data.jsonl import read_json_pairs
+from spec_t5x.data.text_files import is_jsonl, text_lines
+from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 
 # More than a reader takes from a disk at once.
@@ -59,11 +62,11 @@ UNREADABLE = {
     "an empty line": (b"a\tb\n\n", "line 2: 1 columns, not 2"),
     "cut short": (
         gzip.compress(b"a\tb\n" * MANY)[:-9],
-        f"after line {MANY}: .*: give a whole file",
+        rf"after line {MANY} \(.*\): give a complete file",
     ),
     "damaged": (
         gzip.compress(b"a\tb\n")[:-4] + b"\0\0\0\0",
-        "after line .*: give a whole file",
+        r"after line \d+ \(.*\): give a complete file",
     ),
 }
 
@@ -84,3 +87,48 @@ def test_an_absent_file(tmp_path):
 def test_a_column_that_is_not_there(write, column):
     with pytest.raises(InputError, match=f"column {column} of 2"):
         next(read_pairs(write(b"a\tb\n"), 0, column, 2))
+
+
+ROWS = [
+    {"article": " Ein Text.\u2028Mehr. ", "highlights": "Text", "id": 3},
+    {"article": "Noch einer", "highlights": "Einer"},
+]
+
+
+def read_json(path, source="article", target="highlights"):
+    return list(read_json_pairs(path, source, target))
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+def test_json_pairs_are_read(tmp_path, name):
+    path = tmp_path / name
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n\n" for row in ROWS)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert is_jsonl(path)
+    assert read_json(path) == [("Ein Text.\u2028Mehr.", "Text"), ("Noch einer", "Einer")]
+    assert read_json(path, "highlights", "article")[1] == ("Einer", "Noch einer")
+
+
+def test_other_files_are_no_json_lines():
+    assert not is_jsonl("pairs.tsv.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ('{"article": "x", "highlights": "y"}\n{', "line 2: not JSON"),
+        ("[1]", "line 1: .* is not a JSON object"),
+        ('{"article": "x"}', r"line 1: field 'highlights' is None.*\(article\)"),
+        ('{"article": 3, "highlights": "y"}', "field 'article' is 3"),
+        (b'{"article": "x", "highlights": "y"}\n"\xdf"', "line 2: byte 2 is 0xdf, not UTF-8"),
+        (None, "no file"),
+    ],
+)
+def test_json_that_cannot_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "pairs.jsonl"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        read_json(path)

@@ -1,4 +1,4 @@
-"""What a run of bulk inference is told, besides models and decoding."""
+"""Options of bulk inference, besides models and decoding."""
 
 import dataclasses
 
@@ -6,8 +6,7 @@ import gin
 
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError
-
-FORMATS = ("auto", "jsonl", "text")
+from spec_t5x.inference.sources import FORMATS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class InferOptions(TaskOptions):
     shard_size: int = 1024
     # Decode nothing if any input cannot be decoded.
     strict: bool = False
-    # Delete an earlier run's answers and start anew.
+    # Delete an earlier run's answers and start over.
     overwrite: bool = False
     # Join the shards to one file at the end.
     merge: bool = True
@@ -45,11 +44,7 @@ class InferOptions(TaskOptions):
     model_parallel: int = 1
 
     def check(self) -> None:
-        """What can be said against the options before anything is read.
-
-        Raises:
-          InputError: a value of the wrong kind, or two that do not go together.
-        """
+        """Raises ``InputError`` for a value of the wrong kind, or two that exclude each other."""
         if not isinstance(self.output_dir, str) or not self.output_dir:
             raise InputError(f"output_dir is {self.output_dir!r}: give --output_dir DIR")
         for name in ("output_dir", "input"):

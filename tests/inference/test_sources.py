@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.inputs import digest, file_source, read_shards, survey
+from spec_t5x.inference.sources import digest, file_source, read_shards, survey
 
 
 def items(path, content: bytes, **options):
@@ -29,7 +29,7 @@ def test_lines_of_text_keep_their_places(tmp_path):
 
 def test_bytes_that_are_no_text_are_named_with_their_column(tmp_path):
     (first, second) = items(tmp_path / "in.txt", b"ab\xffc\nfine\n")
-    assert "0xff at column 3" in first.error
+    assert "byte 3 is 0xff, not UTF-8" in first.error
     assert second.text == "fine"
 
 
@@ -54,15 +54,15 @@ def test_a_field_can_be_named_and_makes_the_file_json(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "no JSON ("),
-        (b'["text"]', "no JSON object"),
+        (b"{", "not JSON ("),
+        (b'["text"]', "is not a JSON object"),
         (b'{"source": "x"}', "no field 'inputs' or 'input' or 'text' (there are ['source'])"),
-        (b'{"text": 5}', "field 'text' is 5, no text"),
-        (b'{"text": "x", "score": NaN}', "NaN is no number"),
-        (b'{"text": "x", "score": 1e999}', "1e999 is larger"),
-        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "no JSON ("),
-        (b"[" * 100_000, "no JSON ("),
-        (b'{"text": "\xe4"}', "0xe4 at column 11 is no UTF-8"),
+        (b'{"text": 5}', "field 'text' is 5, not a text"),
+        (b'{"text": "x", "score": NaN}', "NaN is not a finite number"),
+        (b'{"text": "x", "score": 1e999}', "1e999 is not a finite number"),
+        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "not JSON ("),
+        (b"[" * 100_000, "not JSON ("),
+        (b'{"text": "\xe4"}', "byte 11 is 0xe4, not UTF-8"),
     ],
 )
 def test_bad_json_is_one_line_and_no_more(tmp_path, line, reason):
@@ -96,10 +96,10 @@ def test_shards_are_read_one_by_one_and_the_rest_is_passed_by(tmp_path):
     lines = [b"%d\n" % n for n in range(10)]
     path.write_bytes(b"".join(lines))
     source = file_source(str(path))
-    found = survey(source, 3)
-    assert found.count == 10
+    count, digests = survey(source, 3)
+    assert count == 10
     shards = [lines[n : n + 3] for n in range(0, 10, 3)]
-    assert found.digests == [digest(shard) for shard in shards]
+    assert digests == [digest(shard) for shard in shards]
     for wanted in itertools.chain.from_iterable(
         itertools.combinations(range(4), n) for n in range(5)
     ):

@@ -1,0 +1,114 @@
+"""Lines of text files, gzipped or not: the bytes, the text of a line, a line's JSON object.
+
+``text_of`` and ``json_object`` look at one line and raise what is wrong with it, without the
+place. Training data stop at the first such line; bulk inference reports it as that input's
+error.
+"""
+
+import codecs
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+
+def is_gzip(path: str | Path) -> bool:
+    """Whether the file is gzip, by its content.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
+    with path.open("rb") as stream:
+        return stream.read(2) == _GZIP_MAGIC
+
+
+def is_jsonl(path: str | Path) -> bool:
+    """Whether the file's name says that it holds JSON lines."""
+    return str(path).removesuffix(".gz").endswith(_JSON_SUFFIXES)
+
+
+def raw_lines(path: str | Path) -> Iterator[bytes]:
+    """Yields the lines of a file with their ends, decompressed if it is gzip.
+
+    Raises:
+        InputError: there is no such file, it cannot be read, or it is cut short.
+    """
+    number = 0
+    try:
+        with gzip.open(path) if is_gzip(path) else Path(path).open("rb") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"cannot read {path} after line {number} ({reason}): give a complete file"
+        ) from error
+
+
+def text_of(line: bytes) -> str:
+    """The text of a line, without its end and without a byte order mark.
+
+    Raises:
+        InputError: it is not UTF-8.
+    """
+    line = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"byte {error.start + 1} is 0x{line[error.start]:02x}, not UTF-8: convert the file "
+            "(iconv -t utf-8), or fix the line"
+        ) from error
+
+
+def text_lines(path: str | Path) -> Iterator[str]:
+    """Yields the texts of a file's lines.
+
+    Raises:
+        InputError: there is no such file, it is empty or cut short, or a line is not UTF-8.
+    """
+    number = 0
+    for number, line in enumerate(raw_lines(path), start=1):
+        try:
+            text = text_of(line)
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        yield text
+    if not number:
+        raise InputError(f"{path} is empty: give a file with at least one line")
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        InputError: it is no JSON object, or holds numbers that JSON cannot write again.
+    """
+    try:
+        values = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"not JSON ({reason}): fix the line") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{line.strip()[:40]!r} is not a JSON object: fix the line")
+    return values
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is not a finite number")

@@ -1,0 +1,314 @@
+"""A run from its inputs to one file of answers.
+
+    start     the lock; one reading of the inputs; the manifest, written or compared
+    decode    the shards that are not there yet, each written whole
+    finish    process 0 waits for the other processes and joins all shards
+
+The directory is all the state that there is. A shard is there under its name or is decoded
+again, which gives the same bytes; so a run may be killed between any two system calls.
+"""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from spec_t5x.errors import InputError
+from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.inference import processes, run_directory
+from spec_t5x.inference.answering import Answerer, error_of
+from spec_t5x.inference.decoding_progress import DecodingProgress
+from spec_t5x.inference.infer_options import InferOptions
+from spec_t5x.inference.placement import Placement
+from spec_t5x.inference.processes import Hosts
+from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
+from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.inference.sources import Source, digest, read_shards, survey
+from spec_t5x.loops.pace import Costs
+
+# Seconds in which every process sees what another has written.
+_LATE = 2.0
+# Bad inputs that a report names one by one.
+_NAMED = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """How a run ended, for this process."""
+
+    # All answers; None where another process joins them, or nobody does.
+    merged: Path | None
+    inputs: int
+    # Inputs without an answer, and what is wrong with the first of them.
+    errors: int
+    named: list[str]
+    # Of this process, since it was started.
+    tokens: int
+    block_efficiency: float
+    seconds: float
+
+
+class InterruptedRun(Stopped):
+    """A signal ended the run; the message says how far it was."""
+
+    def __init__(self, number: int, message: str):
+        super().__init__(number)
+        self.message = message
+
+
+def infer(
+    options: InferOptions,
+    decoding: GenerateOptions,
+    source: Source,
+    load: Callable[[Placement], Generator],
+    *,
+    settings: dict[str, Any],
+    hosts: Hosts | None = None,
+    progress: DecodingProgress | None = None,
+) -> Report:
+    """Answers every input of ``source`` in ``options.output_dir``.
+
+    Args:
+      options: where to and how; ``check`` is called.
+      decoding: how to decode.
+      source: the inputs.
+      load: reads the pair for some devices; not called when all shards are there.
+      settings: what else decides the answers, above all the checkpoints.
+      hosts: this process among those of the run.
+      progress: shows how far the run is.
+
+    Raises:
+      InputError: an option, an input or a file that cannot be used. Finished shards stay.
+      InterruptedRun: SIGTERM or SIGINT came. Finished shards stay.
+    """
+    options.check()
+    progress = progress or DecodingProgress()
+    run = _Run(options, decoding, source, hosts or Hosts(), progress)
+    with stopping():
+        try:
+            with contextlib.ExitStack() as held, progress:
+                shards, unfinished = run.start(settings, held)
+                run.decode(shards, unfinished, load)
+                return run.finish(shards, unfinished)
+        except Stopped as stopped:
+            raise InterruptedRun(stopped.number, run.how_far()) from stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    options: InferOptions
+    decoding: GenerateOptions
+    source: Source
+    hosts: Hosts
+    progress: DecodingProgress
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.options.output_dir).expanduser()
+
+    def start(
+        self, settings: dict[str, Any], held: contextlib.ExitStack
+    ) -> tuple[Shards, list[int]]:
+        """The run's shards, and those that are not there yet.
+
+        The manifest is written by process 0, and compared by all the others. ``held``
+        gets this process's lock on the directory.
+        """
+        with self.hosts.together():
+            settings = json.loads(json.dumps(self._settings(settings)))
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(
+                    f"cannot make {self.directory} ({error.strerror}): give another --output_dir"
+                ) from error
+            held.enter_context(processes.locked(self.directory, self.hosts.index))
+        with self.hosts.together():
+            if self.hosts.index == 0:
+                processes.check_alone(self.directory, self.hosts.count)
+                count, digests = survey(self.source, self.options.shard_size, self.progress.reading)
+                now = Manifest(
+                    source=self.source.name, count=count, digests=digests, settings=settings
+                )
+                run_directory.start(self.directory, now, overwrite=self.options.overwrite)
+        with self.hosts.together():
+            manifest = read_manifest(self.directory)
+            if manifest is None:
+                raise InputError(
+                    f"{self.directory} has no {MANIFEST} in this process: give all "
+                    "processes one directory that they share"
+                )
+            if self.hosts.index > 0:
+                now = dataclasses.replace(manifest, settings=settings)
+                manifest.check_same(now, self.directory)
+            shards = self._shards(manifest)
+            # Before any process writes one: all of them see the same.
+            return shards, shards.unfinished()
+
+    def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **settings,
+            **self.source.settings,
+            "shard_size": self.options.shard_size,
+            **dataclasses.asdict(self.decoding),
+            # They decide in which order numbers are added up, and so the last digits.
+            "platform": jax.default_backend(),
+            "device_kind": jax.devices()[0].device_kind,
+            "models_and_devices": self._placement().shape,
+            "jax": jax.__version__,
+        }
+
+    def _shards(self, manifest: Manifest) -> Shards:
+        size = manifest.settings["shard_size"]
+        return Shards(directory=self.directory, total=manifest.count, size=size)
+
+    def _placement(self) -> Placement:
+        return Placement.create(self.options.model_parallel, self.decoding.batch_size)
+
+    def decode(
+        self, shards: Shards, unfinished: list[int], load: Callable[[Placement], Generator]
+    ) -> None:
+        """Decodes and writes this process's part of the unfinished shards."""
+        if not unfinished:
+            self.hosts.part()
+            return
+        with self.hosts.together():
+            placement = self._placement()
+            generator = placement.generator(load(placement))
+            answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
+            if self.options.strict and self.hosts.index == 0:
+                self._check_all(answerer)
+        if self.decoding.gamma == AUTO and generator.draft is not None:
+            self._share_costs(answerer, shards, unfinished[0])
+        self.hosts.part()
+        mine = unfinished[self.hosts.index :: self.hosts.count]
+        left = sum(len(shards.indices(shard)) for shard in unfinished)
+        self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)
+        digests = read_manifest(self.directory).digests
+        for shard, raws in read_shards(self.source, shards.size, mine):
+            if digest(raws) != digests[shard]:
+                raise InputError(
+                    f"{self.source.name} has changed since the run started (shard {shard}): "
+                    "give the inputs as they were, or --overwrite to start over"
+                )
+            items = map(self.source.item, shards.indices(shard), raws)
+            shards.write(shard, answerer.lines(list(items), self.progress.count))
+
+    def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
+        """What speculation costs, for all processes and all of the run the same.
+
+        Together with the inputs it decides how many tokens are drafted, and so the bytes.
+        """
+        path = self.directory / COSTS
+        with self.hosts.together():
+            if self.hosts.index == 0 and not path.exists():
+                ((_, raws),) = read_shards(self.source, shards.size, [shard])
+                items = map(self.source.item, shards.indices(shard), raws)
+                costs = answerer.costs(list(items))
+                if costs is not None:
+                    content = json.dumps(dataclasses.asdict(costs)).encode() + b"\n"
+                    run_directory.write(path, [content], COSTS)
+        with self.hosts.together():
+            if path.exists():
+                answerer.generator.assume(self.decoding, _read_costs(path))
+
+    def _check_all(self, answerer: Answerer) -> None:
+        """Every input can be decoded, for ``strict``."""
+        bad = _Errors()
+        for index, raw in enumerate(self.source.raw()):
+            item = self.source.item(index, raw)
+            try:
+                answerer.ids(item)
+            except InputError as error:
+                bad.add(f"{item.place[0]} {item.place[1]}: {error}")
+        if bad.count:
+            for text in bad.named:
+                self.progress.say(text)
+            raise InputError(
+                f"{bad.count} inputs of {self.source.name} cannot be decoded, the first is "
+                f"{bad.named[0]}; leave out --strict to answer the others"
+            )
+
+    def finish(self, shards: Shards, unfinished: list[int]) -> Report:
+        """The report; process 0 first waits for the other processes and joins all shards."""
+        tally = self.progress.tally
+        report = Report(
+            merged=None,
+            inputs=tally.inputs,
+            errors=tally.errors,
+            named=[],
+            tokens=tally.tokens,
+            block_efficiency=tally.block_efficiency,
+            seconds=self.progress.seconds,
+        )
+        if self.hosts.index > 0:
+            return report
+        self._wait(shards, unfinished)
+        bad = _Errors()
+        if self.options.merge and not shards.merged.exists():
+            shards.merge(lambda line: bad.add(error_of(line)))
+        else:
+            for line in shards.lines():
+                bad.add(error_of(line))
+        return dataclasses.replace(
+            report,
+            merged=shards.merged if self.options.merge else None,
+            inputs=shards.total,
+            errors=bad.count,
+            named=bad.named,
+        )
+
+    def _wait(self, shards: Shards, unfinished: list[int]) -> None:
+        """Until the other processes have ended.
+
+        Raises:
+          InputError: one of them has not written its shards.
+        """
+        for process in range(1, self.hosts.count):
+            processes.wait_for(self.directory, process)
+        if shards.unfinished():
+            # A shared file system may show a new file late.
+            time.sleep(_LATE)
+        if missing := shards.unfinished():
+            owner = unfinished.index(missing[0]) % self.hosts.count
+            raise InputError(
+                f"process {owner} ended before shard {missing[0]} was written ({len(missing)} are "
+                "missing): see its message, and give the same command again"
+            )
+
+    def how_far(self) -> str:
+        """Of a run that was stopped."""
+        manifest = read_manifest(self.directory)
+        if manifest is None:
+            return "before anything was written"
+        shards = self._shards(manifest)
+        done = shards.count - len(shards.unfinished())
+        return (
+            f"with {done} of {shards.count} shards finished in {self.directory}: give the same "
+            "command again to resume"
+        )
+
+
+@dataclasses.dataclass
+class _Errors:
+    """Errors of inputs, of which the first few are kept."""
+
+    count: int = 0
+    named: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, error: str | None) -> None:
+        if error is not None:
+            self.count += 1
+            self.named += [error][: _NAMED - len(self.named)]
+
+
+def _read_costs(path: Path) -> Costs:
+    try:
+        return Costs.parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, InputError) as error:
+        raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error

@@ -1,0 +1,229 @@
+"""The directory of a run: what it was started with, numbered shards, and one file of all.
+
+    manifest.json                        inputs and settings, so that no two runs are mixed
+    costs.json                           what speculation costs, where gamma is "auto"
+    predictions-00003-of-00017.jsonl     a line for each input of a shard
+    predictions.jsonl                    all shards in one file
+
+Each file is written whole or not at all, so the files are all the state that there is.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.machine import atomic
+
+MANIFEST, COSTS, MERGED = "manifest.json", "costs.json", "predictions.jsonl"
+_HEADER = {"format": "spec_t5x predictions", "version": 1}
+_SHARD = re.compile(r"predictions-\d{5,}-of-\d{5,}\.jsonl")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A run's inputs and settings."""
+
+    # Where the inputs were read from; not compared: a file may be moved.
+    source: str
+    # Number of inputs, and the SHA-256 (hex) of each shard's.
+    count: int
+    digests: list[str]
+    # All that decides the answers, as JSON holds it; a checkpoint is
+    # {"name": ..., "content": ...}, of which the content is compared.
+    settings: dict[str, Any]
+
+    def check_same(self, now: "Manifest", directory: Path) -> None:
+        """Raises ``InputError`` that names all that differs from ``now``."""
+        differences = [
+            f"{name} was {_shown(self.settings.get(name))} and is {_shown(now.settings.get(name))}"
+            for name in {**self.settings, **now.settings}
+            if _compared(self.settings.get(name)) != _compared(now.settings.get(name))
+        ]
+        if not differences and self.count != now.count:
+            differences = [
+                f"{self.count} inputs of {self.source} are now {now.count} of {now.source}"
+            ]
+        elif not differences and self.digests != now.digests:
+            pairs = enumerate(zip(self.digests, now.digests, strict=True))
+            shard = next(number for number, (old, new) in pairs if old != new)
+            differences = [
+                f"the inputs of shard {shard} of {len(now.digests)} are different in {now.source}"
+            ]
+        if differences:
+            raise InputError(
+                f"{directory} was started with other settings ({'; '.join(differences)}): give "
+                "the same again, another --output_dir, or --overwrite to start over"
+            )
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest of the run in a directory, None if there is none.
+
+    Raises:
+      InputError: it is not one that this release writes.
+    """
+    path = directory / MANIFEST
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if {name: values.pop(name) for name in _HEADER} != _HEADER:
+            raise ValueError("another format")
+        return Manifest(**values)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not a manifest of this release ({error}): give another --output_dir, or "
+            "--overwrite"
+        ) from error
+
+
+def start(directory: Path, now: Manifest, *, overwrite: bool) -> None:
+    """Writes the manifest of a run, or compares the one of a run that is resumed.
+
+    No process may be at work in the directory.
+
+    Raises:
+      InputError: the directory holds another run, or it cannot be written.
+    """
+    atomic.remove_unfinished(directory)
+    if overwrite:
+        # The manifest last: no file is left without it.
+        for name in (*sorted(_answers(directory)), COSTS, MANIFEST):
+            (directory / name).unlink(missing_ok=True)
+    if not _answers(directory):
+        # Nothing to be mixed with: a run that wrote no shard may start again with others.
+        values = _HEADER | dataclasses.asdict(now)
+        write(directory / MANIFEST, [json.dumps(values, indent=1).encode() + b"\n"], MANIFEST)
+        return
+    before = read_manifest(directory)
+    if before is None:
+        raise InputError(
+            f"{directory} holds predictions and no {MANIFEST}: give another --output_dir, or "
+            "--overwrite to start over"
+        )
+    before.check_same(now, directory)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shards:
+    """The files of answers. Shards are numbered from 0."""
+
+    directory: Path
+    # Inputs in all, and in each shard but the last.
+    total: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Number of shards."""
+        return -(-self.total // self.size)
+
+    @property
+    def merged(self) -> Path:
+        """The file that holds all lines at the end."""
+        return self.directory / MERGED
+
+    def path(self, shard: int) -> Path:
+        """``predictions-00003-of-00017.jsonl``."""
+        return self.directory / f"predictions-{shard:05}-of-{self.count:05}.jsonl"
+
+    def indices(self, shard: int) -> range:
+        """The places of a shard's inputs among all."""
+        return range(shard * self.size, min((shard + 1) * self.size, self.total))
+
+    def unfinished(self) -> list[int]:
+        """Shards whose files are not there yet, in order.
+
+        None once they are merged: the merged file may be kept and the shards deleted.
+        """
+        there = _answers(self.directory)
+        if MERGED in there:
+            return []
+        return [shard for shard in range(self.count) if self.path(shard).name not in there]
+
+    def write(self, shard: int, lines: list[bytes]) -> None:
+        """Writes a shard, whole or not at all.
+
+        Raises:
+          InputError: it cannot be written; the finished ones stay as they are.
+        """
+        path = self.path(shard)
+        write(path, lines, f"shard {shard} of {self.count} ({path.name})")
+
+    def merge(self, seen: Callable[[bytes], None]) -> None:
+        """Joins all shards, showing each line to ``seen``.
+
+        Raises:
+          InputError: as ``write`` and ``lines``.
+        """
+        lines = (seen(line) or line for line in self.lines())
+        write(self.merged, lines, f"{MERGED}, the {self.count} shards in one file")
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines in order, each the answer to the input of its place.
+
+        Raises:
+          InputError: a file is damaged.
+        """
+        if self.merged.exists():
+            yield from _lines(self.merged, range(self.total))
+            return
+        for shard in range(self.count):
+            yield from _lines(self.path(shard), self.indices(shard))
+
+
+def write(path: Path, lines: Iterable[bytes], what: str) -> None:
+    """Writes a file of a run, whole or not at all.
+
+    Raises:
+      InputError: the disk is full or cannot be written.
+    """
+    try:
+        atomic.write_whole(path, lines)
+    except OSError as error:
+        remedy = "free some space" if error.errno in _FULL else "check the directory"
+        raise InputError(
+            f"cannot write {what} to {path.parent} ({error.strerror}): {remedy} and give the same "
+            "command again, which resumes after the finished shards"
+        ) from error
+
+
+def _answers(directory: Path) -> set[str]:
+    """Names of the files of answers."""
+    names = {entry.name for entry in os.scandir(directory)}
+    return {name for name in names if name == MERGED or _SHARD.fullmatch(name)}
+
+
+def _lines(path: Path, indices: range) -> Iterator[bytes]:
+    """The lines of a file, which are the answers to the inputs at ``indices``."""
+    expected = iter(indices)
+    damaged = f"{path} is not as it was written: delete it and give the same command again"
+    with path.open("rb") as file:
+        for line in file:
+            start = b'{"index": %d, ' % next(expected, -1)
+            if not (line.startswith(start) and line.endswith(b"}\n")):
+                raise InputError(damaged)
+            yield line
+    if next(expected, None) is not None:
+        raise InputError(damaged)
+
+
+def _compared(value: Any) -> Any:
+    return value["content"] if _is_checkpoint(value) else value
+
+
+def _shown(value: Any) -> str:
+    if not _is_checkpoint(value):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value['name']} ({value['content'] and value['content'][:12]})"
+
+
+def _is_checkpoint(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"name", "content"}

@@ -1,0 +1,176 @@
+"""Inputs as a stream, of which one shard is in memory at a time.
+
+A source is read twice, first to count and fingerprint the inputs, then to decode them, so it
+must give the same bytes each time.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from spec_t5x.data.text_files import is_gzip, is_jsonl, json_object, raw_lines, text_of
+from spec_t5x.errors import InputError
+
+# Where the text of a JSON line is, unless its field is named.
+TEXT_FIELDS = ("inputs", "input", "text")
+# T5X's name for an input's text in its files of predictions.
+PRETOKENIZED = "inputs_pretokenized"
+FORMATS = ("auto", "jsonl", "text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Item:
+    """One input, or why it cannot be used."""
+
+    # Its place among all inputs, from 0.
+    index: int
+    # What a person calls that place: ("line", 1).
+    place: tuple[str, int]
+    text: str = ""
+    # Ids that the source made itself; None leaves that to the model's vocabulary.
+    ids: list[int] | None = None
+    # All else that the source says of it, for the output.
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # The seqio task that it is from.
+    task: str | None = None
+    error: str | None = None
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A stream of inputs."""
+
+    @property
+    def name(self) -> str:
+        """For messages and the manifest."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What else decides what the inputs are, as JSON holds it, for the manifest."""
+
+    def raw(self) -> Iterator[bytes]:
+        """Each input's bytes, in order; the same each time.
+
+        Raises:
+          InputError: it cannot be read.
+        """
+
+    def item(self, index: int, raw: bytes) -> Item:
+        """The input at ``index``, given its bytes. Never raises."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """A file: JSON lines, or a text on each line."""
+
+    path: Path
+    jsonl: bool
+    field: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How lines are read."""
+        return {"jsonl": self.jsonl, "field": self.field}
+
+    def raw(self) -> Iterator[bytes]:
+        """As ``text_files.raw_lines``."""
+        return raw_lines(self.path)
+
+    def item(self, index: int, raw: bytes) -> Item:
+        """The line at ``index``."""
+        try:
+            text, fields = self._read(raw)
+        except InputError as error:
+            return Item(index=index, place=("line", index + 1), error=str(error))
+        return Item(index=index, place=("line", index + 1), text=text, fields=fields)
+
+    def _read(self, raw: bytes) -> tuple[str, dict[str, Any]]:
+        """Text and fields of a line, the text's field under T5X's name."""
+        line = text_of(raw)
+        if not line.strip():
+            raise InputError("the line is empty: give at least one word")
+        if not self.jsonl:
+            return line, {PRETOKENIZED: line}
+        values = json_object(line)
+        names = TEXT_FIELDS if self.field is None else (self.field,)
+        name = next((name for name in names if name in values), None)
+        if name is None:
+            raise InputError(
+                f"no field {' or '.join(map(repr, names))} (there are {sorted(values)[:6]}): fix "
+                "the line, or name its field with --field"
+            )
+        text = values.pop(name)
+        if not isinstance(text, str):
+            raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
+        return text, {PRETOKENIZED: text} | values
+
+
+def file_source(path: str, file_format: str = "auto", field: str | None = None) -> FileSource:
+    """The source for a file.
+
+    Args:
+      path: of text lines or JSON lines, gzipped or not.
+      file_format: "jsonl", "text", or "auto" to go by the name (.jsonl, .json, .ndjson).
+      field: of a JSON line; naming one makes the file JSON lines.
+
+    Raises:
+      InputError: there is no such file.
+    """
+    found = Path(path).expanduser()
+    is_gzip(found)  # checks that it is there
+    by_name = is_jsonl(path) or field is not None
+    jsonl = by_name if file_format == "auto" else file_format == "jsonl"
+    return FileSource(path=found, jsonl=jsonl, field=field)
+
+
+def survey(
+    source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
+) -> tuple[int, list[str]]:
+    """The number of inputs and the digest of each shard.
+
+    Args:
+      source: read to its end.
+      shard_size: inputs in a shard.
+      progress: called with the number of inputs so far.
+
+    Raises:
+      InputError: it cannot be read, or has no inputs.
+    """
+    count, digests, raws = 0, [], source.raw()
+    while shard := list(itertools.islice(raws, shard_size)):
+        count += len(shard)
+        digests.append(digest(shard))
+        progress(count)
+    if not count:
+        raise InputError(f"{source.name} holds no inputs: give at least one")
+    return count, digests
+
+
+def digest(raws: Iterable[bytes]) -> str:
+    """SHA-256 (hex) of some inputs' bytes."""
+    total = hashlib.sha256()
+    for raw in raws:
+        total.update(raw)
+    return total.hexdigest()
+
+
+def read_shards(
+    source: Source, shard_size: int, wanted: Sequence[int]
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Each wanted shard's number and inputs, in increasing order as ``wanted`` is.
+
+    Other shards are skipped, and nothing is read behind the last.
+    """
+    raws, at = source.raw(), 0
+    for shard in wanted:
+        start = shard * shard_size
+        yield shard, list(itertools.islice(raws, start - at, start - at + shard_size))
+        at = start + shard_size
