@@ -158,7 +158,7 @@ def run(
     verifier = speculative.make_verifier()
     if not isinstance(speculative.gamma, int) or speculative.gamma == 0:
         raise InputError(f"gamma is {speculative.gamma}: give at least 1")
-    if not isinstance(verifier, Verifier):
+    if verifier.tree(1) is not None:
         raise InputError(f"verifier is {speculative.verifier!r}: choose one of chains")
     draft_options = models.draft_options()
     loaded = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)

@@ -159,6 +159,11 @@ class Pace:
     # tokens(g) / cost(g) of the limits from 1; whether the best is being tried once more.
     factors: Float32[Array, "gamma"]
     looking: Bool[Array, ""]
+    # Whether the draft's prefill was made, plain steps that the draft has not been told of, and
+    # what feeding it a block of their tokens costs; see ``before``.
+    prefilled: Bool[Array, ""]
+    behind: Int[Array, ""]
+    feeding: Float32[Array, ""]
     # The limit whatever pays, for measuring what it costs; no text then ends before its
     # longest length. -1 for none.
     forced: Int[Array, ""]
@@ -216,12 +221,15 @@ class Pace:
         """Drafts of an iteration on average, rounded; at least 1. On the host."""
         return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
 
-    def limit(self, before: Float32[Array, ""] | float = 0.0) -> Int[Array, ""]:
-        """Drafts of the next iteration at most; 0 is a plain step.
+    @property
+    def before(self) -> Float32[Array, ""]:
+        """What has to be paid for the draft to be ready: its prefill, and the text it lacks."""
+        calls = -(-self.behind // (self.largest + 1))
+        return jnp.where(self.prefilled, 0.0, self.prefill) + calls * self.feeding
 
-        Args:
-          before: what has to be paid before, for the draft to be ready.
-        """
+    def limit(self) -> Int[Array, ""]:
+        """Drafts of the next iteration at most; 0 is a plain step."""
+        before = self.before
         # With little left, fewer drafts than are best.
         affordable = before + self.costs[1:] - 1 <= self.balance
         factors = jnp.where(affordable, self.factors, 0.0)
@@ -233,34 +241,43 @@ class Pace:
         limit = jnp.where(chosen, best.astype(jnp.int32) + 1, 0)
         return jnp.where(self.is_forced, self.forced, limit)
 
-    def new_batch(self) -> "Pace":
-        """Before the first step of a batch."""
-        return self.replace(written=jnp.zeros_like(self.written))
+    def new_batch(self, keeps_text: bool) -> "Pace":
+        """Before the first step of a batch; ``keeps_text`` is the draft's."""
+        # One more draft at least costs a step of the draft and a position of the target's;
+        # the draft is fed a block in about two steps' time.
+        block = 2 * (self.costs[-1] - self.costs[0]) / self.largest
+        return self.replace(
+            written=jnp.zeros_like(self.written),
+            prefilled=jnp.asarray(False),
+            feeding=block if keeps_text else jnp.zeros_like(block),
+        )
 
     def end_batch(self) -> "Pace":
         """After its last."""
         length = self.length + (self.written - self.length) / 4
-        # A batch of nothing says nothing.
-        return self.replace(length=jnp.where(self.written > 0, length, self.length))
-
-    def pay(self, cost: Float32[Array, ""]) -> "Pace":
-        """After something that brought no token."""
-        return self.replace(balance=self.balance - cost)
-
-    def plain(self, tokens: Float32[Array, ""], before: Float32[Array, ""] | float = 0.0) -> "Pace":
-        """After a plain step.
-
-        Args:
-          tokens: that each live row got, on average.
-          before: as of ``limit``.
-        """
-        pace = self._charged(tokens, jnp.float32(1.0))
-        # Enough for several iterations, if that can ever be.
-        enough = jnp.minimum(before + _LOOK * self._worst, CAP)
-        return pace.replace(
-            plain_steps=self.plain_steps + 1,
-            looking=(pace.balance >= enough) & self._can_pay,
+        return self.replace(
+            # A batch of nothing says nothing.
+            length=jnp.where(self.written > 0, length, self.length),
+            prefilled=jnp.asarray(True),
+            behind=jnp.zeros_like(self.behind),
         )
+
+    def made_ready(self) -> "Pace":
+        """After the draft's prefill, and after it was fed the text."""
+        return self.replace(
+            balance=self.balance - self.before,
+            prefilled=jnp.asarray(True),
+            behind=jnp.zeros_like(self.behind),
+        )
+
+    def plain(self, tokens: Float32[Array, ""]) -> "Pace":
+        """After a plain step; ``tokens`` is what each live row got, on average."""
+        pace = self._charged(tokens, jnp.float32(1.0)).replace(
+            plain_steps=self.plain_steps + 1, behind=self.behind + 1
+        )
+        # Enough for several iterations, if that can ever be.
+        enough = jnp.minimum(pace.before + _LOOK * self._worst, CAP)
+        return pace.replace(looking=(pace.balance >= enough) & self._can_pay)
 
     def speculative(
         self,
@@ -355,6 +372,9 @@ def _start(
         advance=zero,
         factors=zeros,
         looking=jnp.asarray(False),
+        prefilled=jnp.asarray(True),
+        behind=jnp.int32(0),
+        feeding=zero,
         forced=forced,
         plain_steps=jnp.int32(0),
         iterations=jnp.int32(0),

@@ -19,7 +19,7 @@ from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 # A call of a program that makes so many calls in a row.
 Calls = Callable[[int], object]
@@ -59,7 +59,7 @@ def measure_step_times(
     gamma: int,
     max_decode_len: int,
     settings: Sampling,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     repeats: int = 9,
 ) -> StepTimes:
     """Measures on this device, with caches of the size that decoding uses, half full.
@@ -142,7 +142,7 @@ def state_half_way(
     *,
     gamma: int,
     max_decode_len: int,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     length: int,
 ) -> DecodeState:
     """A state as decoding has it when each row holds ``length`` tokens, as different as can be.
@@ -187,7 +187,7 @@ def draft_calls(
     settings: Sampling,
     *,
     gamma: int,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     target: Target | None = None,
 ) -> Calls:
     """Proposals of ``gamma`` drafts to follow the state's rows; none of them accepted.
@@ -196,7 +196,7 @@ def draft_calls(
     With a target each proposal is scored by it, and the next one follows what it says;
     only chains are.
     """
-    tree = verifier.tree(gamma) if isinstance(verifier, TreeVerifier) else None
+    tree = verifier.tree(gamma)
     if tree is not None and target is not None:
         raise InputError("verifier is one of trees: choose one of chains")
     options = {"gamma": gamma, "tree": tree, "coupled": verifier.coupled}
