@@ -21,7 +21,10 @@ from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
+# Whatever a target keeps. A draft's own model has ``lengths`` in it, the tokens of each row
+# that it holds.
 Cache = Any
+# Whatever a draft keeps.
 DraftState = Any
 
 
@@ -143,7 +146,7 @@ class Outcome:
 class TreeProposal:
     """What a draft proposes when several drafts may stand for one place.
 
-    Nodes are numbered as in ``trees.Tree``; node 0 is the row's last token.
+    Nodes are numbered as in ``tree_shapes.Tree``; node 0 is the row's last token.
     """
 
     # The token of each node but the first.
@@ -217,6 +220,16 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
         )
 
 
+def check_vocabularies(draft: "Target | Draft", target: "Target | Draft", *roles: str) -> None:
+    """Raises ``InputError`` unless two models, of these roles, have as many tokens."""
+    if draft.vocab_size != target.vocab_size:
+        of_draft, of_target = roles or ("draft", "target")
+        raise InputError(
+            f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
+            f"{target.vocab_size}: use models with one vocabulary"
+        )
+
+
 @runtime_checkable
 class StatefulTarget(Target, Protocol):
     """A target that shows its last decoder states, for drafts that build on them."""
@@ -235,7 +248,7 @@ class StatefulTarget(Target, Protocol):
 class PartialTarget(StatefulTarget, Protocol):
     """A target that may score the beginning of a block for what the beginning costs.
 
-    Others are compiled for blocks of several lengths (``decoding.call_widths``).
+    Others are compiled for blocks of several lengths (``speculative.call_widths``).
     """
 
     @property

@@ -48,9 +48,13 @@ class Verifier:
     # Whether draft and target sample with the same noise at the same position.
     coupled: ClassVar[bool] = False
 
+    def tree(self, gamma: int) -> Tree | None:
+        """The tree that it verifies; None of chains of ``gamma`` drafts."""
+
     def num_nodes(self, gamma: int) -> int:
         """Tokens that the target is fed in one call."""
-        return gamma + 1
+        tree = self.tree(gamma)
+        return gamma + 1 if tree is None else tree.num_nodes
 
     def chances(
         self,
@@ -272,15 +276,14 @@ class CoupledVerifier(Verifier):
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeVerifier:
+class TreeVerifier(Verifier):
     """Several drafts for one place, without replacement, in a static tree.
 
-    What it does is in ``tree.py``.
+    How it verifies one is in ``loops/tree.py``.
     """
 
     # Drafts for the next places; each is continued by one draft a place, up to gamma.
     widths: tuple[int, ...] = (2,)
-    coupled: ClassVar[bool] = False
 
     def __post_init__(self):
         object.__setattr__(self, "widths", tuple(self.widths))
@@ -297,12 +300,8 @@ class TreeVerifier:
             raise InputError(f"gamma is {gamma}: a tree of drafts needs at least 1")
         return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
 
-    def num_nodes(self, gamma: int) -> int:
-        """Tokens that the target is fed in one call."""
-        return self.tree(gamma).num_nodes
 
-
-VERIFIERS: dict[str, type[Verifier | TreeVerifier]] = {
+VERIFIERS: dict[str, type[Verifier]] = {
     "token": TokenVerifier,
     "block": BlockVerifier,
     "coupled": CoupledVerifier,
@@ -314,9 +313,7 @@ VERIFIERS: dict[str, type[Verifier | TreeVerifier]] = {
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
-def verifier(
-    name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()
-) -> Verifier | TreeVerifier:
+def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int] = ()) -> Verifier:
     """A verifier by its name.
 
     Args:

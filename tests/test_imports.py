@@ -106,7 +106,7 @@ def test_imports_point_one_way():
         ("training/run_train.py", "from spec_t5x.cli.main import main"),
         ("models/t5.py", "import tensorflow as tf"),
         ("loops/speculative.py", "from t5x import decoding"),
-        ("generation.py", "import seqio"),
+        ("generation/generator.py", "import seqio"),
         ("loops/speculative.py", "import gin"),
     ],
 )

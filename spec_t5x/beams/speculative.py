@@ -26,7 +26,7 @@ from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.beams import search, slots
 from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Continuations
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Nodes, Target
+from spec_t5x.interfaces import Cache, Nodes, Target, check_vocabularies
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyTree
 
@@ -65,7 +65,7 @@ class Tree:
     # infinity for an empty place.
     log_probs: Float32[Array, "*levels batch nodes"]
     # Each token's position in the text, its place there, and the places of the whole
-    # hypothesis (``beam_slots``).
+    # hypothesis (``slots.py``).
     positions: Int[Array, "*levels batch nodes"]
     places: Int[Array, "*levels batch nodes"]
     lineages: Int[Array, "*levels batch nodes positions"]
@@ -374,9 +374,5 @@ def check_draft(
         raise InputError(
             f"draft_beams is {draft_beams} and beams is {beams}: give at least as many"
         )
-    if draft_model.vocab_size != target.vocab_size:
-        raise InputError(
-            f"the draft has {draft_model.vocab_size} tokens and the target "
-            f"{target.vocab_size}: use a draft with the target's vocabulary"
-        )
+    check_vocabularies(draft_model, target)
     beams_lib.check_beams("draft_beams", draft_beams, draft_model.vocab_size)

@@ -22,12 +22,15 @@ from spec_t5x.interfaces import (
     Proposal,
     Target,
     check_positions,
+    check_vocabularies,
 )
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops.decode_state import emitted
-from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.loops.outputs import prompt_lengths
+from spec_t5x.loops.speculative import verify
+from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream, draft_draws
-from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
+from spec_t5x.types import Array, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 
 
@@ -86,11 +89,7 @@ class CascadeDraft(DraftBase):
         """
         if self.inner_gamma < 1:
             raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
-        if self.draft.vocab_size != self.vocab_size:
-            raise InputError(
-                f"the inner draft has {self.draft.vocab_size} tokens and the draft "
-                f"{self.vocab_size}: use models with one vocabulary"
-            )
+        check_vocabularies(self.draft, self.model, "inner draft", "draft")
         if self.draft.uses_target_states:
             raise InputError(
                 f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
@@ -103,7 +102,7 @@ class CascadeDraft(DraftBase):
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> CascadeState:
         """Encodes the inputs and feeds the prompts, to both."""
-        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        lengths = prompt_lengths(prompts)
         room = max_length + self._spare
         return CascadeState(
             cache=autoregressive.prefill(self.model, inputs, prompts, lengths, room),
@@ -172,26 +171,23 @@ class CascadeDraft(DraftBase):
         draft_state = self.draft.catch_up(
             inner.state.draft_state, inner_context, self.inner_gamma + 1
         )
-        proposal, draft_state = self.draft.propose(draft_state, inner_context, self.inner_gamma)
-        proposal = proposal.checked(self.draft.max_proposal)
-        last = slices(inner.sequences, inner.lengths, 1)
-        block = jnp.concatenate([last, proposal.tokens], axis=1)
-        logits, cache = self.model.score(inner.state.cache, block)
-        probs = standardize(logits, settings)
         verifier = CoupledVerifier() if coupled else BlockVerifier()
-        verdict = verifier(stream, inner.lengths, proposal, logits, probs, settings)
-
-        lengths = inner.lengths + jnp.where(live, verdict.num_accepted + 1, 0)
-        outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, verdict.num_accepted, 0))
+        found = verify(
+            self.model, self.draft, draft_state, inner_context, stream, self.inner_gamma, verifier
+        )
+        accepted = found.verdict.num_accepted
+        lengths = inner.lengths + jnp.where(live, accepted + 1, 0)
+        outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, accepted, 0))
+        tokens = emitted(found.drafts, found.verdict)
         return _Inner(
-            sequences=_put(inner.sequences, emitted(proposal.tokens, verdict), inner.lengths + 1),
+            sequences=_put(inner.sequences, tokens, inner.lengths + 1),
             lengths=lengths,
             probs=None
             if inner.probs is None
-            else _put(inner.probs, probs, inner.lengths - context.lengths),
+            else _put(inner.probs, found.probs, inner.lengths - context.lengths),
             state=CascadeState(
-                cache=self.model.rollback(cache, lengths),
-                draft_state=self.draft.commit(draft_state, outcome),
+                cache=self.model.rollback(found.target_cache, lengths),
+                draft_state=self.draft.commit(found.draft_state, outcome),
             ),
         )
 

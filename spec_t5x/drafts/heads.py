@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
+from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
+from spec_t5x.types import Array, Float32, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -71,7 +72,7 @@ class MedusaDraft(DraftBase):
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> MedusaState:
         """Remembers the prompts' lengths."""
-        return MedusaState(jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32))
+        return MedusaState(prompt_lengths(prompts))
 
     def propose(
         self, state: MedusaState, context: Context, gamma: int

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Context,
     Draft,
@@ -15,6 +14,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    check_vocabularies,
 )
 from spec_t5x.types import Array, Bool, Int, PyTree
 
@@ -63,11 +63,7 @@ class MixedDraft(DraftBase):
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """As of either."""
-        if self.first.vocab_size != self.second.vocab_size:
-            raise InputError(
-                f"the first draft has {self.first.vocab_size} tokens and the second "
-                f"{self.second.vocab_size}: mix drafts of one vocabulary"
-            )
+        check_vocabularies(self.first, self.second, "first draft", "second draft")
         self.first.check(target, max_decode_len)
         self.second.check(target, max_decode_len)
 

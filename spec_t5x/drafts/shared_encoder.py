@@ -8,20 +8,20 @@ needs of a source in the target's cache: the keys and values of those layers.
 from collections.abc import Sequence
 
 import flax.struct
-import jax.numpy as jnp
 
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, Target, TreeProposal
+from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import PAD_ID, Array, Int, PyTree
+from spec_t5x.types import Array, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -112,7 +112,7 @@ class SharedEncoderDraft(DraftBase):
         )
         if self.draft.stopping is None:
             return TransformerState(cache)
-        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        lengths = prompt_lengths(prompts)
         return TransformerState(cache, stopping_lib.start(lengths))
 
     def propose(

@@ -19,9 +19,10 @@ from spec_t5x.interfaces import (
     check_positions,
 )
 from spec_t5x.loops import autoregressive
+from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import PAD_ID, Array, Int, PyTree
+from spec_t5x.types import Array, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -77,7 +78,7 @@ class TransformerDraft(DraftBase):
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> TransformerState:
         """Encodes the inputs and feeds the prompts to the draft's own model."""
-        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        lengths = prompt_lengths(prompts)
         cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
         history = None if self.stopping is None else stopping_lib.start(lengths)
         return TransformerState(cache, history)

@@ -75,14 +75,48 @@ def step(
     rescale_log_probs: bool = True,
 ) -> AutoregressiveState:
     """One target call, one token for each row that has not ended."""
-    outputs = state.outputs
-    logits, cache = target.score(state.cache, outputs.last_tokens[:, None])
+    outputs, cache, *_ = write_token(
+        target,
+        state.outputs,
+        state.cache,
+        state.stream,
+        settings,
+        coupled=coupled,
+        eos_id=eos_id,
+        rescale_log_probs=rescale_log_probs,
+    )
+    return state.replace(outputs=outputs, cache=cache)
+
+
+def write_token(
+    target: Target,
+    outputs: Outputs,
+    cache: Cache,
+    stream: Stream,
+    settings: Sampling,
+    *,
+    coupled: bool,
+    eos_id: Int[Array, ""] | int,
+    rescale_log_probs: bool,
+    with_states: bool = False,
+):
+    """The rows and the cache after one target call; its states, the tokens, how many count.
+
+    The states are None unless asked for; the tokens are ``[batch, 1]``.
+    """
+    block = outputs.last_tokens[:, None]
+    if with_states:
+        logits, states, cache = target.score_states(cache, block)
+    else:
+        (logits, cache), states = target.score(cache, block), None
     probs = standardize(logits, settings)
-    tokens = sample_next(state.stream, outputs.lengths, probs[:, 0], settings, coupled)[:, None]
+    tokens = sample_next(stream, outputs.lengths, probs[:, 0], settings, coupled)[:, None]
     log_probs = token_log_probs(logits, probs, tokens, settings, rescale_log_probs)
-    outputs, _ = outputs_lib.append(outputs, tokens, jnp.ones_like(tokens[:, 0]), log_probs, eos_id)
+    outputs, num_appended = outputs_lib.append(
+        outputs, tokens, jnp.ones_like(tokens[:, 0]), log_probs, eos_id
+    )
     # An ended row keeps overwriting the same position.
-    return state.replace(outputs=outputs, cache=target.rollback(cache, outputs.lengths))
+    return outputs, target.rollback(cache, outputs.lengths), states, tokens, num_appended
 
 
 def done(state: AutoregressiveState) -> Array:

@@ -11,6 +11,7 @@ from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
+from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
@@ -118,6 +119,8 @@ class DecodeState:
     # The target's last decoder state, for drafts that use it (see ``Context``).
     target_states: Float[Array, "batch embed"] | None
     stats: DecodeStats
+    # How many tokens to draft next; None for gamma in every iteration.
+    pace: Pace | None = None
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -138,6 +141,31 @@ class Iteration:
     ended: Array
 
 
+@flax.struct.dataclass(kw_only=True)
+class Verified:
+    """What one target call says of a proposal; of a tree, along the path that was taken."""
+
+    # What was proposed; of a tree, the accepted drafts and then the first refused one.
+    drafts: Int[Array, "batch gamma"]
+    # How many of these count, and how many places there were proposals for.
+    num_drafts: Int[Array, "batch"]
+    depths: Int[Array, "batch"]
+    # Tokens proposed, all of a tree's.
+    num_proposed: Int[Array, "batch"]
+    # ``num_accepted`` and ``next_token``; of a tree, the ``path``.
+    verdict: PyTree
+    # The target's, at each draft and after the last one.
+    logits: Float32[Array, "batch gamma+1 vocab"]
+    probs: Float32[Array, "batch gamma+1 vocab"]
+    # None unless the draft uses them.
+    states: Float[Array, "batch gamma+1 embed"] | None
+    # Chance that each draft is accepted where those before it are.
+    beta: Float32[Array, "batch gamma"]
+    # Before the rollback, and before the draft is told.
+    target_cache: Cache
+    draft_state: DraftState
+
+
 def init(
     target: Target,
     draft: Draft,
@@ -150,13 +178,12 @@ def init(
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     num_nodes: int | None = None,
-    lazy: bool = False,
+    pace: Pace | None = None,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
     ``num_nodes`` is how many tokens one target call is fed: ``gamma + 1`` unless the
-    draft proposes a tree. If ``lazy`` the draft's state is zeros, and ``prefill_draft``
-    left to the caller.
+    draft proposes a tree. With a pace the draft's state is zeros until ``prefill_draft``.
     """
     num_nodes = num_nodes or gamma + 1
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
@@ -172,15 +199,16 @@ def init(
         num_decodes=num_decodes,
         num_nodes=num_nodes,
     )
-    draft_state = make_draft_state() if not lazy else _zeros_like(make_draft_state)
     rows = outputs.lengths.shape[0]
     return DecodeState(
         outputs=outputs,
         target_cache=target_cache,
-        draft_state=draft_state,
+        draft_state=make_draft_state() if pace is None else _zeros_like(make_draft_state),
         stream=stream,
         target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
         stats=_no_stats(rows, gamma),
+        # Copied: the stepper donates its state, and this pace is the caller's.
+        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(draft.keeps_text)),
     )
 
 

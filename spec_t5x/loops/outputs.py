@@ -68,7 +68,7 @@ def start(
 ) -> Outputs:
     """Rows that hold their prompts (``prompts[:, 0]`` is the start token)."""
     batch, width = prompts.shape
-    lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+    lengths = prompt_lengths(prompts)
     limits = jnp.full(batch, max_decode_len, jnp.int32)
     if max_decode_steps is not None:
         limits = jnp.minimum(limits, lengths + max_decode_steps)
@@ -80,6 +80,11 @@ def start(
         ended=lengths >= limits,
         scores=jnp.zeros(batch, jnp.float32),
     )
+
+
+def prompt_lengths(prompts: Int[Array, "batch width"]) -> Int[Array, "batch"]:
+    """How many tokens follow each row's start token."""
+    return jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
 
 
 def append(

@@ -162,6 +162,11 @@ class Pace:
     # What may be lost on looking once more at a draft that did not pay, in plain steps; 0 where
     # nobody looks.
     stake: Float32[Array, ""]
+    # Whether the draft's prefill was made, plain steps that the draft has not been told of, and
+    # what feeding it a block of their tokens costs; see ``before``.
+    prefilled: Bool[Array, ""]
+    behind: Int[Array, ""]
+    feeding: Float32[Array, ""]
     # The limit whatever pays, for measuring what it costs; no text then ends before its
     # longest length. -1 for none.
     forced: Int[Array, ""]
@@ -219,12 +224,15 @@ class Pace:
         """Drafts of an iteration on average, rounded; at least 1. On the host."""
         return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
 
-    def limit(self, before: Float32[Array, ""] | float = 0.0) -> Int[Array, ""]:
-        """Drafts of the next iteration at most; 0 is a plain step.
+    @property
+    def before(self) -> Float32[Array, ""]:
+        """What has to be paid for the draft to be ready: its prefill, and the text it lacks."""
+        calls = -(-self.behind // (self.largest + 1))
+        return jnp.where(self.prefilled, 0.0, self.prefill) + calls * self.feeding
 
-        Args:
-          before: what has to be paid before, for the draft to be ready.
-        """
+    def limit(self) -> Int[Array, ""]:
+        """Drafts of the next iteration at most; 0 is a plain step."""
+        before = self.before
         losses = before + self.costs[1:] - 1
         # With little left, fewer drafts than are best.
         best, factor = self._best(losses <= self.balance)
@@ -234,34 +242,47 @@ class Pace:
         limit = jnp.where(pays, best, jnp.where(factor > 0, looked, 0))
         return jnp.where(self.is_forced, self.forced, limit)
 
-    def new_batch(self) -> "Pace":
-        """Before the first step of a batch."""
-        return self.replace(written=jnp.zeros_like(self.written))
+    def new_batch(self, keeps_text: bool) -> "Pace":
+        """Before the first step of a batch; ``keeps_text`` is the draft's."""
+        # One more draft at least costs a step of the draft and a position of the target's;
+        # the draft is fed a block in about two steps' time.
+        block = 2 * (self.costs[-1] - self.costs[0]) / self.largest
+        return self.replace(
+            written=jnp.zeros_like(self.written),
+            prefilled=jnp.asarray(False),
+            feeding=block if keeps_text else jnp.zeros_like(block),
+        )
 
     def end_batch(self) -> "Pace":
         """After its last."""
         length = self.length + (self.written - self.length) / 4
-        # A batch of nothing says nothing.
-        return self.replace(length=jnp.where(self.written > 0, length, self.length))
+        return self.replace(
+            # A batch of nothing says nothing.
+            length=jnp.where(self.written > 0, length, self.length),
+            prefilled=jnp.asarray(True),
+            behind=jnp.zeros_like(self.behind),
+        )
 
-    def pay(self, cost: Float32[Array, ""]) -> "Pace":
-        """After something that brought no token."""
-        return self.replace(balance=self.balance - cost, stake=self.stake - cost)
+    def made_ready(self) -> "Pace":
+        """After the draft's prefill, and after it was fed the text."""
+        return self.replace(
+            balance=self.balance - self.before,
+            stake=self.stake - self.before,
+            prefilled=jnp.asarray(True),
+            behind=jnp.zeros_like(self.behind),
+        )
 
-    def plain(self, tokens: Float32[Array, ""], before: Float32[Array, ""] | float = 0.0) -> "Pace":
-        """After a plain step.
-
-        Args:
-          tokens: that each live row got, on average.
-          before: as of ``limit``.
-        """
-        return self._charged(tokens, jnp.float32(1.0))._after_plain(1, before)
+    def plain(self, tokens: Float32[Array, ""]) -> "Pace":
+        """After a plain step; ``tokens`` is what each live row got, on average."""
+        pace = self._charged(tokens, jnp.float32(1.0))
+        return pace.replace(behind=self.behind + 1)._after_plain(1)
 
     def without_the_draft(self, steps: Int[Array, ""]) -> "Pace":
         """After a batch of so many plain steps, decoded by a program without the draft."""
         written = steps.astype(jnp.float32)
-        pace = self.new_batch()._charged(written, written)
-        return pace._after_plain(steps, self.prefill).end_batch()
+        # The next batch begins with a prefill.
+        pace = self.new_batch(keeps_text=False)._charged(written, written)
+        return pace._after_plain(steps).end_batch()
 
     def speculative(
         self,
@@ -297,9 +318,9 @@ class Pace:
         pays = jnp.max(pace.factors) > 1 + _MARGIN
         return pace.replace(stake=jnp.where(pays, 0.0, pace.stake))
 
-    def _after_plain(self, steps, before) -> "Pace":
+    def _after_plain(self, steps) -> "Pace":
         # Enough for several iterations, if that can ever be.
-        enough = jnp.minimum(before + _LOOK * self._worst, CAP)
+        enough = jnp.minimum(self.before + _LOOK * self._worst, CAP)
         looks = (self.balance >= enough) & self._can_pay
         return self.replace(
             plain_steps=self.plain_steps + steps, stake=jnp.where(looks, enough, 0.0)
@@ -374,6 +395,9 @@ def _make(
         advance=zero,
         factors=zeros,
         stake=zero,
+        prefilled=jnp.asarray(True),
+        behind=jnp.int32(0),
+        feeding=zero,
         forced=forced,
         plain_steps=jnp.int32(0),
         iterations=jnp.int32(0),

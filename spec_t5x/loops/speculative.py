@@ -9,6 +9,12 @@ One iteration, for all rows at once:
 
 Shapes are fixed, rows advance by 1 … gamma + 1 tokens at their own pace, and the
 loop runs on the device until every row has ended.
+
+With a ``Pace`` an iteration has as many drafts as pay, and where none do, plain steps (one
+target call, no draft) take its place. That is two loops in a loop, in one program: a
+conditional would copy the caches. Between plain steps and iterations the draft is made
+ready: its prefill, which is its encoder, waits for the first iteration, and tokens that
+plain steps wrote are fed to it when it is asked again. Both are charged to the pace.
 """
 
 import functools
@@ -31,14 +37,16 @@ from spec_t5x.interfaces import (
     StatefulTarget,
     Target,
     check_positions,
+    check_vocabularies,
 )
+from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import paced as paced_lib
 from spec_t5x.loops import tree as tree_lib
 from spec_t5x.loops.decode_state import (
     DecodeState,
     DecodeStats,
     Iteration,
+    Verified,
     done,
     emitted,
     init,
@@ -48,12 +56,11 @@ from spec_t5x.loops.decode_state import (
 )
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
-from spec_t5x.loops.paced import PacedState
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream
 from spec_t5x.sampling.log_probs import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Bool, Int, Key, PyTree
-from spec_t5x.verifiers import BlockVerifier, TreeVerifier, Verifier
+from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
+from spec_t5x.verifiers import BlockVerifier, Verifier
 
 __all__ = [
     "DEFAULT_VERIFIER",
@@ -64,9 +71,12 @@ __all__ = [
     "check_arguments",
     "done",
     "init",
+    "plain_step",
+    "prepare",
     "speculative_decode",
     "speculative_steps",
     "step",
+    "verify",
 ]
 
 DEFAULT_VERIFIER = BlockVerifier()
@@ -80,72 +90,117 @@ def step(
     *,
     gamma: int,
     verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: Int[Array, ""] | int = EOS_ID,
+    eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
-    limit: Int[Array, ""] | None = None,
-    fill: Bool[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
-    With a ``limit`` no row proposes more; where ``fill`` is true all propose as many,
-    whatever stands there, to measure what that costs.
+    At a pace no row proposes more than its limit, and the draft must be ready (``prepare``).
     """
-    outputs = state.outputs
+    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
+    limit = None if pace is None else pace.limit()
     context = make_context(state, settings, verifier.coupled, limit)
-    proposal, draft_state = _propose(draft, state.draft_state, context, gamma, fill)
-    # An ended row shall not make the target's call longer.
-    num_proposed = jnp.where(outputs.ended, 0, proposal.num_proposed)
-    block = jnp.concatenate([outputs.last_tokens[:, None], proposal.tokens], axis=1)
-    cache = state.target_cache if proposal.target_cache is None else proposal.target_cache
-    longest = jnp.max(num_proposed) if draft.varies or limit is not None else None
-    logits, states, target_cache = _score(target, draft, cache, block, longest)
-    target_probs = standardize(logits, settings)
+    if tree is None:
+        fill = None if pace is None else pace.is_forced
+        found = verify(
+            target, draft, state.draft_state, context, state.stream, gamma, verifier, fill
+        )
+    else:
+        found = tree_lib.verify(target, draft, state.draft_state, context, state.stream, tree)
 
-    verdict = verifier(state.stream, outputs.lengths, proposal, logits, target_probs, settings)
-    tokens = emitted(proposal.tokens, verdict)
-    log_probs = token_log_probs(logits, target_probs, tokens, settings, rescale_log_probs)
+    tokens = emitted(found.drafts, found.verdict)
+    log_probs = token_log_probs(found.logits, found.probs, tokens, settings, rescale_log_probs)
     outputs, num_appended = outputs_lib.append(
-        outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
+        old, tokens, found.verdict.num_accepted + 1, log_probs, _eos_id(eos_id, pace)
     )
-    num_accepted = jnp.minimum(verdict.num_accepted, num_appended)
-    positions = jnp.arange(gamma)[None, :]
-
-    state = state.replace(
-        outputs=outputs,
-        target_cache=target.rollback(target_cache, outputs.lengths),
-        draft_state=draft.commit(
-            draft_state, Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
-        ),
-        target_states=states_before(states, num_appended),
-        stats=state.stats.add(
-            live=~state.outputs.ended,
-            num_proposed=num_proposed,
-            num_accepted=num_accepted,
-            num_appended=num_appended,
-            # A position was verified when its draft entered the output or was replaced.
-            verified=positions < jnp.minimum(num_appended, num_proposed)[:, None],
-            beta=verifier.chances(proposal, logits, target_probs, settings, verdict),
-        ),
-    )
-    return state, Iteration(
-        proposed=proposal.tokens,
-        num_proposed=num_proposed,
+    num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
+    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
+    if tree is None:
+        draft_state = draft.commit(found.draft_state, outcome)
+    else:
+        draft_state = draft.commit_tree(found.draft_state, outcome, found.verdict.path[:, 1:])
+    iteration = Iteration(
+        proposed=found.drafts,
+        num_proposed=found.num_drafts,
         num_accepted=num_accepted,
         appended=tokens,
         num_appended=num_appended,
         ended=outputs.ended,
+    )
+    state = state.replace(
+        outputs=outputs,
+        target_cache=target.rollback(found.target_cache, outputs.lengths),
+        draft_state=draft_state,
+        target_states=states_before(found.states, num_appended),
+        stats=state.stats.add(
+            live=~old.ended,
+            num_proposed=found.num_proposed,
+            num_accepted=num_accepted,
+            num_appended=num_appended,
+            # A position was verified when its draft entered the output or was replaced.
+            verified=jnp.arange(gamma)[None, :] < jnp.minimum(num_appended, found.depths)[:, None],
+            beta=found.beta,
+        ),
+    )
+    if pace is not None:
+        varies = draft.varies and tree is None
+        state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, varies))
+    return state, iteration
+
+
+def verify(
+    target: Target,
+    draft: Draft,
+    draft_state: DraftState,
+    context: Context,
+    stream: Stream,
+    gamma: int,
+    verifier: Verifier,
+    fill: Bool[Array, ""] | None = None,
+) -> Verified:
+    """Proposes, scores and verifies one chain of tokens for each row.
+
+    Args:
+      target, draft, gamma, verifier: as in decoding.
+      draft_state, context: before the proposal; the target's cache is the context's.
+      stream: where the rows' random numbers come from.
+      fill: where true, all rows propose as many as they may, whatever stands there.
+    """
+    settings = context.settings
+    proposal, draft_state = _propose(draft, draft_state, context, gamma, fill)
+    # An ended row shall not make the target's call longer.
+    num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
+    block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
+    cache = context.target_cache if proposal.target_cache is None else proposal.target_cache
+    longest = jnp.max(num_proposed) if draft.varies or context.limit is not None else None
+    logits, states, cache = _score(target, draft, cache, block, longest)
+    probs = standardize(logits, settings)
+    verdict = verifier(stream, context.lengths, proposal, logits, probs, settings)
+    return Verified(
+        drafts=proposal.tokens,
+        num_drafts=num_proposed,
+        depths=num_proposed,
+        num_proposed=num_proposed,
+        verdict=verdict,
+        logits=logits,
+        probs=probs,
+        states=states,
+        beta=verifier.chances(proposal, logits, probs, settings, verdict),
+        target_cache=cache,
+        draft_state=draft_state,
     )
 
 
 def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int, fill):
     """The draft's proposal, as far as it may be verified, and its state."""
     if gamma == 0:
-        return Proposal(jnp.zeros((context.lengths.shape[0], 0), jnp.int32)), draft_state
+        nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
+        return Proposal(nothing), draft_state
     proposal, draft_state = draft.propose(draft_state, context, gamma)
     proposal = proposal.checked(draft.max_proposal)
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
-        if fill is not None:
+        if draft.varies and fill is not None:
             counts = jnp.where(fill, context.limit, counts)
         proposal = proposal.replace(counts=counts)
     return proposal, draft_state
@@ -158,7 +213,8 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
     positions (of no meaning beyond the longest proposal), the target's states (None unless
     the draft uses them) and the cache.
     """
-    if longest is not None and _scores_parts(target):
+    varies = longest is not None
+    if varies and isinstance(target, PartialTarget) and target.scores_parts:
         logits, states, cache = target.score_part(cache, block, longest + 1)
         return logits, states if draft.uses_target_states else None, cache
 
@@ -170,24 +226,16 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
         logits, cache = target.score(cache, tokens)
         return _pad(logits, block), None, cache
 
-    varies = longest is not None
-    widths = call_widths(_largest(draft, block.shape[1])) if varies else (block.shape[1],)
+    most = block.shape[1]
+    if draft.max_proposal is not None:
+        most = min(draft.max_proposal + 1, most)
+    widths = call_widths(most) if varies else (block.shape[1],)
     if len(widths) == 1:
         return call(widths[0], cache, block)
     # A program for each width, of which one runs.
     smallest = jnp.searchsorted(jnp.asarray(widths), longest + 1)
     branches = [functools.partial(call, width) for width in widths]
     return lax.switch(smallest, branches, cache, block)
-
-
-def _scores_parts(target: Target) -> bool:
-    """Whether a target's call costs what the longest proposal needs, of whatever length."""
-    return isinstance(target, PartialTarget) and target.scores_parts
-
-
-def _largest(draft: Draft, block: int) -> int:
-    """Positions of the largest block that the draft can need, of ``block`` at most."""
-    return block if draft.max_proposal is None else min(draft.max_proposal + 1, block)
 
 
 def call_widths(largest: int) -> tuple[int, ...]:
@@ -208,26 +256,109 @@ def _pad(values: Array, block: Array) -> Array:
     return jnp.pad(values, ((0, 0), (0, missing), (0, 0)))
 
 
-def _step_function(verifier: Verifier | TreeVerifier, gamma: int, **options) -> Callable:
-    """``(target, draft, state, settings) -> (state, iteration)`` for a verifier."""
-    if isinstance(verifier, TreeVerifier):
-        return functools.partial(tree_lib.step, tree=verifier.tree(gamma), **options)
-    return functools.partial(step, gamma=gamma, verifier=verifier, **options)
+# At a pace
 
 
-def _paced_step(
-    target, draft, settings, pace: Pace, verifier, gamma: int, *, eos_id: int, **options
-):
-    """``(state, limit) -> (state, iteration)``, and whether proposals fall short of limits."""
-    step_of = _step_function(verifier, gamma, eos_id=pace.eos_id(eos_id), **options)
-    if isinstance(verifier, TreeVerifier):
-        # All of the tree, or nothing.
-        return lambda state, limit: step_of(target, draft, state, settings), False
-    fill = pace.is_forced if draft.varies else None
-    return (
-        lambda state, limit: step_of(target, draft, state, settings, limit=limit, fill=fill),
-        draft.varies,
+def plain_step(
+    target: Target,
+    draft: Draft,
+    state: DecodeState,
+    settings: Sampling,
+    *,
+    gamma: int,
+    verifier: Verifier = DEFAULT_VERIFIER,
+    eos_id: int = EOS_ID,
+    rescale_log_probs: bool = True,
+) -> tuple[DecodeState, Iteration]:
+    """One target call, one token for each row that has not ended; the draft is not asked.
+
+    The token is that of ``autoregressive.step`` and of gamma = 0, seed for seed.
+    """
+    live = ~state.outputs.ended
+    outputs, cache, states, tokens, num_appended = autoregressive.write_token(
+        target,
+        state.outputs,
+        state.target_cache,
+        state.stream,
+        settings,
+        coupled=verifier.coupled,
+        eos_id=_eos_id(eos_id, state.pace),
+        rescale_log_probs=rescale_log_probs,
+        with_states=draft.uses_target_states,
     )
+    state = state.replace(
+        outputs=outputs,
+        target_cache=cache,
+        target_states=states_before(states, num_appended),
+        stats=state.stats.add_plain(live=live, num_appended=num_appended),
+        pace=state.pace.plain(_mean(num_appended, live)),
+    )
+    nothing = jnp.zeros_like(num_appended)
+    return state, Iteration(
+        proposed=jnp.zeros((tokens.shape[0], gamma), jnp.int32),
+        num_proposed=nothing,
+        num_accepted=nothing,
+        appended=jnp.pad(tokens, ((0, 0), (0, gamma))),
+        num_appended=num_appended,
+        ended=outputs.ended,
+    )
+
+
+def prepare(
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    state: DecodeState,
+    settings: Sampling,
+    *,
+    coupled: bool,
+    **rows: int,
+) -> DecodeState:
+    """Brings the draft up to the text; nothing where it is, or where all rows have ended.
+
+    ``rows`` are what ``prefill_draft`` takes.
+    """
+    wanted, pace = ~done(state), state.pace
+    draft_state = lax.cond(
+        wanted & ~pace.prefilled,
+        lambda _: prefill_draft(draft, inputs, prompts, **rows),
+        lambda kept: kept,
+        state.draft_state,
+    )
+    draft_state = draft.catch_up(
+        draft_state, make_context(state, settings, coupled), width=pace.largest + 1
+    )
+    pace = jax.tree.map(lambda ready, now: jnp.where(wanted, ready, now), pace.made_ready(), pace)
+    return state.replace(draft_state=draft_state, pace=pace)
+
+
+def _charged(
+    pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, varies: bool
+) -> Pace:
+    """The pace after an iteration; ``varies`` if proposals may be shorter than the limit."""
+    accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
+    places = jnp.arange(pace.largest)[None, :]
+    return pace.speculative(
+        _mean(iteration.num_appended, live),
+        longest=jnp.max(iteration.num_proposed) if varies else limit,
+        limit=limit,
+        accepted=jnp.sum(places < accepted, axis=0),
+        # Not where the row ended with a draft.
+        refused=jnp.sum((places == accepted) & (appended > accepted), axis=0),
+        varies=varies,
+    )
+
+
+def _mean(num_appended: Int[Array, "batch"], live: Bool[Array, "batch"]) -> Float32[Array, ""]:
+    """Tokens for each live row."""
+    return jnp.sum(num_appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
+
+
+def _eos_id(eos_id: int, pace: Pace | None) -> Int[Array, ""] | int:
+    return eos_id if pace is None else pace.eos_id(eos_id)
+
+
+# The loops
 
 
 @outputs_lib.refuses_holes
@@ -254,7 +385,7 @@ def speculative_decode(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     eos_id: int = EOS_ID,
     rescale_log_probs: bool = True,
     pace: Pace | None = None,
@@ -292,13 +423,10 @@ def speculative_decode(
         ``max_decode_len``, a draft that needs more of the target than it shows, a stream
         that the verifier cannot draw from, or a pace with the costs of another gamma.
     """
-    stream = _checked_stream(
-        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
-    )
-    settings = settings.repeat(num_decodes)
-    if verifier.coupled:
-        settings = settings.keep_ties()
     rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
+    stream, settings = _checked(
+        target, draft, prompts, rng, settings, pace, gamma=gamma, verifier=verifier, **rows
+    )
     rows["num_nodes"] = verifier.num_nodes(gamma)
     state = init(
         target,
@@ -308,78 +436,32 @@ def speculative_decode(
         stream,
         gamma=gamma,
         max_decode_steps=max_decode_steps,
-        lazy=pace is not None,
+        pace=pace,
         **rows,
     )
-    options = {"eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
-    if pace is None:
-        step = _step_function(verifier, gamma, **options)
+    arguments = {
+        "settings": settings,
+        "gamma": gamma,
+        "verifier": verifier,
+        "eos_id": eos_id,
+        "rescale_log_probs": rescale_log_probs,
+    }
+
+    def iterate(state):
+        return step(target, draft, state, **arguments)[0]
+
+    def go_plainly(state):
+        return plain_step(target, draft, state, **arguments)[0]
+
+    def alternate(state):
         state = lax.while_loop(
-            lambda state: ~done(state), lambda state: step(target, draft, state, settings)[0], state
+            lambda state: ~done(state) & (state.pace.limit() == 0), go_plainly, state
         )
-    else:
-        step, varies = _paced_step(target, draft, settings, pace, verifier, gamma, **options)
-        paced = paced_lib.decode(
-            target,
-            draft,
-            paced_lib.start(state, pace),
-            settings,
-            step,
-            lambda: prefill_draft(draft, inputs, prompts, **rows),
-            varies=varies,
-            coupled=verifier.coupled,
-            **options,
-        )
-        state, pace = paced.state, paced.pace
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
+        state = prepare(draft, inputs, prompts, state, settings, coupled=verifier.coupled, **rows)
+        return lax.while_loop(lambda state: ~done(state) & (state.pace.limit() > 0), iterate, state)
 
-
-# The stepper's programs, compiled once for each shape. The state is donated: its caches
-# are updated in place.
-_jit_init = jax.jit(
-    init, static_argnames=("gamma", "max_decode_len", "num_decodes", "num_nodes", "lazy")
-)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
-    donate_argnames="state",
-)
-def _jit_step(target, draft, state, settings, *, verifier, gamma, **options):
-    return _step_function(verifier, gamma, **options)(target, draft, state, settings)
-
-
-_jit_limit = jax.jit(paced_lib.next_limit)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("max_decode_len", "num_decodes", "num_nodes", "coupled"),
-    donate_argnames="state",
-)
-def _jit_prepare(draft, inputs, prompts, state, settings, *, coupled, **rows):
-    def prefill():
-        return prefill_draft(draft, inputs, prompts, **rows)
-
-    return paced_lib.prepare(draft, state, settings, prefill, coupled=coupled)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("gamma", "verifier", "eos_id", "rescale_log_probs"),
-    donate_argnames="state",
-)
-def _jit_paced_step(target, draft, state, settings, *, verifier, gamma, **options):
-    step, varies = _paced_step(target, draft, settings, state.pace, verifier, gamma, **options)
-    return paced_lib.speculative_step(draft, state, step, varies=varies)
-
-
-_jit_plain_step = jax.jit(
-    paced_lib.plain_step,
-    static_argnames=("coupled", "eos_id", "rescale_log_probs"),
-    donate_argnames="paced",
-)
+    body = iterate if pace is None else alternate
+    return _finish(lax.while_loop(lambda state: ~done(state), body, state), **rows)
 
 
 def speculative_steps(
@@ -394,10 +476,9 @@ def speculative_steps(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
-    eos_id: int = EOS_ID,
-    rescale_log_probs: bool = True,
+    verifier: Verifier = DEFAULT_VERIFIER,
     pace: Pace | None = None,
+    **options,
 ) -> Iterator[Iteration]:
     """``speculative_decode``, driven from the host: yields after each iteration.
 
@@ -410,99 +491,79 @@ def speculative_steps(
         finite, before its tokens are yielded.
     """
     outputs_lib.check_whole(prompts)
-    stream = _checked_stream(
-        target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
-    )
-    settings = settings.repeat(num_decodes)
-    if verifier.coupled:
-        settings = settings.keep_ties()
     rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
+    stream, settings = _checked(
+        target, draft, prompts, rng, settings, pace, gamma=gamma, verifier=verifier, **rows
+    )
     rows["num_nodes"] = verifier.num_nodes(gamma)
-    options = {"gamma": gamma, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
+    options |= {"gamma": gamma, "verifier": verifier}
+    begin = _compiled(init, donate=(), gamma=gamma, **rows)
+    iterate, go_plainly = _compiled(step, **options), _compiled(plain_step, **options)
+    make_ready = _compiled(prepare, coupled=verifier.coupled, **rows)
 
     # Of its own: what stands in a generator waits for the first ``next``.
-    def iterations(pace):
-        state = _jit_init(
-            target,
-            draft,
-            inputs,
-            prompts,
-            stream,
-            gamma=gamma,
-            max_decode_steps=max_decode_steps,
-            lazy=pace is not None,
-            **rows,
+    def iterations():
+        state = begin(
+            target, draft, inputs, prompts, stream, max_decode_steps=max_decode_steps, pace=pace
         )
-        if pace is None:
-            ended = np.asarray(state.outputs.ended)
-            while not ended.all():
-                state, iteration = _jit_step(
-                    target, draft, state, settings, verifier=verifier, **options
-                )
-                iteration = _fetched(iteration, state)
-                yield iteration
-                ended = iteration.ended
-        else:
-            prepare = functools.partial(
-                _jit_prepare, draft, inputs, prompts, coupled=verifier.coupled, **rows
-            )
-            paced = paced_lib.start(state, pace)
-            paced = yield from _paced_steps(
-                target, draft, paced, settings, prepare, verifier, **options
-            )
-            state, pace = paced.state, paced.pace.end_batch()
-        return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
+        ready, ended = pace is None, np.asarray(state.outputs.ended)
+        while not ended.all():
+            if pace is not None and not _limit(state.pace):
+                ready = False
+                state, iteration = go_plainly(target, draft, state, settings)
+            elif not ready:
+                state, ready = make_ready(draft, inputs, prompts, state, settings), True
+                continue
+            else:
+                state, iteration = iterate(target, draft, state, settings)
+            # All that is fetched.
+            iteration, scores = jax.device_get((iteration, state.outputs.scores))
+            outputs_lib.check_sound(scores)
+            yield iteration
+            ended = iteration.ended
+        return _finish(state, **rows)
 
-    return iterations(pace)
+    return iterations()
 
 
-def _paced_steps(
-    target, draft, paced: PacedState, settings, prepare, verifier, *, gamma: int, **options
-) -> Iterator[Iteration]:
-    """``paced_decoding.decode``, driven from the host."""
-    ready, ended = False, np.asarray(paced.state.outputs.ended)
-    while not ended.all():
-        if not _jit_limit(draft, paced):
-            ready = False
-            paced, iteration = _jit_plain_step(
-                target, draft, paced, settings, coupled=verifier.coupled, **options
-            )
-        elif not ready:
-            paced, ready = prepare(paced, settings), True
-            continue
-        else:
-            paced, iteration = _jit_paced_step(
-                target, draft, paced, settings, verifier=verifier, gamma=gamma, **options
-            )
-        iteration = _fetched(iteration, paced.state)
-        yield iteration
-        ended = iteration.ended
-    return paced
+_limit = jax.jit(Pace.limit)
 
 
-def _fetched(iteration: Iteration, state: DecodeState) -> Iteration:
-    """The iteration on the host, all that is fetched for it.
-
-    Raises:
-      InputError: the target's logits were not finite.
-    """
-    iteration, scores = jax.device_get((iteration, state.outputs.scores))
-    outputs_lib.check_sound(scores)
-    return iteration
+@functools.cache
+def _compiled(function: Callable, donate: tuple[str, ...] = ("state",), **static) -> Callable:
+    """A program of the stepper's. The state is donated: its caches are updated in place."""
+    return jax.jit(functools.partial(function, **static), donate_argnames=donate)
 
 
-def _checked_stream(
-    target, draft, prompts, rng, verifier, gamma, max_decode_len, num_decodes, pace
-) -> Stream:
+def _finish(state: DecodeState, *, max_decode_len: int, num_decodes: int, num_nodes: int):
+    pace = None if state.pace is None else state.pace.end_batch()
+    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
+
+
+def _checked(
+    target: Target,
+    draft: Draft,
+    prompts: Int[Array, "batch width"],
+    rng: Key[Array, "*batch"] | Stream,
+    settings: Sampling,
+    pace: Pace | None,
+    *,
+    gamma: int,
+    verifier: Verifier,
+    max_decode_len: int,
+    num_decodes: int,
+) -> tuple[Stream, Sampling]:
+    """The stream and settings of all rows, of arguments that can be decoded with."""
     check_arguments(target, draft, prompts, gamma, max_decode_len)
     if pace is not None and pace.largest != gamma:
         raise InputError(f"gamma is {gamma} and the pace has costs up to {pace.largest}: give that")
     stream = outputs_lib.row_stream(
         rng, prompts.shape[0], num_decodes, verifier.coupled, max_decode_len
     )
-    if isinstance(verifier, TreeVerifier):
+    if verifier.tree(gamma) is not None:
         tree_lib.check_tree(target, draft, stream)
-    return stream
+    settings = settings.repeat(num_decodes)
+    return stream, settings.keep_ties() if verifier.coupled else settings
 
 
 def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):
@@ -515,11 +576,7 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
             f"{type(draft).__name__} has no {', '.join(missing)}: derive it from "
             "interfaces.DraftBase, which has what a draft need not have of its own"
         )
-    if draft.vocab_size != target.vocab_size:
-        raise InputError(
-            f"the draft has {draft.vocab_size} tokens and the target {target.vocab_size}: "
-            "use a draft with the target's vocabulary"
-        )
+    check_vocabularies(draft, target)
     if draft.uses_target_states and not isinstance(target, StatefulTarget):
         raise InputError(
             f"{type(draft).__name__} needs the target's states and {type(target).__name__} "

@@ -18,22 +18,20 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Context,
+    DraftState,
     NodeTarget,
-    Outcome,
     Proposal,
     StatefulNodeTarget,
     TreeDraft,
     TreeProposal,
 )
-from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops.decode_state import DecodeState, Iteration, emitted, make_context, states_before
+from spec_t5x.loops.decode_state import Verified
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
 from spec_t5x.sampling.draws import RowStream, purpose_keys
-from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import node_verification
-from spec_t5x.types import EOS_ID, Array, Float, Float32, Int, Key
+from spec_t5x.types import Array, Float, Float32, Int, Key
 from spec_t5x.verifiers import overlap_chances
 
 
@@ -49,60 +47,49 @@ class TreeVerdict:
     next_token: Int[Array, "*batch"]
 
 
-def step(
+def verify(
     target: NodeTarget,
     draft: TreeDraft,
-    state: DecodeState,
-    settings: Sampling,
-    *,
+    draft_state: DraftState,
+    context: Context,
+    stream: RowStream,
     tree: Tree,
-    eos_id: Int[Array, ""] | int = EOS_ID,
-    rescale_log_probs: bool = True,
-) -> tuple[DecodeState, Iteration]:
-    """One iteration: 1 to ``tree.depth + 1`` tokens for each live row."""
-    outputs, old_lengths = state.outputs, state.outputs.lengths
-    context = make_context(state, settings, coupled=False)
-    proposal, draft_state = draft.propose_tree(state.draft_state, context, tree)
+) -> Verified:
+    """Proposes, scores and verifies one tree of tokens for each row."""
+    lengths, settings = context.lengths, context.settings
+    proposal, draft_state = draft.propose_tree(draft_state, context, tree)
     if proposal.probs is not None:
         check_float32(proposal.probs, "a tree's probs")
-    logits, states, cache = _score(target, draft, state.target_cache, context, proposal, tree)
+    logits, states, cache = _score(target, draft, context, proposal, tree)
     probs = standardize(logits, settings)
+    verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree)
 
-    verdict = verify_tree(state.stream, old_lengths, proposal, logits, probs, settings, tree)
-    on_path = functools.partial(_along, indices=verdict.path)
-    path_tokens = _path_tokens(proposal, verdict.path)
-    tokens = emitted(path_tokens, verdict)
-    # To be shown: the path, and after it the first of the drafts that were refused there.
-    num_shown = jnp.where(outputs.ended, 0, jnp.minimum(verdict.num_accepted + 1, proposal.depths))
+    path = verdict.path
+    on_path = functools.partial(_along, indices=path)
+    logits, probs, states = (
+        None if each is None else on_path(each) for each in (logits, probs, states)
+    )
+    # The first draft under each node of the path but its last one.
+    inner = jnp.minimum(path[:, :-1], tree.num_inner - 1)
+    firsts = jnp.asarray(tree.first_children)[inner]
+    firsts = jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
+    accepted = jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
     is_accepted = jnp.arange(tree.depth)[None, :] < verdict.num_accepted[:, None]
-    shown = jnp.where(is_accepted, path_tokens, _first_tokens(proposal, verdict.path, tree))
-    log_probs = token_log_probs(
-        on_path(logits), on_path(probs), tokens, settings, rescale_log_probs
-    )
-    outputs, num_appended = outputs_lib.append(
-        outputs, tokens, verdict.num_accepted + 1, log_probs, eos_id
-    )
-    num_accepted = jnp.minimum(verdict.num_accepted, num_appended)
-
-    drafts = verdict.path[:, 1:]
-    cache = target.move(cache, old_lengths[:, None] + drafts, old_lengths + 1)
-    outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
-    state = state.replace(
-        outputs=outputs,
-        target_cache=target.rollback(cache, outputs.lengths),
-        draft_state=draft.commit_tree(draft_state, outcome, drafts),
-        target_states=_last_state(states, on_path, num_appended),
-        stats=_count(
-            state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree
-        ),
-    )
-    return state, Iteration(
-        proposed=shown,
-        num_proposed=num_shown,
-        num_accepted=num_accepted,
-        appended=tokens,
-        num_appended=num_appended,
-        ended=outputs.ended,
+    # Beta is that of a chain: of the first child of each node of the path.
+    of_firsts = None if proposal.probs is None else _along(proposal.probs, inner)
+    num_drafts = jnp.minimum(verdict.num_accepted + 1, proposal.depths)
+    return Verified(
+        drafts=jnp.where(is_accepted, accepted, firsts),
+        num_drafts=jnp.where(context.live, num_drafts, 0),
+        depths=proposal.depths,
+        num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
+        verdict=verdict,
+        logits=logits,
+        probs=probs,
+        states=states,
+        beta=overlap_chances(Proposal(firsts, of_firsts), logits, probs, settings),
+        target_cache=target.move(cache, lengths[:, None] + path[:, 1:], lengths + 1),
+        draft_state=draft_state,
     )
 
 
@@ -223,8 +210,9 @@ def check_tree(target, draft, stream) -> None:
         raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
 
 
-def _score(target, draft, cache, context: Context, proposal: TreeProposal, tree: Tree):
+def _score(target, draft, context: Context, proposal: TreeProposal, tree: Tree):
     """ONE target call over the row's last token and all nodes."""
+    cache = context.target_cache
     tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
     if draft.uses_target_states:
@@ -235,49 +223,3 @@ def _score(target, draft, cache, context: Context, proposal: TreeProposal, tree:
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:
     return jnp.take_along_axis(values, indices[:, :, None], axis=1)
-
-
-def _path_tokens(
-    proposal: TreeProposal, path: Int[Array, "batch levels"]
-) -> Int[Array, "batch depth"]:
-    """The drafts along each row's path."""
-    return jnp.take_along_axis(proposal.tokens, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
-
-
-def _first_tokens(
-    proposal: TreeProposal, path: Int[Array, "batch levels"], tree: Tree
-) -> Int[Array, "batch depth"]:
-    """The first draft under each node of the path but its last one."""
-    firsts = jnp.asarray(tree.first_children)[_inner(path, tree)]
-    return jnp.take_along_axis(proposal.tokens, firsts - 1, axis=1)
-
-
-def _inner(path: Int[Array, "batch levels"], tree: Tree) -> Int[Array, "batch depth"]:
-    """The nodes of each path whose children were tested; some inner node after them."""
-    return jnp.minimum(path[:, :-1], tree.num_inner - 1)
-
-
-def _last_state(states, on_path, num_appended):
-    return None if states is None else states_before(on_path(states), num_appended)
-
-
-def _count(
-    state, proposal, verdict, logits, probs, settings, num_accepted, num_appended, tree: Tree
-):
-    """Adds one iteration; all nodes count as proposed, the path's as verified.
-
-    Beta is that of a chain: of the first child of each node of the path.
-    """
-    levels, draft_probs = jnp.arange(tree.depth)[None, :], proposal.probs
-    if draft_probs is not None:
-        draft_probs = _along(draft_probs, _inner(verdict.path, tree))
-    chain = Proposal(_first_tokens(proposal, verdict.path, tree), draft_probs)
-    on_path = functools.partial(_along, indices=verdict.path)
-    return state.stats.add(
-        live=~state.outputs.ended,
-        num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
-        num_accepted=num_accepted,
-        num_appended=num_appended,
-        verified=levels < jnp.minimum(num_appended, proposal.depths)[:, None],
-        beta=overlap_chances(chain, on_path(logits), on_path(probs), settings),
-    )

@@ -21,7 +21,7 @@ from spec_t5x.sampling.draws import Stream, t5x_stream
 from spec_t5x.t5x_plugin.decode_settings import SampleSettings
 from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.types import Array, Int, PyTree
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 # The draft's part of the tree of parameters.
 DRAFT = "draft"
@@ -37,7 +37,7 @@ class SpeculativeModel:
         self,
         draft: DraftSource,
         gamma: int,
-        verifier: Verifier | TreeVerifier,
+        verifier: Verifier,
         c: float | None = None,
         position: float = 0.0,
     ) -> None:
@@ -66,7 +66,7 @@ class SpeculativeModel:
         self._costs = None
         if c is not None and gamma:
             self._costs = Costs.by_formula(
-                c=c, position=position, largest=gamma, whole=isinstance(verifier, TreeVerifier)
+                c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
             )
 
     def _make_network(self) -> nn.Module:
@@ -146,7 +146,7 @@ def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
 
 def random_stream(
     settings: SampleSettings,
-    verifier: Verifier | TreeVerifier,
+    verifier: Verifier,
     starts: Int[Array, "rows"],
     num_steps: int,
 ) -> Array | Stream:

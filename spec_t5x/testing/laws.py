@@ -29,7 +29,7 @@ from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 VOCAB_SIZE = 4
 LENGTH = 4
@@ -58,7 +58,7 @@ def check_draft(
     draft: Draft,
     gamma: int = 3,
     settings: Sampling | None = None,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
 ) -> None:
     """Whether sampled texts follow the target's law with this draft.
 
@@ -84,9 +84,7 @@ def check_draft(
     )
 
 
-def check_verifier(
-    verifier: Verifier | TreeVerifier, gamma: int = 3, settings: Sampling | None = None
-) -> None:
+def check_verifier(verifier: Verifier, gamma: int = 3, settings: Sampling | None = None) -> None:
     """Whether sampled texts follow the target's law with this verifier.
 
     The arguments and errors are ``check_draft``'s.
@@ -281,7 +279,7 @@ def decode_many(
     draft: Draft,
     gamma: int,
     settings: Sampling | None = None,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     model: Target | None = None,
 ) -> Decoded:
     """Speculative decoding of all rows, at temperature 1 unless told otherwise.

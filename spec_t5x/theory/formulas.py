@@ -7,20 +7,17 @@
     c_hat    arithmetic operations of a draft step over those of a target step
     T(m)     time of the target's call over m = gamma + 1 tokens, in target steps
 
-All arguments are numbers or arrays, which broadcast against one another. On numbers and
-numpy arrays the functions compute in numpy, on JAX arrays (also traced ones, inside
-``jit``) in ``jax.numpy``. What is outside its range is an ``InputError``, except in
-traced arrays, whose values are not known.
+Arguments are numbers or arrays, which broadcast against one another, and are computed with
+in numpy; the functions of distributions compute in the library of the array that they are
+given, also inside ``jax.jit``. A value outside its range is an ``InputError``.
 
 The closed forms take betas as independent and alike. Where they are known for each of the
-gamma places of an iteration, the functions ``…_by_position`` need no such assumption.
+gamma places of an iteration, ``expected_tokens_by_position`` needs no such assumption.
 """
 
 import functools
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
@@ -46,17 +43,18 @@ def d_lk(
     A symmetric divergence in [0, 1]; 0 for equal distributions, 1 for disjoint ones
     (Corollary 3.4). It equals ``1 - beta(p, q)`` (Lemma 3.3), the total variation.
     """
-    xp = _namespace(target_probs, draft_probs)
     middle = (target_probs + draft_probs) / 2
-    return _plain(xp.sum(xp.abs(target_probs - middle), axis=-1))
+    return abs(target_probs - middle).sum(axis=-1)
 
 
 def beta(
     target_probs: Float[Array, "*rows vocab"],
     draft_probs: Float[Array, "*rows vocab"],
-    lenience: Number = 1.0,
+    lenience: float = 1.0,
 ) -> Number:
     """``sum min(p / l, q)``: how likely a draft is to be accepted (Theorem 3.5).
+
+    Its mean over the places of texts that the target generated is alpha (Corollary 3.6).
 
     Args:
       target_probs: p, after standardization.
@@ -67,14 +65,14 @@ def beta(
       InputError: a lenience outside its range.
     """
     _check_lenience(lenience)
-    xp = _namespace(target_probs, draft_probs, lenience)
-    return _plain(xp.sum(xp.minimum(target_probs / lenience, draft_probs), axis=-1))
+    xp = target_probs.__array_namespace__()
+    return xp.minimum(target_probs / lenience, draft_probs).sum(axis=-1)
 
 
 def beta_of_lenient_argmax(
     target_probs: Float[Array, "*rows vocab"],
     draft_probs: Float[Array, "*rows vocab"],
-    lenience: Number,
+    lenience: float,
 ) -> Number:
     """Chance that ``p(x) >= l max(p)`` for a draft x from q (section A.5, argmax).
 
@@ -89,39 +87,24 @@ def beta_of_lenient_argmax(
       InputError: a lenience outside its range.
     """
     _check_lenience(lenience)
-    xp = _namespace(target_probs, draft_probs, lenience)
-    acceptable = target_probs >= lenience * xp.max(target_probs, axis=-1, keepdims=True)
-    return _plain(xp.sum(xp.where(acceptable, draft_probs, 0.0), axis=-1))
+    xp = target_probs.__array_namespace__()
+    acceptable = target_probs >= lenience * target_probs.max(axis=-1, keepdims=True)
+    return xp.where(acceptable, draft_probs, 0.0).sum(axis=-1)
 
 
 def beta_of_rejection_sampling(
-    target_probs: Float[Array, "*rows vocab"], draft_probs: Float[Array, "*rows vocab"]
+    target_probs: Float[np.ndarray, "*rows vocab"], draft_probs: Float[np.ndarray, "*rows vocab"]
 ) -> Number:
     """``sum_x p(x) min_x' q(x') / p(x')``, never above ``beta`` (section A.2).
 
     The minimum is over the tokens that the target may emit.
     """
-    xp = _namespace(target_probs, draft_probs)
     possible = target_probs > 0
-    ratios = draft_probs / xp.where(possible, target_probs, 1.0)
+    ratios = np.divide(
+        draft_probs, target_probs, out=np.full_like(target_probs, np.inf), where=possible
+    )
     # The target's probabilities sum to 1.
-    return _plain(xp.min(xp.where(possible, ratios, xp.inf), axis=-1))
-
-
-def alpha(
-    target_probs: Float[Array, "*rows vocab"],
-    draft_probs: Float[Array, "*rows vocab"],
-    lenience: Number = 1.0,
-) -> Number:
-    """The mean of beta over all rows, ``E(sum min(p, q))`` (Corollary 3.6; A.5 for l).
-
-    The rows are the places of texts that the target generated.
-
-    Raises:
-      InputError: a lenience outside its range.
-    """
-    betas = beta(target_probs, draft_probs, lenience)
-    return _plain(_namespace(betas).mean(betas))
+    return ratios.min(axis=-1)
 
 
 # Tokens per iteration
@@ -133,16 +116,15 @@ def expected_tokens(alpha: Number, gamma: Number) -> Number:
     Raises:
       InputError: alpha outside [0, 1], or gamma no whole number from 0.
     """
-    _check_alpha(alpha)
+    _check_rate("alpha is", alpha)
     _check_gamma(gamma)
-    xp = _namespace(alpha, gamma)
-    alpha, gamma = _float(xp, alpha), _float(xp, gamma)
+    alpha, gamma = np.asarray(alpha, float), np.asarray(gamma, float)
     # As (e^((g+1) log a) - 1) / (e^(log a) - 1), which loses no digits near a = 1; there it
-    # is 0 / 0. A logarithm of 0 is never taken: its derivative is infinite.
+    # is 0 / 0.
     inside = (alpha > 0) & (alpha < 1)
-    log = xp.log(xp.where(inside, alpha, 0.5))
-    geometric = xp.expm1((gamma + 1) * log) / xp.expm1(log)
-    return _plain(xp.where(inside, geometric, xp.where(alpha == 0, 1.0, gamma + 1)))
+    log = np.log(np.where(inside, alpha, 0.5))
+    geometric = np.expm1((gamma + 1) * log) / np.expm1(log)
+    return np.where(inside, geometric, np.where(alpha == 0, 1.0, gamma + 1))[()]
 
 
 def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
@@ -158,14 +140,13 @@ def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
     Raises:
       InputError: a rate outside [0, 1].
     """
-    _check_rates(betas)
-    xp = _namespace(betas)
-    return _plain(1 + xp.sum(xp.cumprod(betas, axis=-1), axis=-1))
+    _check_rate("betas hold", betas)
+    return 1 + np.cumprod(betas, axis=-1).sum(axis=-1)
 
 
 def conditional_acceptance(
     accepted_by_position: Integer[Array, "gamma"], verified_by_position: Integer[Array, "gamma"]
-) -> Float[Array, "gamma"]:
+) -> Float[np.ndarray, "gamma"]:
     """How often the i-th draft was accepted where it was verified: those before it were.
 
     Args:
@@ -179,12 +160,10 @@ def conditional_acceptance(
       iteration with all gamma drafts that no end of the text cuts. 0 for places at which
       nothing was verified.
     """
-    xp = _namespace(accepted_by_position, verified_by_position)
-    verified = xp.asarray(verified_by_position)
-    return xp.asarray(accepted_by_position) / xp.where(verified > 0, verified, 1)
+    return np.asarray(accepted_by_position) / np.maximum(np.asarray(verified_by_position), 1)
 
 
-def length_pmf(alpha: Number, gamma: int) -> Float[Array, "*rows lengths"]:
+def length_pmf(alpha: float, gamma: int) -> Float[np.ndarray, "lengths"]:
     """How likely an iteration is to give 1, 2, … gamma + 1 tokens, under i.i.d. betas.
 
     A capped geometric distribution with success probability ``1 - alpha`` (section 3.1).
@@ -192,30 +171,10 @@ def length_pmf(alpha: Number, gamma: int) -> Float[Array, "*rows lengths"]:
     Raises:
       InputError: alpha outside [0, 1], or gamma no whole number from 0.
     """
-    _check_alpha(alpha)
+    _check_rate("alpha is", alpha)
     _check_gamma(gamma)
-    xp = _namespace(alpha)
-    rates = xp.repeat(_float(xp, alpha)[..., None], gamma, axis=-1)
-    return length_pmf_by_position(rates)
-
-
-def length_pmf_by_position(
-    betas: Float[Array, "*rows gamma"],
-) -> Float[Array, "*rows gamma+1"]:
-    """How likely an iteration is to give 1, 2, … gamma + 1 tokens.
-
-    Args:
-      betas: acceptance rate of each place, given that the drafts before it were accepted.
-
-    Raises:
-      InputError: a rate outside [0, 1].
-    """
-    _check_rates(betas)
-    xp = _namespace(betas)
-    one = xp.ones((*betas.shape[:-1], 1), betas.dtype)
-    reached = xp.concatenate([one, xp.cumprod(betas, axis=-1)], axis=-1)
-    rejected = xp.concatenate([1 - betas, one], axis=-1)
-    return reached * rejected
+    reached = float(alpha) ** np.arange(gamma + 1)
+    return reached * np.append(np.full(gamma, 1.0 - alpha), 1.0)
 
 
 @functools.lru_cache
@@ -260,7 +219,7 @@ def iteration_time(gamma: Number, c: Number, verification_cost: VerificationCost
     if callable(verification_cost):
         verification_cost = verification_cost(gamma + 1)
     _check_not_negative("verification_cost", verification_cost)
-    return _plain(gamma * c + verification_cost)
+    return gamma * c + verification_cost
 
 
 def wall_time_improvement(
@@ -286,11 +245,9 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
     Raises:
       InputError: a value outside its range.
     """
-    _check_alpha(alpha)
+    _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
-    xp = _namespace(alpha, c)
-    alpha, c = _float(xp, alpha), _float(xp, c)
-    return _plain(xp.where(alpha > c, (1 + alpha) / (1 + c), 1.0))
+    return np.maximum((1 + alpha) / (1 + c), 1.0)
 
 
 def oracle_tokens(alpha: Number) -> Number:
@@ -299,8 +256,7 @@ def oracle_tokens(alpha: Number) -> Number:
     Raises:
       InputError: alpha outside [0, 1].
     """
-    _check_alpha(alpha)
-    return _reciprocal(1 - alpha)
+    return oracle_improvement(alpha, 0.0)
 
 
 def oracle_improvement(alpha: Number, c: Number) -> Number:
@@ -312,9 +268,10 @@ def oracle_improvement(alpha: Number, c: Number) -> Number:
     Raises:
       InputError: a value outside its range.
     """
-    _check_alpha(alpha)
+    _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
-    return _reciprocal((1 - alpha) + c * alpha)
+    time = np.asarray((1 - alpha) + c * alpha)
+    return np.divide(1.0, time, out=np.full(time.shape, np.inf), where=time > 0)[()]
 
 
 # Operations and memory
@@ -375,8 +332,8 @@ def optimal_gamma(
     Raises:
       InputError: a value outside its range.
     """
-    factors = _improvements(alpha, c, verification_cost, max_gamma)
-    return _plain(_namespace(factors).argmax(factors, axis=-1))
+    best = _improvements(alpha, c, verification_cost, max_gamma).argmax(axis=-1)
+    return best if best.ndim else int(best)
 
 
 def best_improvement(
@@ -386,111 +343,54 @@ def best_improvement(
     max_gamma: int = MAX_GAMMA,
 ) -> Number:
     """The factor at the optimal gamma, at least 1; arguments as of ``optimal_gamma``."""
-    factors = _improvements(alpha, c, verification_cost, max_gamma)
-    return _plain(_namespace(factors).max(factors, axis=-1))
+    return _improvements(alpha, c, verification_cost, max_gamma).max(axis=-1)
 
 
-def _improvements(alpha, c, verification_cost, max_gamma) -> Float[Array, "*rows gammas"]:
+def _improvements(alpha, c, verification_cost, max_gamma) -> Float[np.ndarray, "*rows gammas"]:
     """The factor of gamma = 0, 1, … along a last axis."""
-    xp = _namespace(alpha, c)
-    _check_not_negative("c", c)
-    alpha, c = _add_axis(xp, alpha), _add_axis(xp, c)
-    rank = max(alpha.ndim, c.ndim, 1)
-    gammas, costs = _gammas_and_costs(xp, verification_cost, max_gamma, rank)
-    return expected_tokens(alpha, gammas) / (gammas * c + costs)
-
-
-def _gammas_and_costs(xp, verification_cost: VerificationCost, max_gamma: int, rank: int):
-    """Gammas 0, 1, … and the costs of verifying them, on the last of ``rank`` axes.
-
-    gamma = 0 is a plain step, whatever the cost of verification.
-    """
     if max_gamma < 0:
         raise InputError(f"max_gamma is {max_gamma}: give at least 0")
+    _check_not_negative("c", c)
     gammas = np.arange(max_gamma + 1)
-    costs = verification_cost
-    if callable(costs):
-        costs = costs(gammas + 1)
+    costs = verification_cost(gammas + 1) if callable(verification_cost) else verification_cost
+    _check_not_negative("verification_cost", costs)
     if np.ndim(costs) == 1:
-        if _first_bad(costs[0], lambda cost: np.isclose(cost, 1.0, rtol=0.05)) is not None:
+        if not np.isclose(costs[0], 1.0, rtol=0.05):
             raise InputError(
                 f"verification_cost is {costs[0]} for one token: give costs in steps of the "
                 "target, which verifies one token in one"
             )
         gammas = gammas[: len(costs)]
         costs = costs[: len(gammas)]
-    _check_not_negative("verification_cost", costs)
-    costs = xp.where(gammas == 0, 1.0, xp.asarray(costs))
-    shape = (1,) * (rank - 1) + (-1,)
-    return xp.reshape(xp.asarray(gammas), shape), xp.reshape(costs, shape)
+    # gamma = 0 is a plain step, whatever the cost of verification.
+    costs = np.where(gammas == 0, 1.0, costs)
+    alpha, c = np.asarray(alpha)[..., None], np.asarray(c)[..., None]
+    return expected_tokens(alpha, gammas) / (gammas * c + costs)
 
 
-# Numbers and arrays alike
+# Ranges
 
 
-def _namespace(*values: Number):
-    """``jax.numpy`` if any value is JAX's, else numpy."""
-    return jnp if any(isinstance(value, jax.Array) for value in values) else np
-
-
-def _float(xp, value: Number) -> Array:
-    value = xp.asarray(value)
-    return value if xp.issubdtype(value.dtype, xp.floating) else value.astype(float)
-
-
-def _add_axis(xp, value: Number) -> Array:
-    """With a last axis to broadcast along; a number needs none."""
-    value = _float(xp, value)
-    return value[..., None] if value.ndim else value
-
-
-def _plain(value: Number) -> Number:
-    """A number of Python's instead of numpy's array without axes."""
-    if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
-        return value.item()
-    return value
-
-
-def _reciprocal(value: Number) -> Number:
-    xp = _namespace(value)
-    value = _float(xp, value)
-    return _plain(xp.where(value > 0, 1 / xp.where(value > 0, value, 1.0), xp.inf))
-
-
-def _first_bad(values: Number, is_good: Callable[[np.ndarray], np.ndarray]):
-    """The first of concrete values that is not good, or None."""
-    if isinstance(values, jax.core.Tracer):
-        return None
+def _check(what: str, values: Number, is_good: Callable[[np.ndarray], np.ndarray], remedy: str):
     values = np.asarray(values)
     bad = values[~is_good(values)]
-    return bad.flat[0] if bad.size else None
+    if bad.size:
+        raise InputError(f"{what} {bad.flat[0]}: {remedy}")
 
 
-def _check_alpha(alpha: Number) -> None:
-    bad = _first_bad(alpha, lambda values: (values >= 0) & (values <= 1))
-    if bad is not None:
-        raise InputError(f"alpha is {bad}: an acceptance rate is between 0 and 1")
-
-
-def _check_rates(betas: Array) -> None:
-    bad = _first_bad(betas, lambda values: (values >= 0) & (values <= 1))
-    if bad is not None:
-        raise InputError(f"betas hold {bad}: an acceptance rate is between 0 and 1")
+def _check_rate(what: str, rates: Number) -> None:
+    _check(what, rates, lambda r: (r >= 0) & (r <= 1), "an acceptance rate is between 0 and 1")
 
 
 def _check_gamma(gamma: Number) -> None:
-    bad = _first_bad(gamma, lambda values: (values >= 0) & (values == np.floor(values)))
-    if bad is not None:
-        raise InputError(f"gamma is {bad}: give a whole number of at least 0")
-
-
-def _check_lenience(lenience: Number) -> None:
-    bad = _first_bad(lenience, lambda values: (values > 0) & (values <= 1))
-    if bad is not None:
-        raise InputError(f"lenience is {bad}: give a number above 0, at most 1 (1 is lossless)")
+    is_whole = lambda g: (g >= 0) & (g == np.floor(g))  # noqa: E731
+    _check("gamma is", gamma, is_whole, "give a whole number of at least 0")
 
 
 def _check_not_negative(name: str, value: Number) -> None:
-    bad = _first_bad(value, lambda values: values >= 0)
-    if bad is not None:
-        raise InputError(f"{name} is {bad}: give at least 0")
+    _check(f"{name} is", value, lambda values: values >= 0, "give at least 0")
+
+
+def _check_lenience(lenience: float) -> None:
+    remedy = "give a number above 0, at most 1 (1 is lossless)"
+    _check("lenience is", lenience, lambda values: (values > 0) & (values <= 1), remedy)

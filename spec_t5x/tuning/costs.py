@@ -23,7 +23,7 @@ from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import MAX_LIMIT, Costs, Pace
 from spec_t5x.tuning.interleaving import Clock
 from spec_t5x.tuning.store import Store
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ _MAX_DEPTH = 4
 _MAX_NODES = 64
 
 
-def largest_limit(draft: Draft, verifier: Verifier | TreeVerifier) -> int:
-    """The most drafts of an iteration with gamma "auto"."""
-    if not isinstance(verifier, TreeVerifier):
+def largest_limit(draft: Draft, verifier: Verifier) -> int:
+    """The most drafts that an iteration may have where their number follows what pays."""
+    if verifier.tree(1) is None:
         return min(MAX_LIMIT, draft.max_proposal or MAX_LIMIT)
     for depth in range(_MAX_DEPTH, 1, -1):
         try:

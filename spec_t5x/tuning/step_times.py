@@ -20,7 +20,7 @@ from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import Program, compiled, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
-from spec_t5x.verifiers import TreeVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 # A call of a program that makes so many calls in a row.
 Calls = Callable[[int], object]
@@ -68,7 +68,7 @@ def measure_step_times(
     gamma: int,
     max_decode_len: int,
     settings: Sampling,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     repeats: int = 9,
 ) -> StepTimes:
     """Measures on this device, with caches of the size that decoding uses, half full.
@@ -150,7 +150,7 @@ def state_half_way(
     *,
     gamma: int,
     max_decode_len: int,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     length: int,
 ) -> DecodeState:
     """A decoding state whose rows hold ``length`` varied tokens.
@@ -195,7 +195,7 @@ def draft_calls(
     settings: Sampling,
     *,
     gamma: int,
-    verifier: Verifier | TreeVerifier = DEFAULT_VERIFIER,
+    verifier: Verifier = DEFAULT_VERIFIER,
     target: Target | None = None,
 ) -> Calls:
     """Proposals of ``gamma`` drafts after the state's rows, none of them accepted.
@@ -203,7 +203,7 @@ def draft_calls(
     They include the distributions that the verifier needs. With a target, each proposal is
     scored, and the next one follows the target's token; chains only.
     """
-    tree = verifier.tree(gamma) if isinstance(verifier, TreeVerifier) else None
+    tree = verifier.tree(gamma)
     if tree is not None and target is not None:
         raise InputError("the verifier is a tree verifier: choose one of chains")
     options = {"gamma": gamma, "tree": tree, "coupled": verifier.coupled}

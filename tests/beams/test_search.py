@@ -129,7 +129,7 @@ def test_brevity_penalty_is_that_of_the_formula():
 
 
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
-    """The two of ``beam_slots``' docstring."""
+    """The two of ``slots.py``' docstring."""
     nodes = slots.nodes(
         tokens=jnp.array([[7, 8]]),
         positions=jnp.array([[3, 3]]),

@@ -15,8 +15,7 @@ from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.cli import evaluate as evaluate_command
 from spec_t5x.cli.gin_files import parse_gin, read_all
 from spec_t5x.cli.main import _parser
-from spec_t5x.training import run as run_t5  # noqa: F401, gin knows what is imported
-from spec_t5x.training import run_distill, run_heads, run_lm  # noqa: F401
+from spec_t5x.training import run_distill, run_train  # noqa: F401, gin knows what is imported
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "check_cards.py")))

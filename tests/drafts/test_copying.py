@@ -18,6 +18,7 @@ from spec_t5x.loops.speculative import call_widths, speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.testing.toy_models import StubTarget
+from tests.loops.stubs import writes_the_source
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -116,27 +117,20 @@ def test_a_row_proposes_the_same_whatever_is_beside_it():
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
 
 
-def writes_the_source(sources, prefixes):
-    """Token t of the text is token t of the source, from t = 1."""
-    width = prefixes.shape[1]
-    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
-    return 9.0 * jax.nn.one_hot(copied, VOCAB)
+WORDS = [5, 6, 7, 8, 9, 10, 11, 4, 1]
+
+
+def decode(target, draft, source, gamma):
+    """Of one row, as many tokens as its source has."""
+    prompts, options = jnp.zeros((1, 1), jnp.int32), {"gamma": gamma, "max_decode_len": len(source)}
+    sources = jnp.asarray([source])
+    return speculative_decode(target, draft, sources, prompts, jax.random.key(0), GREEDY, **options)
 
 
 def test_copying_a_copier_takes_few_calls():
     """One call finds the first word, each of the others accepts all that is proposed."""
-    source = jnp.asarray([[5, 6, 7, 8, 9, 10, 11, 4, 1]])
-    decoded = speculative_decode(
-        StubTarget(writes_the_source, VOCAB),
-        CopyDraft(VOCAB),
-        source,
-        jnp.zeros((1, 1), jnp.int32),
-        jax.random.key(0),
-        GREEDY,
-        gamma=4,
-        max_decode_len=9,
-    )
-    assert decoded.tokens[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11, 4, 1]
+    decoded = decode(StubTarget(writes_the_source(VOCAB), VOCAB), CopyDraft(VOCAB), WORDS, gamma=4)
+    assert decoded.tokens[0, 0].tolist() == WORDS
     # 5 alone, then 6 7 8 9 and 10, then 11 4 1.
     stats = decoded.stats
     counts = (int(leaf[0, 0]) for leaf in (stats.target_calls, stats.proposed, stats.accepted))
@@ -148,7 +142,7 @@ def test_no_proposal_costs_no_position_of_the_target():
     widths = []
 
     def record(sources, prefixes):
-        return writes_the_source(sources, prefixes)
+        return writes_the_source(VOCAB)(sources, prefixes)
 
     class Recorder(StubTarget):
         def score(self, cache, tokens):
@@ -156,16 +150,7 @@ def test_no_proposal_costs_no_position_of_the_target():
             return super().score(cache, tokens)
 
     jax.tree_util.register_dataclass(Recorder, [], ["function", "vocab_size"])
-    speculative_decode(
-        Recorder(record, VOCAB),
-        CopyDraft(VOCAB, min_match=8),
-        jnp.asarray([[5, 6, 7, 1]]),
-        jnp.zeros((1, 1), jnp.int32),
-        jax.random.key(0),
-        GREEDY,
-        gamma=4,
-        max_decode_len=4,
-    )
+    decode(Recorder(record, VOCAB), CopyDraft(VOCAB, min_match=8), [5, 6, 7, 1], gamma=4)
     jax.effects_barrier()
     assert widths == [1, 1, 1, 1]
 
@@ -184,19 +169,10 @@ def test_the_target_is_compiled_for_no_more_than_the_draft_ever_proposes():
     for kind in (Recorder, Short):
         static = [field.name for field in dataclasses.fields(kind)]
         jax.tree_util.register_dataclass(kind, [], static)
-    decoded = speculative_decode(
-        Recorder(writes_the_source, VOCAB),
-        Short(VOCAB),
-        jnp.asarray([[5, 6, 7, 8, 9, 10, 11, 4, 1]]),
-        jnp.zeros((1, 1), jnp.int32),
-        jax.random.key(0),
-        GREEDY,
-        gamma=6,
-        max_decode_len=9,
-    )
+    decoded = decode(Recorder(writes_the_source(VOCAB), VOCAB), Short(VOCAB), WORDS, gamma=6)
     assert widths == {1, 2, 3}
     # 5 alone, then two copies and a token each time.
-    assert decoded.tokens[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11, 4, 1]
+    assert decoded.tokens[0, 0].tolist() == WORDS
     assert int(decoded.stats.target_calls[0, 0]) == 4
 
 

@@ -18,7 +18,6 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import paced as paced_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import make_context
@@ -236,27 +235,21 @@ def go_plainly(draft, state, settings, num_steps):
     """Plain steps, of which the draft is told at the end."""
     if not num_steps:
         return state
-    costs = Costs.by_formula(c=0.1, largest=3)
-    paced = paced_lib.start(state, Pace.start(costs))
-    paced = paced.replace(prefilled=jnp.asarray(True))
+    pace = Pace.start(Costs.by_formula(c=0.1, largest=3)).new_batch(draft.keeps_text)
+    pace, kept = pace.replace(prefilled=jnp.asarray(True)), state.draft_state
     # No draft takes part: one program for all.
-    plain_step = functools.partial(_plain_step, target(), UniformDraft(VOCAB), settings=settings)
-    kept, paced = state.draft_state, paced.replace(state=state.replace(draft_state=()))
+    state = state.replace(pace=pace, draft_state=())
     for _ in range(num_steps):
-        paced, _ = plain_step(paced)
-    assert int(paced.behind) == num_steps
-    paced = paced.replace(state=paced.state.replace(draft_state=kept))
-    prepare = jax.jit(
-        lambda draft, paced: paced_lib.prepare(draft, paced, settings, lambda: kept, coupled=False)
-    )
-    paced = prepare(draft, paced)
-    assert int(paced.behind) == 0
-    return paced.state
+        state, _ = _plain_step(target(), UniformDraft(VOCAB), state, settings)
+    assert int(state.pace.behind) == num_steps
+    rows = {"max_decode_len": LENGTH, "num_decodes": 1, "num_nodes": 4}
+    prepare = jax.jit(functools.partial(speculative.prepare, coupled=False, **rows))
+    state = prepare(draft, SOURCES, PROMPTS, state.replace(draft_state=kept), settings)
+    assert int(state.pace.behind) == 0
+    return state.replace(pace=None)
 
 
-@jax.jit
-def _plain_step(target, draft, paced, settings):
-    return paced_lib.plain_step(target, draft, paced, settings, coupled=False)
+_plain_step = jax.jit(functools.partial(speculative.plain_step, gamma=3))
 
 
 LAW_DRAFTS = {

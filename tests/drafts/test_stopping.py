@@ -13,6 +13,7 @@ from spec_t5x.interfaces import Outcome
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import StubTarget
+from tests.loops.stubs import counts_upwards
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -93,18 +94,10 @@ def test_impossible_costs_are_refused(values):
         Stopping(**values)
 
 
-def counts(sources, prefixes):
-    return 9.0 * jax.nn.one_hot(prefixes + 1, 64)
-
-
-def counts_by_two(sources, prefixes):
-    return 9.0 * jax.nn.one_hot(prefixes + 2, 64)
-
-
-def decode(model, stopping):
+def decode(step, stopping):
     return speculative_decode(
-        StubTarget(counts, 64),
-        TransformerDraft(StubTarget(model, 64), stopping=stopping),
+        StubTarget(counts_upwards(64), 64),
+        TransformerDraft(StubTarget(counts_upwards(64, step), 64), stopping=stopping),
         jnp.zeros((1, 1), jnp.int32),
         jnp.array([[0, 3]]),
         KEY,
@@ -115,13 +108,13 @@ def decode(model, stopping):
 
 
 def test_a_draft_that_is_always_right_goes_on_to_the_bound():
-    stats = decode(counts, Stopping(c=0.05, position=0.02)).stats
+    stats = decode(1, Stopping(c=0.05, position=0.02)).stats
     assert int(stats.proposed[0, 0]) == 6 * int(stats.target_calls[0, 0])
 
 
 def test_a_draft_that_is_always_wrong_soon_proposes_one():
     """However sure of itself."""
-    decoded = decode(counts_by_two, Stopping(c=0.2))
+    decoded = decode(2, Stopping(c=0.2))
     assert decoded.tokens[0, 0].tolist() == [*range(3, 43)]
     calls, proposed = int(decoded.stats.target_calls[0, 0]), int(decoded.stats.proposed[0, 0])
     assert calls == 39
@@ -129,5 +122,5 @@ def test_a_draft_that_is_always_wrong_soon_proposes_one():
 
 
 def test_drafting_for_nothing_goes_on_to_the_bound():
-    stats = decode(counts_by_two, Stopping(c=0.0, position=0.0)).stats
+    stats = decode(2, Stopping(c=0.0, position=0.0)).stats
     assert int(stats.proposed[0, 0]) == 6 * int(stats.target_calls[0, 0])

@@ -20,6 +20,13 @@ from spec_t5x.testing.toy_models import (
     sequence_law,
     tiny_t5,
 )
+from tests.loops.stubs import (
+    counts_upwards,
+    no_prompts,
+    teacher_forced,
+    texts,
+    writes_the_source,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -28,36 +35,8 @@ GREEDY = sampling(0.0)
 KEY = jax.random.key(0)
 
 
-def counts_upwards(sources, prefixes):
-    """The token after t is t + 1, by far the likeliest of 8."""
-    return 9.0 * jax.nn.one_hot(prefixes + 1, 8)
-
-
-def copies_the_source(sources, prefixes):
-    """Token t of the text is token t of the source, from t = 1."""
-    width = prefixes.shape[1]
-    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
-    return 9.0 * jax.nn.one_hot(copied, 16)
-
-
-COUNTER = StubTarget(counts_upwards, 8)
-COPIER = StubTarget(copies_the_source, 16)
-
-
-def no_prompts(batch):
-    return jnp.zeros((batch, 1), jnp.int32)
-
-
-def texts(decoded):
-    """The tokens of every row's only decode, by its length."""
-    return [
-        row[:length].tolist()
-        for row, length in zip(
-            np.asarray(decoded.tokens[:, 0]),
-            decoded.lengths[:, 0].tolist(),
-            strict=True,
-        )
-    ]
+COUNTER = StubTarget(counts_upwards(8), 8)
+COPIER = StubTarget(writes_the_source(16), 16)
 
 
 # Exact arrays
@@ -105,24 +84,14 @@ def copied_texts(max_decode_len):
     sources = np.repeat(sources, len(limits), axis=0)
     steps = np.tile(limits, len(places))
     ends = np.minimum(np.repeat(places, len(limits)) + 1, np.minimum(steps, max_decode_len))
-    return (
-        sources,
-        steps,
-        [row[:end].tolist() for row, end in zip(sources, ends, strict=True)],
-    )
+    return sources, steps, [row[:end].tolist() for row, end in zip(sources, ends, strict=True)]
 
 
 def test_every_end_of_sequence_and_every_limit_end_their_row_alone():
     sources, steps, expected = copied_texts(7)
-    decoded = autoregressive_decode(
-        COPIER,
-        jnp.asarray(sources),
-        no_prompts(len(sources)),
-        KEY,
-        GREEDY,
-        max_decode_len=7,
-        max_decode_steps=jnp.asarray(steps),
-    )
+    options = {"max_decode_len": 7, "max_decode_steps": jnp.asarray(steps)}
+    arguments = jnp.asarray(sources), no_prompts(len(sources)), KEY, GREEDY
+    decoded = autoregressive_decode(COPIER, *arguments, **options)
     assert texts(decoded) == expected
     beyond = np.arange(7)[None, :] >= np.asarray(decoded.lengths)
     assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
@@ -138,18 +107,6 @@ LENGTH = 16
 @functools.cache
 def model():
     return tiny_t5(0)
-
-
-@jax.jit
-def teacher_forced(model, sources, prefixes):
-    """Logits of whole sequences, by the training path: no cache."""
-    return model.module.apply(
-        {"params": model.params},
-        sources,
-        prefixes,
-        jnp.ones_like(prefixes),
-        enable_dropout=False,
-    )
 
 
 def greedy_by_hand(model, sources, prompts):
@@ -178,15 +135,8 @@ def test_greedy_decoding_equals_argmax_by_teacher_forcing():
         padded[row, 1 : 1 + len(prompt)] = prompt
     expected, scores = greedy_by_hand(model(), SOURCES, prompts)
     assert len({len(text) for text in expected}) > 2
-    decoded = autoregressive_decode(
-        model(),
-        SOURCES,
-        jnp.asarray(padded),
-        KEY,
-        GREEDY,
-        max_decode_len=LENGTH,
-        rescale_log_probs=False,
-    )
+    options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
+    decoded = autoregressive_decode(model(), SOURCES, jnp.asarray(padded), KEY, GREEDY, **options)
     assert texts(decoded) == expected
     np.testing.assert_allclose(decoded.scores[:, 0], scores, atol=1e-4)
 
@@ -200,15 +150,8 @@ def sampled():
 
 
 def t5_texts(sources, keys, temperatures):
-    decoded = autoregressive_decode(
-        model(),
-        sources,
-        no_prompts(len(sources)),
-        keys,
-        sampling(temperatures),
-        max_decode_len=LENGTH,
-    )
-    return texts(decoded)
+    arguments = sources, no_prompts(len(sources)), keys, sampling(temperatures)
+    return texts(autoregressive_decode(model(), *arguments, max_decode_len=LENGTH))
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
@@ -233,16 +176,8 @@ def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
 
 
 def test_scores_are_of_the_sampled_distribution_if_rescaled():
-    keys = jax.random.split(KEY, 6)
-    run = functools.partial(
-        autoregressive_decode,
-        model(),
-        SOURCES,
-        no_prompts(6),
-        keys,
-        sampling(0.5),
-        max_decode_len=LENGTH,
-    )
+    arguments = SOURCES, no_prompts(6), jax.random.split(KEY, 6), sampling(0.5)
+    run = functools.partial(autoregressive_decode, model(), *arguments, max_decode_len=LENGTH)
     rescaled, plain = run(), run(rescale_log_probs=False)
     np.testing.assert_array_equal(rescaled.tokens, plain.tokens)
     prefixes = np.zeros((6, LENGTH), np.int32)
@@ -317,15 +252,9 @@ def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
 
 
 def test_decodes_at_temperature_0_are_all_the_same():
-    decoded = autoregressive_decode(
-        TableTarget.create(seed=1, vocab_size=6),
-        jnp.array([[2, 3], [4, 5]]),
-        no_prompts(2),
-        KEY,
-        GREEDY,
-        max_decode_len=8,
-        num_decodes=2,
-    )
+    target, sources = TableTarget.create(seed=1, vocab_size=6), jnp.array([[2, 3], [4, 5]])
+    options = {"max_decode_len": 8, "num_decodes": 2}
+    decoded = autoregressive_decode(target, sources, no_prompts(2), KEY, GREEDY, **options)
     np.testing.assert_array_equal(decoded.tokens[:, 0], decoded.tokens[:, 1])
     np.testing.assert_array_equal(decoded.scores, 0.0)
 
@@ -354,10 +283,5 @@ def test_stepping_by_hand_is_the_compiled_loop():
 def test_prompts_longer_than_the_output_are_refused():
     with pytest.raises(InputError, match="7 tokens and max_decode_len is 6"):
         autoregressive_decode(
-            COUNTER,
-            jnp.zeros((1, 1), jnp.int32),
-            jnp.zeros((1, 8), jnp.int32),
-            KEY,
-            GREEDY,
-            max_decode_len=6,
+            COUNTER, no_prompts(1), jnp.zeros((1, 8), jnp.int32), KEY, GREEDY, max_decode_len=6
         )

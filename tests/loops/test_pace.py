@@ -151,13 +151,11 @@ def test_no_draft_costs_more_than_the_bound(c):
 def test_a_prefill_has_to_pay_within_the_text():
     """It pays in a long text, and not in one that ends soon."""
     text = Text(Costs(iteration=CHEAP.iteration, prefill=4.0)).write(0.6, 300)
-    prefill = text.pace.prefill
-    long, short = (
-        text.pace.replace(length=jnp.float32(n), written=jnp.float32(0)) for n in (60, 5)
-    )
-    assert int(long.limit(prefill)) > 0
-    assert int(short.limit(prefill)) == 0
-    assert int(short.limit()) > 0
+    begun = text.pace.new_batch(keeps_text=False)
+    long, short = (begun.replace(length=jnp.float32(n)) for n in (60, 5))
+    assert int(long.limit()) > 0
+    assert int(short.limit()) == 0
+    assert int(short.made_ready().limit()) > 0
 
 
 def test_a_draft_that_varies_is_judged_by_what_it_proposes():
@@ -179,8 +177,8 @@ def test_a_tree_is_taken_whole_or_not_at_all():
 
 
 def test_a_forced_limit_is_kept():
-    pace = Pace.start(DEAR, forced=5)
-    assert int(pace.limit(jnp.float32(99))) == 5
+    pace = Pace.start(Costs(iteration=DEAR.iteration, prefill=99.0), forced=5)
+    assert int(pace.new_batch(keeps_text=True).limit()) == 5
     assert int(_plain(Pace.start(CHEAP, forced=0)).limit()) == 0
 
 

@@ -15,6 +15,7 @@ from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import ConstantDraft, StubTarget, TableDraft, TableTarget
 from spec_t5x.verifiers import CoupledVerifier
+from tests.loops.stubs import writes_the_source
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -24,21 +25,14 @@ KEY = jax.random.key(0)
 NO_PROMPT = jnp.zeros((1, 1), jnp.int32)
 
 
-def writes_the_source(sources, prefixes):
-    """Token t of the text is token t of the source, from t = 1; then 0."""
-    width = prefixes.shape[1]
-    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
-    return 9.0 * jax.nn.one_hot(copied, 16)
-
-
 def says_2_at_first(sources, prefixes):
     """Wrong about the first six tokens, right about the others."""
     wrong = jnp.arange(prefixes.shape[1]) < 6
-    right = writes_the_source(sources, prefixes)
+    right = writes_the_source(16)(sources, prefixes)
     return jnp.where(wrong[None, :, None], 9.0 * jax.nn.one_hot(2, 16), right)
 
 
-WRITER = StubTarget(writes_the_source, 16)
+WRITER = StubTarget(writes_the_source(16), 16)
 LATE = TransformerDraft(StubTarget(says_2_at_first, 16))
 SOURCE = jnp.array([[5, 6, 7, 8, 9, 4, 3, 5, 6, 7, 8, 9, 4, 3, 5, 6, EOS]])
 COSTS = Costs(iteration=(1.0, 1.2, 1.4, 1.6), prefill=0.5)

@@ -32,28 +32,19 @@ from spec_t5x.testing.toy_models import (
 )
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.verifiers import TokenVerifier
+from tests.loops.stubs import (
+    counts_upwards,
+    no_prompts,
+    teacher_forced,
+    texts,
+    writes_the_source,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 EOS = 1
 GREEDY = sampling(0.0)
 KEY = jax.random.key(0)
-
-
-def no_prompts(batch):
-    return jnp.zeros((batch, 1), jnp.int32)
-
-
-def texts(decoded):
-    """The tokens of every row's only decode, by its length."""
-    return [
-        row[:length].tolist()
-        for row, length in zip(
-            np.asarray(decoded.tokens[:, 0]),
-            decoded.lengths[:, 0].tolist(),
-            strict=True,
-        )
-    ]
 
 
 def assert_same_decodes(decoded, plain, atol=1e-4):
@@ -77,26 +68,14 @@ def only(stats):
 # Exact arrays
 
 
-def writes_the_source(sources, prefixes):
-    """Token t of the text is token t of the source, from t = 1; then 0."""
-    width = prefixes.shape[1]
-    copied = jnp.pad(sources, ((0, 0), (0, width)))[:, :width]
-    return 9.0 * jax.nn.one_hot(copied, 16)
-
-
 def errs_at_3_and_7(sources, prefixes):
     """The same, but for tokens 3 and 7, where it says 2."""
-    logits = writes_the_source(sources, prefixes)
+    logits = writes_the_source(16)(sources, prefixes)
     errs = jnp.isin(jnp.arange(prefixes.shape[1]), jnp.array([2, 6]))
     return jnp.where(errs[None, :, None], 9.0 * jax.nn.one_hot(2, 16), logits)
 
 
-def counts_upwards(sources, prefixes):
-    """The token after t is t + 1."""
-    return 9.0 * jax.nn.one_hot(prefixes + 1, 16)
-
-
-WRITER = StubTarget(writes_the_source, 16)
+WRITER = StubTarget(writes_the_source(16), 16)
 ERRING = TransformerDraft(StubTarget(errs_at_3_and_7, 16))
 
 
@@ -170,18 +149,16 @@ def test_counting_from_prompts_to_another_end_of_sequence():
     3. ``4 5``: the 5 was forced; 6 7 8 accepted, 9 emitted: 4 steps.
     4. ``7 8 9 10 11``: 12 13 accepted: 7 tokens.
     """
-    counter = StubTarget(counts_upwards, 16)
+    counter = StubTarget(counts_upwards(16), 16)
     prompts = np.zeros((4, 6), np.int32)
     for row, prompt in enumerate([[], [3], [4, 5], [7, 8, 9, 10, 11]]):
         prompts[row, 1 : 1 + len(prompt)] = prompt
-    decoded = speculative_decode(
+    decoded = decode(
         counter,
         TransformerDraft(counter),
-        jnp.zeros((4, 1), jnp.int32),
-        jnp.asarray(prompts),
-        KEY,
-        GREEDY,
-        gamma=3,
+        3,
+        sources=jnp.zeros((4, 1), jnp.int32),
+        prompts=jnp.asarray(prompts),
         max_decode_len=7,
         max_decode_steps=jnp.int32(4),
         eos_id=5,
@@ -205,17 +182,9 @@ def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
     sources = np.full((len(pairs), width), 7)
     for row, (place, _) in enumerate(pairs):
         sources[row, place : place + 1] = EOS
-    decoded = speculative_decode(
-        WRITER,
-        draft,
-        jnp.asarray(sources),
-        no_prompts(len(pairs)),
-        KEY,
-        GREEDY,
-        gamma=3,
-        max_decode_len=width,
-        max_decode_steps=jnp.asarray([limit for _, limit in pairs]),
-    )
+    limits = jnp.asarray([limit for _, limit in pairs])
+    options = {"max_decode_len": width, "max_decode_steps": limits}
+    decoded = decode(WRITER, draft, 3, sources=jnp.asarray(sources), **options)
     ends = [min(place + 1, limit, width) for place, limit in pairs]
     assert texts(decoded) == [row[:end].tolist() for row, end in zip(sources, ends, strict=True)]
     beyond = np.arange(width)[None, :] >= np.asarray(decoded.lengths)
@@ -237,6 +206,25 @@ def test_every_end_of_sequence_and_every_limit_end_their_row_alone(draft):
 VOCAB = 7
 LENGTH = 16
 TABLE_SOURCES = jnp.array([[2, 3], [4, 5], [2, 0], [6, 6], [3, 2]])
+
+
+def decode(
+    target,
+    draft,
+    gamma,
+    settings=GREEDY,
+    *,
+    sources=TABLE_SOURCES,
+    prompts=None,
+    rng=KEY,
+    **options,
+):
+    """``speculative_decode``, of the tables' sources without prompts unless told otherwise."""
+    prompts = no_prompts(len(sources)) if prompts is None else prompts
+    options = {"max_decode_len": LENGTH} | options
+    return speculative_decode(
+        target, draft, sources, prompts, rng, settings, gamma=gamma, **options
+    )
 
 
 def table_pair():
@@ -267,9 +255,7 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
     plain, sources, prompts = jax.tree.map(lambda leaf: leaf[:batch], (plain, sources, prompts))
     generated = np.asarray(plain.lengths[:, 0]) - np.sum(np.asarray(prompts[:, 1:]) != 0, 1)
     for name, draft in drafts.items():
-        decoded = speculative_decode(
-            target, draft, sources, prompts, KEY, GREEDY, gamma=gamma, **options
-        )
+        decoded = decode(target, draft, gamma, sources=sources, prompts=prompts, **options)
         assert_same_decodes(decoded, plain)
         row = only(decoded.stats)
         np.testing.assert_array_equal(row.proposed, gamma * row.target_calls)
@@ -341,19 +327,8 @@ def test_a_draft_that_is_right_now_and_then_is_accepted_by_its_cache_too():
     other = TableTarget.create(seed=1, vocab_size=VOCAB)
     is_right = jnp.arange(len(target.table))[:, None] % 4 > 0
     table = jnp.where(is_right, target.table, other.table)
-    results = [
-        speculative_decode(
-            target,
-            draft,
-            TABLE_SOURCES,
-            no_prompts(5),
-            KEY,
-            GREEDY,
-            gamma=4,
-            max_decode_len=LENGTH,
-        )
-        for draft in (TableDraft(table), TransformerDraft(TableTarget(table)))
-    ]
+    drafts = TableDraft(table), TransformerDraft(TableTarget(table))
+    results = [decode(target, draft, 4) for draft in drafts]
     assert_same_decodes(*results)
     by_position = [np.asarray(result.stats.accepted_by_position) for result in results]
     np.testing.assert_array_equal(*by_position)
@@ -392,18 +367,6 @@ def t5s():
         "similar": with_kernel(lambda kernel: kernel + 0.6 * jax.random.normal(KEY, kernel.shape)),
     }
     return model, {name: TransformerDraft(draft) for name, draft in models.items()}
-
-
-@jax.jit
-def teacher_forced(model, sources, prefixes):
-    """Logits of whole sequences, by the training path: no cache."""
-    return model.module.apply(
-        {"params": model.params},
-        sources,
-        prefixes,
-        jnp.ones_like(prefixes),
-        enable_dropout=False,
-    )
 
 
 def teacher_forced_scores(model, sources, decoded, prompt_lengths):
@@ -461,25 +424,11 @@ def test_forced_prompts_of_unequal_lengths_and_limits_of_a_t5():
 def t5_rows(sources, keys, temperatures, gamma=3):
     """Texts and numbers of calls of rows that mix temperatures."""
     model, drafts = t5s()
-    decoded = speculative_decode(
-        model,
-        drafts["similar"],
-        sources,
-        no_prompts(len(sources)),
-        keys,
-        sampling(temperatures),
-        gamma=gamma,
-        max_decode_len=LENGTH,
+    decoded = decode(
+        model, drafts["similar"], gamma, sampling(temperatures), sources=sources, rng=keys
     )
     row = only(decoded.stats)
-    return list(
-        zip(
-            texts(decoded),
-            row.target_calls.tolist(),
-            row.accepted.tolist(),
-            strict=True,
-        )
-    )
+    return list(zip(texts(decoded), row.target_calls.tolist(), row.accepted.tolist(), strict=True))
 
 
 @functools.cache
@@ -510,15 +459,8 @@ def test_a_row_does_not_depend_on_the_padding_of_its_source():
 def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
     _, _, together = mixed_rows()
     model, _ = t5s()
-    plain = autoregressive_decode(
-        model,
-        SOURCES,
-        no_prompts(5),
-        KEY,
-        GREEDY,
-        max_decode_len=LENGTH,
-        rescale_log_probs=False,
-    )
+    options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
+    plain = autoregressive_decode(model, SOURCES, no_prompts(5), KEY, GREEDY, **options)
     expected = texts(plain)
     for row in (0, 4):
         assert together[row][0] == expected[row]
@@ -533,28 +475,15 @@ def test_sampled_rows_differ_by_their_key():
 
 def test_sampled_decodes_come_by_increasing_score_with_their_statistics():
     target, draft = table_pair()
-    arguments = sampling([1.0, 0.7]), {"gamma": 2, "max_decode_len": 8}
-    three = speculative_decode(
-        target,
-        draft,
-        TABLE_SOURCES[:2],
-        no_prompts(2),
-        KEY,
-        arguments[0],
-        num_decodes=3,
-        **arguments[1],
+    sources, options = TABLE_SOURCES[:2], {"max_decode_len": 8}
+    three = decode(
+        target, draft, 2, sampling([1.0, 0.7]), sources=sources, num_decodes=3, **options
     )
     assert np.all(np.diff(three.scores, axis=1) >= 0)
     # The same rows one by one, from the keys that the rows take.
-    alone = speculative_decode(
-        target,
-        draft,
-        jnp.repeat(TABLE_SOURCES[:2], 3, axis=0),
-        no_prompts(6),
-        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
-        sampling([1.0] * 3 + [0.7] * 3),
-        **arguments[1],
-    )
+    settings, sources = sampling([1.0] * 3 + [0.7] * 3), jnp.repeat(sources, 3, axis=0)
+    stream = RowStream(outputs_lib.row_keys(KEY, 2, 3))
+    alone = decode(target, draft, 2, settings, sources=sources, rng=stream, **options)
     order = np.argsort(np.asarray(alone.scores).reshape(2, 3), axis=1, kind="stable")
     order = (order + [[0], [3]]).reshape(-1)
     assert np.any(order != np.arange(6))
@@ -595,16 +524,7 @@ def test_gamma_0_is_plain_decoding_seed_for_seed(models, settings):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_draft_that_samples_as_the_target_does_is_always_accepted(temperature):
     target = TableTarget.create(seed=0, vocab_size=VOCAB, zeros=0.2)
-    decoded = speculative_decode(
-        target,
-        TableDraft(target.table),
-        TABLE_SOURCES,
-        no_prompts(5),
-        KEY,
-        sampling(temperature),
-        gamma=3,
-        max_decode_len=LENGTH,
-    )
+    decoded = decode(target, TableDraft(target.table), 3, sampling(temperature))
     row, lengths = only(decoded.stats), np.asarray(decoded.lengths[:, 0])
     accepted = row.accepted_by_position
     np.testing.assert_array_equal(accepted, accepted_if_all_agree(lengths, 3))
@@ -616,27 +536,23 @@ def test_a_draft_that_samples_as_the_target_does_is_always_accepted(temperature)
     np.testing.assert_allclose(row.alpha, 1.0, atol=1e-6)
 
 
-def test_greedy_text_does_not_depend_on_how_the_draft_samples():
+@pytest.mark.parametrize("name", ["sampling", "constant"])
+def test_greedy_text_does_not_depend_on_how_the_draft_chooses(name):
     target = TableTarget.create(seed=0, vocab_size=VOCAB)
-    arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
-    plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
-    draft = TransformerDraft(target, settings=sampling(1.0, top_k=2))
-    decoded = speculative_decode(target, draft, *arguments, gamma=3, max_decode_len=LENGTH)
+    plain = autoregressive_decode(
+        target, TABLE_SOURCES, no_prompts(5), KEY, GREEDY, max_decode_len=LENGTH
+    )
+    if name == "sampling":
+        draft = TransformerDraft(target, settings=sampling(1.0, top_k=2))
+    else:
+        draft = ConstantDraft(jnp.int32(4), VOCAB)
+    decoded = decode(target, draft, 3)
     assert_same_decodes(decoded, plain)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
-
-
-def test_a_constant_draft_keeps_the_greedy_text():
-    target = TableTarget.create(seed=0, vocab_size=VOCAB)
-    arguments = TABLE_SOURCES, no_prompts(5), KEY, GREEDY
-    plain = autoregressive_decode(target, *arguments, max_decode_len=LENGTH)
-    draft = ConstantDraft(jnp.int32(4), VOCAB)
-    decoded = speculative_decode(target, draft, *arguments, gamma=2, max_decode_len=LENGTH)
-    assert_same_decodes(decoded, plain)
-    occurs = np.sum(np.asarray(plain.tokens) == 4, axis=(1, 2))
-    # Every accepted draft is a 4 of the text; one may also come from the target.
-    assert np.all(only(decoded.stats).accepted <= occurs)
-    assert np.sum(decoded.stats.accepted) > 0
+    if name == "constant":
+        # Every accepted draft is a 4 of the text; one may also come from the target.
+        occurs = np.sum(np.asarray(plain.tokens) == 4, axis=(1, 2))
+        assert np.all(only(decoded.stats).accepted <= occurs)
 
 
 # The law of whole texts
@@ -686,14 +602,7 @@ def test_sampled_texts_follow_the_targets_law(gamma):
         (TableDraft(laws.other_model().table), sampling(1.3, top_p=0.8)),
         (ConstantDraft(jnp.int32(3), laws.VOCAB_SIZE), sampling(0.8)),
     ],
-    ids=[
-        "own cache",
-        "temperature 0.7",
-        "top_k 2",
-        "argmax",
-        "target warped",
-        "constant",
-    ],
+    ids=["own cache", "temperature 0.7", "top_k 2", "argmax", "target warped", "constant"],
 )
 def test_the_law_does_not_depend_on_how_the_draft_samples(draft, target_settings):
     decoded = laws.decode_many(draft, 2, target_settings)
@@ -765,19 +674,9 @@ def test_alpha_of_a_law_without_memory_is_the_overlap_itself():
     target = TableTarget.create(seed=3, vocab_size=6, contexts=1)
     draft = TableDraft.create(seed=4, vocab_size=6, contexts=1)
     p, q = (np.exp(model.table[0]) / np.sum(np.exp(model.table[0])) for model in (target, draft))
-    decoded = speculative_decode(
-        target,
-        draft,
-        TABLE_SOURCES,
-        no_prompts(5),
-        KEY,
-        sampling(1.0),
-        gamma=2,
-        max_decode_len=9,
-    )
-    np.testing.assert_allclose(
-        decoded.stats.alpha, np.full((5, 1), np.minimum(p, q).sum()), atol=1e-5
-    )
+    decoded = decode(target, draft, 2, sampling(1.0), max_decode_len=9)
+    overlap = np.full((5, 1), np.minimum(p, q).sum())
+    np.testing.assert_allclose(decoded.stats.alpha, overlap, atol=1e-5)
 
 
 # Stepping
@@ -809,10 +708,7 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop(settings):
                 break
             steps += 1
             for row, text in enumerate(replayed):
-                accepted, count = (
-                    iteration.num_accepted[row],
-                    iteration.num_appended[row],
-                )
+                accepted, count = iteration.num_accepted[row], iteration.num_appended[row]
                 taken = iteration.appended[row, :count].tolist()
                 assert (count == 0) == ended[row]
                 assert accepted in (count - 1, count)
@@ -866,21 +762,13 @@ def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill(name):
     for _ in range(4):
         state, _ = step(model, drafts[name], state, GREEDY)
         outputs = state.outputs
-        fresh = prefill(
-            model,
-            SOURCES,
-            outputs.sequences[:, : LENGTH + 1],
-            outputs.lengths,
-            LENGTH + 5,
-        )
+        text = outputs.sequences[:, : LENGTH + 1]
+        fresh = prefill(model, SOURCES, text, outputs.lengths, LENGTH + 5)
         # More tokens than one, which would read what was refused if it were left.
         block = jnp.concatenate([outputs.last_tokens[:, None], SOURCES[:, :4]], axis=1)
         np.testing.assert_array_equal(state.target_cache.lengths, fresh.lengths)
-        np.testing.assert_allclose(
-            score(model, state.target_cache, block),
-            score(model, fresh, block),
-            atol=1e-4,
-        )
+        logits = (score(model, cache, block) for cache in (state.target_cache, fresh))
+        np.testing.assert_allclose(*logits, atol=1e-4)
     assert len(set(outputs.lengths.tolist())) > 1
     accepted, proposed = state.stats.accepted.sum(), state.stats.proposed.sum()
     assert accepted < proposed and (accepted == 0) == (name == "adversarial")
@@ -944,18 +832,13 @@ def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
             raise AssertionError("the arguments should have been refused")
 
     with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*DraftBase"):
-        speculative_decode(
-            WRITER, Bare(), SOURCES, no_prompts(5), KEY, GREEDY, gamma=2, max_decode_len=4
-        )
+        decode(WRITER, Bare(), 2)
 
 
 def test_what_the_tests_decode_with_are_targets_and_drafts():
     model, drafts = t5s()
     for target in (model, WRITER, laws.target()):
         assert isinstance(target, Target)
-    for draft in (
-        drafts["same"],
-        TableDraft(laws.other_model().table),
-        ConstantDraft(jnp.int32(1), 4),
-    ):
+    table = TableDraft(laws.other_model().table)
+    for draft in (drafts["same"], table, ConstantDraft(jnp.int32(1), 4)):
         assert isinstance(draft, Draft)

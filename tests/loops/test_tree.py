@@ -18,7 +18,6 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
-from spec_t5x.loops.tree import step
 from spec_t5x.sampling.distributions import normalize, sampling
 from spec_t5x.sampling.draws import RowStream, t5x_stream
 from spec_t5x.testing import laws
@@ -214,7 +213,7 @@ def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
     tree, stream = verifier.tree(gamma), RowStream(outputs_lib.row_keys(KEY, 3))
     options = {"gamma": gamma, "max_decode_len": LENGTH, "num_nodes": tree.num_nodes}
     init = jax.jit(functools.partial(speculative.init, **options))
-    one_step = jax.jit(functools.partial(step, tree=tree))
+    one_step = jax.jit(functools.partial(speculative.step, gamma=gamma, verifier=verifier))
     propose = jax.jit(lambda draft, state, context: draft.propose_tree(state, context, tree)[0])
     prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + tree.num_nodes))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])

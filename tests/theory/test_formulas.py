@@ -1,5 +1,6 @@
 """The closed forms, against the numbers that the paper prints, and by enumeration."""
 
+import functools
 import itertools
 
 import jax
@@ -184,14 +185,10 @@ def test_lenience_at_argmax_accepts_what_is_nearly_as_likely():
     assert formulas.beta_of_lenient_argmax(p, np.array([0.1, 0.6, 0.3]), 0.6) == pytest.approx(0.7)
 
 
-def test_alpha_is_the_mean_over_places():
-    rng = np.random.default_rng(0)
-    p, q = rng.dirichlet(np.ones(5), (2, 7))
-    by_place = [beta(*row) for row in zip(p, q, strict=True)]
-    assert formulas.alpha(p, q) == pytest.approx(np.mean(by_place))
-    assert formulas.alpha(p, q) == pytest.approx(1 - d_lk(p, q).mean())
-    # A.5: no token may come with more than 1 / l times its probability, and more is accepted.
-    assert formulas.alpha(p, q, 0.5) > formulas.alpha(p, q)
+def test_more_is_accepted_with_lenience():
+    """A.5: no token comes with more than 1 / l times its probability."""
+    p, q = np.random.default_rng(0).dirichlet(np.ones(5), (2, 7))
+    assert beta(p, q).mean() < beta(p, q, 0.5).mean()
 
 
 # --- tokens per iteration ----------------------------------------------------------
@@ -241,14 +238,12 @@ def test_equal_rates_at_all_places_are_equation_1(alpha, gamma):
 @given(st.lists(rates, max_size=5))
 def test_rates_that_differ_are_summed_over_all_courses(betas):
     """By enumeration of which drafts are accepted, whether or not they are reached."""
-    expected, pmf = 0.0, np.zeros(len(betas) + 1)
+    expected = 0.0
     for accepted in itertools.product([True, False], repeat=len(betas)):
         probability = np.prod([b if a else 1 - b for a, b in zip(accepted, betas, strict=True)])
         leading = len(list(itertools.takewhile(bool, accepted)))
         expected += probability * (1 + leading)
-        pmf[leading] += probability
     assert expected_tokens_by_position(np.array(betas)) == pytest.approx(expected, rel=1e-12)
-    assert formulas.length_pmf_by_position(np.array(betas)) == pytest.approx(pmf, abs=1e-12)
 
 
 def test_acceptance_is_conditional_on_verification():
@@ -390,29 +385,10 @@ def test_arrays_broadcast_and_numbers_stay_numbers():
     assert optimal_gamma(alphas, np.array([0.01, 0.1, 0.5])).shape == (2, 3)
 
 
-def test_traced_arrays_compute_the_same():
-    alphas = np.linspace(0, 1, 9)
-    pairs = [
-        lambda a: wall_time_improvement(a, 5, 0.1),
-        lambda a: oracle_improvement(a, 0.1),
-        lambda a: guaranteed_improvement(a, 0.3),
-        lambda a: formulas.operations_factor(a, 5, 0.1),
-        lambda a: formulas.length_pmf(a, 3),
-        lambda a: optimal_gamma(a, 0.1, lambda m: 0.9 + 0.1 * m, 30),
-        expected_tokens_by_position,
-    ]
-    for function in pairs:
-        np.testing.assert_allclose(jax.jit(function)(alphas), function(alphas), rtol=1e-4)
+def test_the_formulas_of_distributions_can_be_traced():
     p, q = np.random.default_rng(1).dirichlet(np.ones(4), (2, 3)).astype(np.float32)
-    for function in (d_lk, beta, formulas.beta_of_rejection_sampling):
+    for function in (d_lk, beta, functools.partial(formulas.beta_of_lenient_argmax, lenience=0.4)):
         np.testing.assert_allclose(jax.jit(function)(p, q), function(p, q), rtol=1e-5)
-
-
-def test_equation_1_has_a_derivative():
-    # 1 + a + a^2 + a^3; at the ends the sum is a constant of its own, whose slope is 0.
-    slopes = jax.vmap(jax.grad(lambda a: expected_tokens(a, 3)))(jnp.array([0.0, 0.3, 1.0]))
-    assert np.isfinite(slopes).all()
-    assert slopes[1] == pytest.approx(1 + 2 * 0.3 + 3 * 0.3**2, rel=1e-5)
 
 
 # --- mistakes --------------------------------------------------------------------------

@@ -1,24 +1,12 @@
-"""Text in, text out: tokenising, batching and decoding with a target and a draft.
-
-What the command line, the notebooks and the benchmarks call. Shapes are taken from
-a short list, so that few programs are compiled: sources and prompts are padded to a
-bucket, batches to ``batch_size``.
-
-To an encoder-decoder a text is the source. To a decoder alone (``models.gpt``) it is the
-prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
-"""
+"""A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
 
 import dataclasses
-import functools
 import itertools
 import math
-import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.beams.hypotheses import BeamResult
@@ -31,6 +19,10 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
+from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.batch_run import Run, one_ahead
+from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
+from spec_t5x.generation.generate_options import AUTO, NO_DRAFT, GenerateOptions, options_with
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -39,23 +31,13 @@ from spec_t5x.loops.speculative import Iteration, speculative_decode, speculativ
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
-from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store
 from spec_t5x.types import EOS_ID, PAD_ID
-from spec_t5x.verifiers import TreeVerifier, Verifier, verifier
 
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
-_SMALLEST_BUCKET = 16
-# numpy's count as well.
-_NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: numbers.Integral | str}
-
-# Of gamma: as many drafts as pay (``loops/pace.py``).
-AUTO = "auto"
-# Of the draft's name: plain decoding.
-NO_DRAFT = "none"
 # Options that decide what a step costs.
 _COSTLY = (
     "batch_size",
@@ -67,185 +49,8 @@ _COSTLY = (
     "verifier",
     "widths",
 )
-# Share of plain steps from which the draft counts as left out.
-_LEFT_OUT = 0.8
 # Batches that inputs are sorted by length for: more means less padding, and a longer wait.
 _SORTED = 16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
-    """Settings of a run. The names are those of the command line and of gin."""
-
-    # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" is as many
-    # as pay where and when it decodes, none where none do (``loops/pace.py``).
-    gamma: int | str = AUTO
-    # 0 is argmax. At most one of top_k and top_p, 0 for none.
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
-    # Sequences for each input.
-    num_decodes: int = 1
-    seed: int = 0
-    # Tokens generated at most.
-    max_decode_len: int = 128
-    # Inputs decoded together.
-    batch_size: int = 1
-    # Longest source in tokens, end of sequence included; None takes the checkpoint's. Of a
-    # decoder alone, the longest prompt; None is what its positions leave room for.
-    max_source_len: int | None = None
-    # Cut longer sources at their end, longer prompts at their beginning, instead of refusing
-    # them.
-    truncate: bool = False
-    # Scores under the sampled distribution instead of the model's own.
-    rescale_log_probs: bool = False
-    # Which drafts to keep, by name (``verifiers.VERIFIERS``).
-    verifier: str = "block"
-    # Below 1 the token verifier is lossy: no token comes with more than 1 / lenience
-    # times its probability (section A.5).
-    lenience: float = 1.0
-    # Beam search with this many hypotheses, at temperature 0; 0 does not search. The
-    # best ``num_decodes`` of them are returned.
-    beams: int = 0
-    # Exponent of the brevity penalty: larger values prefer longer texts.
-    beam_alpha: float = 0.6
-    # Drafts for the next places of the verifiers ``multi`` and ``tree``; () for the usual.
-    widths: tuple = ()
-
-    def __post_init__(self):
-        if isinstance(self.widths, list):
-            # gin's sequences.
-            object.__setattr__(self, "widths", tuple(self.widths))
-        self._check_gamma()
-        for field in dataclasses.fields(self):
-            # gin hands over whatever a file binds.
-            value = getattr(self, field.name)
-            if not isinstance(value, _NUMBERS.get(field.type, field.type)):
-                raise InputError(
-                    f"{field.name} is {value!r}: give a value of type "
-                    f"{getattr(field.type, '__name__', field.type)}"
-                )
-        for name in ("num_decodes", "max_decode_len", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: give at least 1")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
-        if self.max_source_len is not None and self.max_source_len < 2:
-            raise InputError(f"max_source_len is {self.max_source_len}: give at least 2")
-        self.sampling()
-        for name in ("top_k", "top_p"):
-            if getattr(self, name) > 0 and not self.temperature:
-                raise InputError(
-                    f"{name} is {getattr(self, name)} and temperature 0, which takes the likeliest "
-                    f"token: give a temperature, or leave {name} out"
-                )
-        self.make_verifier()
-        self._check_beams()
-
-    def _check_gamma(self) -> None:
-        if self.gamma == AUTO:
-            return
-        if not isinstance(self.gamma, numbers.Integral):
-            raise InputError(
-                f"gamma is {self.gamma!r}: give a whole number from 0 (0 is plain decoding), or "
-                f"{AUTO} for as many as pay"
-            )
-        if self.gamma < 0:
-            raise InputError(f"gamma is {self.gamma}: give at least 0 (0 is plain decoding)")
-        if self.gamma > self.max_decode_len:
-            raise InputError(
-                f"gamma is {self.gamma} and max_decode_len {self.max_decode_len}: give at most as "
-                "many drafts as tokens"
-            )
-
-    def _check_beams(self) -> None:
-        if self.beams < 0:
-            raise InputError(f"beams is {self.beams}: give at least 0 (0 does not search)")
-        if not 0 <= self.beam_alpha < float("inf"):
-            raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
-        if not self.beams:
-            return
-        if self.temperature > 0:
-            raise InputError(
-                f"beams is {self.beams} and temperature {self.temperature}: a beam search does "
-                "not sample; set one of them to 0"
-            )
-        if self.num_decodes > self.beams:
-            raise InputError(
-                f"num_decodes is {self.num_decodes} and beams {self.beams}: a search returns at "
-                "most its beams"
-            )
-
-    def make_verifier(self) -> Verifier | TreeVerifier:
-        """Which drafts to keep."""
-        return verifier(self.verifier, lenience=self.lenience, widths=self.widths)
-
-    def sampling(self) -> Sampling:
-        """The distribution to sample from."""
-        return _sampling(self.temperature, self.top_k, self.top_p)
-
-
-# Kept: it holds a device array, which takes longer to make than a token.
-_sampling = functools.lru_cache(sampling)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One output. Counts are of this sequence alone; ``None`` in plain decoding."""
-
-    input: str
-    output: str
-    # Generated token ids, end of sequence included, without a prompt's.
-    output_ids: list[int]
-    # Log-probability (natural logarithm); in a beam search over its brevity penalty.
-    score: float
-    # Calls for this sequence; in a beam search, for all hypotheses of the input.
-    target_calls: int
-    proposed: int | None = None
-    accepted: int | None = None
-    accepted_by_position: list[int] | None = None
-    # Iterations in which a draft was verified at the position.
-    verified_by_position: list[int] | None = None
-    # Generated tokens for each target call; in a speculative beam search, tokens that the
-    # hypotheses grow by.
-    block_efficiency: float | None = None
-    # Mean of sum min(p, q) over verified positions; None if there were none.
-    alpha: float | None = None
-
-
-class Answer(list[Generation]):
-    """An input's outputs, the best first; or why there are none.
-
-    Of an input that cannot be decoded it is empty, ``error`` says why, and asking for an
-    output raises that.
-    """
-
-    def __init__(self, outputs: Iterable[Generation] = (), error: InputError | None = None):
-        super().__init__(outputs)
-        self.error = error
-
-    def __getitem__(self, index):
-        if self.error is not None:
-            raise self.error
-        return super().__getitem__(index)
-
-
-# A batch that the device was set to work on.
-Started = TypeVar("Started")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Inputs ready for the device, padded to shapes that recur."""
-
-    # The real inputs; rows beyond them are padding.
-    texts: list[str]
-    tokens: np.ndarray  # [batch, source] int32
-    # Start token, then what the output begins with; padded with 0.
-    prompts: np.ndarray  # [batch, 1 + prompt length] int32
-    keys: jax.Array  # [batch] keys
-    # 0 for padding rows, which end at once.
-    max_decode_steps: np.ndarray  # [batch] int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -408,7 +213,7 @@ class Generator:
             texts=list(texts),
             tokens=tokens,
             prompts=prompts,
-            keys=_keys(np.uint32(options.seed), padded),
+            keys=random_keys(np.uint32(options.seed), padded),
             max_decode_steps=steps,
         )
 
@@ -416,7 +221,7 @@ class Generator:
         """Sources, and prompts of nothing but the start token."""
         limit = options.max_source_len or self.max_source_len
         width = bucket(max(map(len, ids)), limit)
-        tokens = _padded(ids, options.batch_size, width)
+        tokens = padded(ids, options.batch_size, width)
         # A padding row needs something to attend to.
         tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
         return tokens, np.full((options.batch_size, 1), PAD_ID, np.int32)
@@ -426,7 +231,7 @@ class Generator:
         longest = max(map(len, ids))
         width = bucket(longest, self._longest_prompt(options)) if longest else 0
         start = np.full((options.batch_size, 1), PAD_ID, np.int32)
-        prompts = np.hstack([start, _padded(ids, options.batch_size, width)])
+        prompts = np.hstack([start, padded(ids, options.batch_size, width)])
         return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
 
     def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
@@ -443,30 +248,12 @@ class Generator:
         """
         if options.gamma == AUTO and pace is None:
             pace = self.pace(batch, options)
-        common = _loop_options(batch, options)
-        chosen = options.make_verifier()
+        rows, common = _loop_arguments(batch, options)
         if self.draft is None or (options.gamma == AUTO and pace is None):
-            return _decode_plainly(
-                self.target,
-                batch.tokens,
-                batch.prompts,
-                batch.keys,
-                options.sampling(),
-                coupled=chosen.coupled,
-                **common,
-            )
-        return _decode_speculatively(
-            self.target,
-            self.draft,
-            batch.tokens,
-            batch.prompts,
-            batch.keys,
-            options.sampling(),
-            gamma=options.gamma if pace is None else pace.largest,
-            verifier=chosen,
-            pace=pace,
-            **common,
-        )
+            coupled = options.make_verifier().coupled
+            return _decode_plainly(self.target, *rows, coupled=coupled, **common)
+        common |= _draft_options(options, pace)
+        return _decode_speculatively(self.target, self.draft, *rows, **common)
 
     def costs(self, batch: Batch, options: GenerateOptions) -> Costs:
         """What speculation costs for batches like this one: measured once, and remembered.
@@ -488,7 +275,7 @@ class Generator:
             return self.decode(dataclasses.replace(batch, max_decode_steps=steps), options, pace)
 
         def measure() -> Costs:
-            whole = isinstance(chosen, TreeVerifier)
+            whole = chosen.tree(1) is not None
             return costs_lib.measure(
                 decode, costs_lib.largest_limit(self.draft, chosen), whole=whole
             )
@@ -512,7 +299,7 @@ class Generator:
             return None
         return Pace.start(costs, rows=options.batch_size * options.num_decodes)
 
-    def run(self, options: GenerateOptions) -> "Run":
+    def run(self, options: GenerateOptions) -> Run:
         """Decodes batch after batch: with gamma "auto" each at the pace of those before it."""
         return Run(self, options)
 
@@ -561,7 +348,7 @@ class Generator:
         Raises:
           InputError: options that do not fit together.
         """
-        options = _options(options, changes)
+        options = options_with(options, changes)
         texts = [texts] if isinstance(texts, str) else texts
         return self._answers(((text, None) for text in texts), options, first)
 
@@ -649,23 +436,14 @@ class Generator:
           InputError: as of ``decode``.
         """
         pace = Pace.start(self.costs(batch, options)) if options.gamma == AUTO else None
-        return speculative_steps(
-            self.target,
-            self.draft,
-            batch.tokens,
-            batch.prompts,
-            batch.keys,
-            options.sampling(),
-            gamma=options.gamma if pace is None else pace.largest,
-            verifier=options.make_verifier(),
-            pace=pace,
-            **_loop_options(batch, options),
-        )
+        rows, common = _loop_arguments(batch, options)
+        common |= _draft_options(options, pace)
+        return speculative_steps(self.target, self.draft, *rows, **common)
 
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""
         decoded = jax.device_get(decoded)
-        skipped = _prompt_lengths(batch)
+        skipped = prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             error = _unsound("target", text, decoded.scores[row])
             if error is None and decoded.stats is not None:
@@ -683,7 +461,7 @@ class Generator:
         """As ``collect``, of a search."""
         result = jax.device_get(result)
         speculative = self.draft is not None and options.gamma not in (0, AUTO)
-        skipped = _prompt_lengths(batch)
+        skipped = prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
             calls = int(result.stats.target_calls[row])
             efficiency = float(result.stats.block_efficiency[row]) if speculative else None
@@ -730,123 +508,6 @@ class Generator:
         )
 
 
-@dataclasses.dataclass
-class Run:
-    """Batches of some options, decoded one after the other."""
-
-    generator: Generator
-    options: GenerateOptions
-    # With gamma "auto": of the batch decoded last, on the device; None before the first one,
-    # and where no draft can pay.
-    pace: Pace | None = None
-    # Of the sources that were decoded at a pace: each has a program of its own.
-    _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
-    # The pace that was last looked at, and whether it takes plain steps.
-    _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
-    # Plain steps that the pace has not been told of.
-    _uncredited: int = dataclasses.field(default=0, init=False)
-
-    def __post_init__(self):
-        if self.pace is None and self.repeats:
-            self.pace = self.generator._paces.get(self.options)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether texts are the same at any pace."""
-        return self.options.sampling().greedy or self.options.make_verifier().coupled
-
-    def start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
-        """Sets the device to work; the answers are waited for by calling."""
-        generator, options = self.generator, self.options
-        if options.beams:
-            found = generator.search(batch, options)
-            return functools.partial(generator.collect_beams, batch, found, options)
-        if self._leaves_out_the_draft(batch):
-            return functools.partial(self._credit, batch, generator.plain().decode(batch, options))
-        return functools.partial(generator.collect, batch, self.decode(batch))
-
-    def _leaves_out_the_draft(self, batch: Batch) -> bool:
-        """Whether plain decoding is what the pace would do, in a program still to be made.
-
-        To make or load one with the draft takes longer than one without.
-        """
-        shape = batch.tokens.shape
-        if self.pace is not None and shape not in self._shapes:
-            if self._uncredited:
-                self.pace = _without_the_draft(self.pace, np.int32(self._uncredited))
-                self._uncredited = 0
-            if self._is_plain():
-                return True
-        self._shapes.add(shape)
-        return False
-
-    def _credit(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
-        """``Generator.collect`` of plain decoding, whose steps pay for looking at the draft."""
-        decoded = jax.device_get(decoded)
-        self._uncredited += int(np.max(decoded.lengths)) - min(_prompt_lengths(batch))
-        yield from self.generator.collect(batch, decoded)
-
-    def _is_plain(self) -> bool:
-        """Whether the pace would take a plain step; waits for the batch that it is of."""
-        if self._judged[0] is not self.pace:
-            self._judged = self.pace, not _limit(self.pace)
-        return self._judged[1]
-
-    def decode(self, batch: Batch) -> Decoded:
-        """``Generator.decode`` at this run's pace."""
-        decoded = self.generator.decode(batch, self.options, self.pace)
-        self.pace = decoded.pace
-        return decoded
-
-    def remember(self) -> None:
-        """Begins the generator's next run of these options at the pace of this one."""
-        if self.pace is not None and self.repeats:
-            self.generator._paces[self.options] = self.pace
-
-    @property
-    def verdict(self) -> str | None:
-        """Why the draft was left out, where it mostly was."""
-        costs = self.generator._costs.get(self.options)
-        if costs is None:
-            return None
-        one = next(cost for cost in costs.iteration[1:] if math.isfinite(cost))
-        if math.isinf(costs.needed):
-            return (
-                f"the draft was left out: at batch size {self.options.batch_size} its iterations "
-                f"take {one:.2f} plain steps and more, which no acceptance pays for"
-            )
-        if self.pace is None:
-            return None
-        pace = jax.device_get(self.pace)
-        share = pace.plain_steps / max(pace.plain_steps + pace.iterations, 1)
-        if share < _LEFT_OUT:
-            return None
-        pays = f"it pays here from an acceptance rate of about {costs.needed:.0%}"
-        if not pace.iterations:
-            return f"the draft was left out: {pays}"
-        return (
-            f"the draft was left out of {share:.0%} of the steps: {pays}, and "
-            f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
-        )
-
-
-def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """The outputs of each input; raises the first ``InputError`` among them."""
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-        yield answer
-
-
-def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
-    """Yields each once the next one is started, which the device goes on with meanwhile."""
-    waiting: list[Started] = []
-    for batch in started:
-        yield from waiting
-        waiting = [batch]
-    yield from waiting
-
-
 def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
     """Why an input has no text, where what a model computed for it is not finite."""
     if np.all(np.isfinite(values)):
@@ -854,29 +515,29 @@ def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
     return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
 
 
-def bucket(length: int, limit: int) -> int:
-    """The padded length of a source or prompt: the next power of two, at least 16.
-
-    >>> [bucket(n, 96) for n in (3, 17, 60, 90)]
-    [16, 32, 64, 96]
-    """
-    size = _SMALLEST_BUCKET
-    while size < length:
-        size *= 2
-    return max(length, min(size, limit))
+def _num_parameters(tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _options(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
-    options = GenerateOptions() if options is None else options
-    if not isinstance(options, GenerateOptions):
-        raise InputError(
-            f"options are {options!r}: give GenerateOptions(…), or single ones by name"
-        )
-    known = [field.name for field in dataclasses.fields(options)]
-    for name in changes:
-        if name not in known:
-            raise InputError(f"there is no option {name!r}: choose from {', '.join(known)}")
-    return dataclasses.replace(options, **changes)
+def _room(batch: Batch, options: GenerateOptions) -> int:
+    """The loops' ``max_decode_len``, which counts the prompt."""
+    return batch.prompts.shape[1] - 1 + options.max_decode_len
+
+
+def _loop_arguments(batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
+    """What every loop takes, by place and by name."""
+    return (batch.tokens, batch.prompts, batch.keys, options.sampling()), {
+        "max_decode_len": _room(batch, options),
+        "max_decode_steps": batch.max_decode_steps,
+        "num_decodes": options.num_decodes,
+        "rescale_log_probs": options.rescale_log_probs,
+    }
+
+
+def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
+    """What the loops with a draft take beside that."""
+    gamma = options.gamma if pace is None else pace.largest
+    return {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}
 
 
 # Loaded whole where a process before has made them.
@@ -887,43 +548,3 @@ _decode_speculatively = Kept(
     speculative_decode,
     ("gamma", "max_decode_len", "num_decodes", "rescale_log_probs", "verifier"),
 )
-
-_limit = Kept(jax.jit(Pace.limit), ())
-_without_the_draft = Kept(jax.jit(Pace.without_the_draft), ())
-
-
-@jax.jit
-def _keys(seed, places):
-    """A random key for each input, by its place among all."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(places))
-
-
-def _num_parameters(tree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _padded(ids: Sequence[list[int]], rows: int, width: int) -> np.ndarray:
-    """The ids of each row, then padding, ``[rows, width]``."""
-    padded = np.full((rows, width), PAD_ID, np.int32)
-    for row, row_ids in enumerate(ids):
-        padded[row, : len(row_ids)] = row_ids
-    return padded
-
-
-def _prompt_lengths(batch: Batch) -> list[int]:
-    """Tokens of each row's prompt after the start token."""
-    return np.count_nonzero(np.asarray(batch.prompts)[:, 1:] != PAD_ID, axis=1).tolist()
-
-
-def _room(batch: Batch, options: GenerateOptions) -> int:
-    """The loops' ``max_decode_len``, which counts the prompt."""
-    return batch.prompts.shape[1] - 1 + options.max_decode_len
-
-
-def _loop_options(batch: Batch, options: GenerateOptions) -> dict:
-    return {
-        "max_decode_len": _room(batch, options),
-        "max_decode_steps": batch.max_decode_steps,
-        "num_decodes": options.num_decodes,
-        "rescale_log_probs": options.rescale_log_probs,
-    }

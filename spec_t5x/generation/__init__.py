@@ -1,0 +1,30 @@
+"""Text in, text out: tokenising, batching and decoding with a target and a draft.
+
+What the command line, the notebooks and the benchmarks call. Shapes are taken from
+a short list, so that few programs are compiled: sources and prompts are padded to a
+bucket, batches to ``batch_size``.
+
+To an encoder-decoder a text is the source. To a decoder alone (``models.gpt``) it is the
+prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
+"""
+
+from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.batch_run import Run, one_ahead
+from spec_t5x.generation.batches import Batch, bucket
+from spec_t5x.generation.generate_options import AUTO, NO_DRAFT, GenerateOptions
+from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
+
+__all__ = [
+    "AUTO",
+    "DEFAULT_MAX_SOURCE_LENGTH",
+    "NO_DRAFT",
+    "Answer",
+    "Batch",
+    "GenerateOptions",
+    "Generation",
+    "Generator",
+    "Run",
+    "all_answered",
+    "bucket",
+    "one_ahead",
+]

@@ -1,0 +1,136 @@
+"""Batch after batch of some options: at gamma "auto" each at the pace of those before it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from spec_t5x.generation.answers import Answer
+from spec_t5x.generation.batches import Batch, prompt_lengths
+from spec_t5x.generation.generate_options import GenerateOptions
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import Pace
+from spec_t5x.machine.programs import Kept
+
+# A batch that the device was set to work on.
+Started = TypeVar("Started")
+# Share of plain steps from which the draft counts as left out.
+_LEFT_OUT = 0.8
+
+
+@dataclasses.dataclass
+class Run:
+    """Batches of some options, decoded one after the other."""
+
+    # A ``Generator``, which makes runs.
+    generator: Any
+    options: GenerateOptions
+    # With gamma "auto": of the batch decoded last, on the device; None before the first one,
+    # and where no draft can pay.
+    pace: Pace | None = None
+    # Of the sources that were decoded at a pace: each has a program of its own.
+    _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
+    # The pace that was last looked at, and whether it takes plain steps.
+    _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
+    # Plain steps that the pace has not been told of.
+    _uncredited: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self):
+        if self.pace is None and self.repeats:
+            self.pace = self.generator._paces.get(self.options)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether texts are the same at any pace."""
+        return self.options.sampling().greedy or self.options.make_verifier().coupled
+
+    def start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
+        """Sets the device to work; the answers are waited for by calling."""
+        generator, options = self.generator, self.options
+        if options.beams:
+            found = generator.search(batch, options)
+            return functools.partial(generator.collect_beams, batch, found, options)
+        if self._leaves_out_the_draft(batch):
+            return functools.partial(self._credit, batch, generator.plain().decode(batch, options))
+        return functools.partial(generator.collect, batch, self.decode(batch))
+
+    def _leaves_out_the_draft(self, batch: Batch) -> bool:
+        """Whether plain decoding is what the pace would do, in a program still to be made.
+
+        To make or load one with the draft takes longer than one without.
+        """
+        shape = batch.tokens.shape
+        if self.pace is not None and shape not in self._shapes:
+            if self._uncredited:
+                self.pace = _without_the_draft(self.pace, np.int32(self._uncredited))
+                self._uncredited = 0
+            if self._is_plain():
+                return True
+        self._shapes.add(shape)
+        return False
+
+    def _credit(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
+        """``Generator.collect`` of plain decoding, whose steps pay for looking at the draft."""
+        decoded = jax.device_get(decoded)
+        self._uncredited += int(np.max(decoded.lengths)) - min(prompt_lengths(batch))
+        yield from self.generator.collect(batch, decoded)
+
+    def _is_plain(self) -> bool:
+        """Whether the pace would take a plain step; waits for the batch that it is of."""
+        if self._judged[0] is not self.pace:
+            self._judged = self.pace, not _limit(self.pace)
+        return self._judged[1]
+
+    def decode(self, batch: Batch) -> Decoded:
+        """``Generator.decode`` at this run's pace."""
+        decoded = self.generator.decode(batch, self.options, self.pace)
+        self.pace = decoded.pace
+        return decoded
+
+    def remember(self) -> None:
+        """Begins the generator's next run of these options at the pace of this one."""
+        if self.pace is not None and self.repeats:
+            self.generator._paces[self.options] = self.pace
+
+    @property
+    def verdict(self) -> str | None:
+        """Why the draft was left out, where it mostly was."""
+        costs = self.generator._costs.get(self.options)
+        if costs is None:
+            return None
+        one = next(cost for cost in costs.iteration[1:] if math.isfinite(cost))
+        if math.isinf(costs.needed):
+            return (
+                f"the draft was left out: at batch size {self.options.batch_size} its iterations "
+                f"take {one:.2f} plain steps and more, which no acceptance pays for"
+            )
+        if self.pace is None:
+            return None
+        pace = jax.device_get(self.pace)
+        share = pace.plain_steps / max(pace.plain_steps + pace.iterations, 1)
+        if share < _LEFT_OUT:
+            return None
+        pays = f"it pays here from an acceptance rate of about {costs.needed:.0%}"
+        if not pace.iterations:
+            return f"the draft was left out: {pays}"
+        return (
+            f"the draft was left out of {share:.0%} of the steps: {pays}, and "
+            f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
+        )
+
+
+def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
+    """Yields each once the next one is started, which the device goes on with meanwhile."""
+    waiting: list[Started] = []
+    for batch in started:
+        yield from waiting
+        waiting = [batch]
+    yield from waiting
+
+
+_limit = Kept(jax.jit(Pace.limit), ())
+_without_the_draft = Kept(jax.jit(Pace.without_the_draft), ())

@@ -1,0 +1,147 @@
+"""What a run is set up with: the names are those of the command line and of gin."""
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Iterator
+
+from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import Sampling, sampling
+from spec_t5x.verifiers import Verifier, verifier
+
+# Of gamma: as many drafts as pay (``loops/pace.py``).
+AUTO = "auto"
+# Of the draft's name: plain decoding.
+NO_DRAFT = "none"
+# numpy's count as well; a gamma that is neither number nor word has a message of its own.
+_NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: object}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Settings of a run. The names are those of the command line and of gin."""
+
+    # Tokens that the draft proposes in each iteration; 0 is plain decoding. "auto" is as many
+    # as pay where and when it decodes, none where none do (``loops/pace.py``).
+    gamma: int | str = AUTO
+    # 0 is argmax. At most one of top_k and top_p, 0 for none.
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    # Sequences for each input.
+    num_decodes: int = 1
+    seed: int = 0
+    # Tokens generated at most.
+    max_decode_len: int = 128
+    # Inputs decoded together.
+    batch_size: int = 1
+    # Longest source in tokens, end of sequence included; None takes the checkpoint's. Of a
+    # decoder alone, the longest prompt; None is what its positions leave room for.
+    max_source_len: int | None = None
+    # Cut longer sources at their end, longer prompts at their beginning, instead of refusing
+    # them.
+    truncate: bool = False
+    # Scores under the sampled distribution instead of the model's own.
+    rescale_log_probs: bool = False
+    # Which drafts to keep, by name (``verifiers.VERIFIERS``).
+    verifier: str = "block"
+    # Below 1 the token verifier is lossy: no token comes with more than 1 / lenience
+    # times its probability (section A.5).
+    lenience: float = 1.0
+    # Beam search with this many hypotheses, at temperature 0; 0 does not search. The
+    # best ``num_decodes`` of them are returned.
+    beams: int = 0
+    # Exponent of the brevity penalty: larger values prefer longer texts.
+    beam_alpha: float = 0.6
+    # Drafts for the next places of the verifiers ``multi`` and ``tree``; () for the usual.
+    widths: tuple = ()
+
+    def __post_init__(self):
+        if isinstance(self.widths, list):
+            # gin's sequences.
+            object.__setattr__(self, "widths", tuple(self.widths))
+        for field in dataclasses.fields(self):
+            # gin hands over whatever a file binds.
+            value = getattr(self, field.name)
+            if not isinstance(value, _NUMBERS.get(field.type, field.type)):
+                wanted = getattr(field.type, "__name__", field.type)
+                raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
+        for is_wrong, message in self._mistakes():
+            if is_wrong:
+                raise InputError(message)
+
+    def _mistakes(self) -> Iterator[tuple[bool, str]]:
+        """Whether each of the mistakes is made, and what to say then."""
+        gamma, length, beams = self.gamma, self.max_decode_len, self.beams
+        if gamma != AUTO:
+            yield (
+                not isinstance(gamma, numbers.Integral),
+                f"gamma is {gamma!r}: give a whole number from 0 (0 is plain decoding), or {AUTO} "
+                "for as many as pay",
+            )
+            yield gamma < 0, f"gamma is {gamma}: give at least 0 (0 is plain decoding)"
+            yield (
+                gamma > length,
+                f"gamma is {gamma} and max_decode_len {length}: give at most as many drafts as "
+                "tokens",
+            )
+        for name in ("num_decodes", "max_decode_len", "batch_size"):
+            value = getattr(self, name)
+            yield value < 1, f"{name} is {value}: give at least 1"
+        yield not 0 <= self.seed < 2**32, f"seed is {self.seed}: give 0 to {2**32 - 1}"
+        longest = self.max_source_len
+        yield (
+            longest is not None and longest < 2,
+            f"max_source_len is {longest}: give at least 2",
+        )
+        # They check what they are made of.
+        self.sampling()
+        self.make_verifier()
+        for name in ("top_k", "top_p"):
+            value = getattr(self, name)
+            yield (
+                value > 0 and not self.temperature,
+                f"{name} is {value} and temperature 0, which takes the likeliest token: give a "
+                f"temperature, or leave {name} out",
+            )
+        yield beams < 0, f"beams is {beams}: give at least 0 (0 does not search)"
+        yield (
+            not 0 <= self.beam_alpha < float("inf"),
+            f"beam_alpha is {self.beam_alpha}: give a finite number from 0",
+        )
+        yield (
+            beams and self.temperature > 0,
+            f"beams is {beams} and temperature {self.temperature}: a beam search does not sample; "
+            "set one of them to 0",
+        )
+        yield (
+            beams and self.num_decodes > beams,
+            f"num_decodes is {self.num_decodes} and beams {beams}: a search returns at most its "
+            "beams",
+        )
+
+    def make_verifier(self) -> Verifier:
+        """Which drafts to keep."""
+        return verifier(self.verifier, lenience=self.lenience, widths=self.widths)
+
+    def sampling(self) -> Sampling:
+        """The distribution to sample from."""
+        return _sampling(self.temperature, self.top_k, self.top_p)
+
+
+# Kept: it holds a device array, which takes longer to make than a token.
+_sampling = functools.lru_cache(sampling)
+
+
+def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOptions:
+    """The options, None for the usual ones, with the changes, each by its name."""
+    options = GenerateOptions() if options is None else options
+    if not isinstance(options, GenerateOptions):
+        raise InputError(
+            f"options are {options!r}: give GenerateOptions(…), or single ones by name"
+        )
+    known = [field.name for field in dataclasses.fields(options)]
+    for name in changes:
+        if name not in known:
+            raise InputError(f"there is no option {name!r}: choose from {', '.join(known)}")
+    return dataclasses.replace(options, **changes)
