@@ -136,7 +136,7 @@ def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(model_flag
     # ``evaluate`` finds the same figures of the exported model.
     capfd.readouterr()
     words = ["--mixture_or_task", MIXTURE, "--limit", "4", "--target", str(whole / "model")]
-    lengths = "--gin.EvaluationOptions.task_feature_lengths={'inputs': 16, 'targets': 12}"
+    lengths = "--gin.TextSource.task_feature_lengths={'inputs': 16, 'targets': 12}"
     assert main(["evaluate", *words, "--gamma", "0", "--draft", "none", lengths]) == 0
     printed = capfd.readouterr().out.replace("}\n{", "}\0{").split("\0")
     for report in map(json.loads, printed):
