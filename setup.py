@@ -16,7 +16,14 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["spec_t5x", "spec_t5x.*"]),
     # The default pair: Orbax directories, whose files have no common ending.
-    package_data={"spec_t5x": ["pretrained/**/*", "machine/cpu_kernels/*.cc"]},
+    package_data={
+        "spec_t5x": [
+            "pretrained/**/*",
+            "machine/cpu_kernels/*.cc",
+            "experiments/reproduction/*.json",
+            "experiments/reproduction/*.jinja",
+        ]
+    },
     install_requires=[
         "jax>=0.10,<0.13",
         "flax>=0.12,<0.13",
@@ -39,6 +46,9 @@ setup(
         "rouge-score>=0.1.2,<0.2",
         "tokenizers>=0.21,<1",
         "matplotlib>=3.9,<4",
+        # The report of ``spec-t5x reproduce``: its page, and tables in Markdown.
+        "jinja2>=3.1,<4",
+        "tabulate>=0.9,<1",
         # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
         "importlib_resources>=6,<8",
     ],
@@ -75,8 +85,6 @@ setup(
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
-            # Tables of the README, from what benchmarks/ holds.
-            "tabulate>=0.9,<1",
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",

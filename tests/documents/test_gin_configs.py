@@ -26,7 +26,7 @@ from spec_t5x.experiments.neighbours.options import NeighboursOptions
 from spec_t5x.experiments.objectives import ObjectivesOptions
 from spec_t5x.experiments.overhead import OverheadOptions
 from spec_t5x.experiments.pacing import PacingOptions
-from spec_t5x.experiments.reproduction.items import Setting
+from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.inference.options import InferOptions
@@ -99,7 +99,7 @@ CLASSES = (
     EvaluationOptions,
     InferOptions,
     SyntheticOptions,
-    Setting,
+    ReproduceOptions,
     AcceptanceRun,
     AcceptanceOptions,
 )
@@ -171,7 +171,7 @@ def no_bindings(monkeypatch):
     ):
         gin.external_configurable(subject, module="spec_t5x")
     gin.external_configurable(SyntheticOptions, module="spec_t5x")
-    gin.external_configurable(Setting, module="spec_t5x")
+    gin.external_configurable(ReproduceOptions, module="spec_t5x")
     gin.external_configurable(AcceptanceRun, module="spec_t5x")
     gin.external_configurable(AcceptanceOptions, module="spec_t5x")
     gin.clear_config()
