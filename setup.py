@@ -16,7 +16,14 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["spec_t5x", "spec_t5x.*"]),
     # The default pair: Orbax directories, whose files have no common ending.
-    package_data={"spec_t5x": ["pretrained/**/*", "machine/cpu_kernels/*.cc"]},
+    package_data={
+        "spec_t5x": [
+            "pretrained/**/*",
+            "machine/cpu_kernels/*.cc",
+            "experiments/reproduction/*.json",
+            "experiments/reproduction/*.jinja",
+        ]
+    },
     install_requires=[
         "jax>=0.10,<0.13",
         "flax>=0.12,<0.13",
@@ -39,7 +46,8 @@ setup(
         "rouge-score>=0.1.2,<0.2",
         "tokenizers>=0.21,<1",
         "matplotlib>=3.9,<4",
-        # Tables of results, and the machine that they are from.
+        # The page of ``spec-t5x reproduce``; tables of results; the machine that they are from.
+        "jinja2>=3.1,<4",
         "tabulate>=0.9,<1",
         "psutil>=6,<8",
         # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.

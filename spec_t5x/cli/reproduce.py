@@ -1,12 +1,11 @@
-"""``spec-t5x reproduce``: the paper's tables and figures, made again, as a report."""
+"""``spec-t5x reproduce``: the paper's tables and figures, again, as a report."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from spec_t5x.errors import InputError
 
-HELP = "make the paper's tables and figures again: a report in HTML and Markdown"
+HELP = "reproduce the paper's tables and figures: a report in HTML and Markdown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("items", nargs="*", metavar="ITEM", help="table1, figure2, …; all stands for every one")
     add("--output", type=Path, metavar="DIR", help="of the report, and of what is kept")
-    add("--list", action="store_true", help="say what there is and how long it takes")
+    add("--list", action="store_true", help="list the items and how long they take")
     add("--quick", action="store_true", default=None, help="fewer tokens: minutes, not an hour")
     add(
         "--data_dir",
@@ -32,29 +31,20 @@ def run(args: argparse.Namespace) -> int:
     import gin
 
     from spec_t5x.cli.gin_files import parse_gin
-    from spec_t5x.experiments.reproduction import registry
-    from spec_t5x.experiments.reproduction.items import Setting
-    from spec_t5x.experiments.reproduction.run import Request, listing, reproduce
+    from spec_t5x.cli.settings import say
+    from spec_t5x.experiments.reproduction import reproduce
+    from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 
-    make = gin.external_configurable(Setting, module="spec_t5x")
+    make = gin.external_configurable(ReproduceOptions, module="spec_t5x")
     parse_gin(args.gin_file, args.gin_bindings)
     names = ("quick", "data_dir", "seed")
-    setting = make(**{n: getattr(args, n) for n in names if getattr(args, n) is not None})
+    options = make(**{n: getattr(args, n) for n in names if getattr(args, n) is not None})
     if not args.items and not args.list:
         raise InputError("nothing to reproduce: give all, or names that --list shows")
-    items = registry.select(args.items or [registry.ALL])
+    items = reproduce.select(args.items or [reproduce.ALL])
     if args.list:
-        print(listing(items, setting))
+        print(reproduce.listing(items, options))
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    _check_available(args.items, items, setting)
-    request = Request(items=items, setting=setting, output=args.output, fresh=args.fresh)
-    return reproduce(request, sys.stderr)
-
-
-def _check_available(names: list[str], items, setting) -> None:
-    """What was asked for by name must be possible; of all, what is not is reported."""
-    for item in items:
-        if item.name in names and (reason := item.unavailable(setting)):
-            raise InputError(f"{item.name} cannot be computed here: {reason}")
+    return reproduce.reproduce(items, options, args.output, say, fresh=args.fresh)

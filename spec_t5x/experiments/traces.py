@@ -1,66 +1,19 @@
-"""Figure 1: the iterations of one decode, a line each, for terminals and for files.
+"""Figure 1: the iterations of one decode, a line each.
 
-    green   proposed by the draft and accepted by the target
-    red     (struck out) the first proposal that the target rejected
-    blue    the target's own token: the correction, or the one after a whole block
-
-A ``Trace`` is what happened, as texts; ``styled`` is the one place that says how it looks.
+green   proposed by the draft and accepted by the target
+red     (struck out) the first proposal that the target rejected
+blue    the target's own token: the correction, or the one after a whole block
 """
 
 import dataclasses
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from spec_t5x.types import EOS_ID
 
 ACCEPTED, REJECTED, TARGET = "green", "red strike", "blue"
-
-# Dark enough to be read on white; rich's own are for black.
-_THEME = TerminalTheme(
-    (255, 255, 255),
-    (40, 40, 40),
-    [
-        (0, 0, 0),
-        (200, 30, 30),
-        (20, 130, 40),
-        (150, 110, 0),
-        (30, 70, 210),
-        (130, 40, 150),
-        (0, 120, 130),
-        (120, 120, 120),
-    ],
-)
-_FONT = "ui-monospace, Menlo, 'DejaVu Sans Mono', Consolas, monospace"
-# rich's templates without the window around the text, and without its fonts from the net.
-_SVG = """<svg class="rich-terminal" viewBox="0 0 {terminal_width} {terminal_height}" \
-xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{ font-family: %s; font-size: {char_height}px; \
-line-height: {line_height}px; }}
-{styles}
-</style>
-<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" \
-width="{terminal_width}" height="{terminal_height}" /></clipPath>{lines}</defs>
-<rect fill="#ffffff" width="100%%" height="100%%" />
-<g clip-path="url(#{unique_id}-clip-terminal)">{backgrounds}
-<g class="{unique_id}-matrix">{matrix}</g></g>
-</svg>
-""".replace("%s", _FONT).replace("%%", "%")
-_HTML = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Speculative decoding, a line for each \
-iteration</title><style>
-{stylesheet}
-body {{ color: {foreground}; background-color: {background}; }}
-pre {{ font-family: %s; line-height: 1.5; }}
-</style></head>
-<body><pre><code>{code}</code></pre></body></html>
-""".replace("%s", _FONT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,10 +35,10 @@ class Trace:
 
     lines: tuple[TraceLine, ...]
 
-    @property
-    def target_calls(self) -> int:
-        """Serial calls of the target: one for each iteration."""
-        return len(self.lines)
+    @classmethod
+    def from_json(cls, lines: list[Mapping[str, Any]]) -> "Trace":
+        """From what ``dataclasses.asdict`` makes of the lines."""
+        return cls(lines=tuple(TraceLine(**line) for line in lines))
 
     @property
     def num_tokens(self) -> int:
@@ -93,24 +46,10 @@ class Trace:
         own = sum(line.corrected is not None for line in self.lines)
         return own + sum(len(line.accepted) for line in self.lines)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The trace as JSON can hold it."""
-        return [dataclasses.asdict(line) for line in self.lines]
-
-    @classmethod
-    def from_json(cls, lines: list[dict[str, Any]]) -> "Trace":
-        """The inverse of ``to_json``."""
-        return cls(
-            lines=tuple(
-                TraceLine(
-                    before=tuple(line["before"]),
-                    accepted=tuple(line["accepted"]),
-                    rejected=line["rejected"],
-                    corrected=line["corrected"],
-                )
-                for line in lines
-            )
-        )
+    @property
+    def counts(self) -> str:
+        """Tokens, and serial calls of the target: one for each iteration."""
+        return f"{self.num_tokens} tokens with {len(self.lines)} target calls"
 
 
 def record(generator, text: str, options, place: int = 0) -> Trace:
@@ -147,16 +86,10 @@ def styled(line: TraceLine) -> Text:
     return text
 
 
-def legend(target_calls: int, num_tokens: int) -> Text:
+def legend(trace: Trace) -> Text:
     """What the colours mean, and what the trace comes to."""
-    return Text.assemble(
-        f"{num_tokens} tokens with {target_calls} target calls: ",
-        ("accepted", ACCEPTED),
-        ", ",
-        ("rejected", REJECTED),
-        ", ",
-        ("the target's own", TARGET),
-    )
+    parts = (("accepted", ACCEPTED), ", ", ("rejected", REJECTED), ", ")
+    return Text.assemble(f"{trace.counts}: ", *parts, ("the target's own", TARGET))
 
 
 def plain_text(trace: Trace) -> str:
@@ -169,37 +102,8 @@ def plain_text(trace: Trace) -> str:
         if line.corrected is not None:
             text += f" {{+{line.corrected}+}}"
         lines.append(f"{number:3d} {text}")
-    lines.append(
-        f"{trace.num_tokens} tokens with {trace.target_calls} target calls: accepted, "
-        "[-rejected-], {+the target's own+}"
-    )
+    lines.append(f"{trace.counts}: accepted, [-rejected-], {{+the target's own+}}")
     return "\n".join(lines) + "\n"
-
-
-def svg(trace: Trace, width: int = 110) -> str:
-    """A picture that holds all it needs; ``width`` is in characters."""
-    return _recorded(trace, width).export_svg(
-        title="", theme=_THEME, code_format=_SVG, unique_id="trace"
-    )
-
-
-def html(trace: Trace, width: int = 110) -> str:
-    """A page that holds all it needs; ``width`` is in characters."""
-    return _recorded(trace, width).export_html(theme=_THEME, code_format=_HTML)
-
-
-def _recorded(trace: Trace, width: int) -> Console:
-    console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
-    # A grid, so that what is too long for a line goes on under its own beginning.
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right", style="bright_black", no_wrap=True)
-    grid.add_column()
-    for number, line in enumerate(trace.lines, 1):
-        grid.add_row(str(number), styled(line))
-    console.print(grid)
-    console.print()
-    console.print(legend(trace.target_calls, trace.num_tokens))
-    return console
 
 
 def _pieces(vocabulary, ids) -> list[str]:

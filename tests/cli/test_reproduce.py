@@ -6,9 +6,8 @@ import gin
 import pytest
 
 from spec_t5x.cli.main import main
-from spec_t5x.experiments.reproduction import registry
-from spec_t5x.experiments.reproduction.items import Item, Part
-from spec_t5x.experiments.reproduction.sections import Section
+from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction.contents import Item
 
 
 @pytest.fixture(autouse=True)
@@ -32,25 +31,21 @@ def reproduce(capsys):
 
 @pytest.fixture
 def only(monkeypatch):
-    """``only(*items)`` are known."""
+    """``only(name=item)`` are known."""
 
-    def replace(*items):
-        monkeypatch.setattr(registry, "ITEMS", items)
+    def replace(**items):
+        monkeypatch.setattr(running, "ITEMS", items)
 
     return replace
 
 
-def item(name, seen=None, **kwargs):
-    def compute(report):
-        return {}
-
-    def parts(setting):
+def item(seen=None):
+    def compute(options, results):
         if seen is not None:
-            seen.append(setting)
-        return [Part(name=f"{name}/part", inputs={}, seconds=1.0, compute=compute)]
+            seen.append(options)
+        return {"part": results("part", {}, 1.0, dict)}
 
-    render = lambda setting, done: Section(title=name)  # noqa: E731
-    return Item(name=name, title=name, parts=parts, render=render, **kwargs)
+    return Item("title", compute, lambda options, found: [])
 
 
 def test_closed_forms_by_name(reproduce, tmp_path):
@@ -58,7 +53,12 @@ def test_closed_forms_by_name(reproduce, tmp_path):
     assert (status, out) == (0, "")
     output = tmp_path / "new" / "results"
     assert f"the report is {output / 'report.html'}" in err
-    assert {path.name for path in output.iterdir()} == {"report.html", "report.md", "results.json"}
+    assert {path.name for path in output.iterdir()} == {
+        "figures",
+        "report.html",
+        "report.md",
+        "results.json",
+    }
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     # In the report's order, not the command's.
     assert list(results["items"]) == ["table1", "factors"]
@@ -66,22 +66,23 @@ def test_closed_forms_by_name(reproduce, tmp_path):
 
 def test_settings_come_from_flags_and_gin(reproduce, only, tmp_path):
     seen = []
-    only(item("one", seen))
+    only(one=item(seen))
     gin_file = tmp_path / "run.gin"
-    gin_file.write_text("Setting.quick = True\nSetting.seed = 5\n")
+    gin_file.write_text("ReproduceOptions.quick = True\nReproduceOptions.seed = 5\n")
     for flags in ((), ("--seed", 7)):
         assert reproduce("all", "--output", tmp_path, "--gin_file", gin_file, *flags)[0] == 0
-    assert [(setting.quick, setting.seed) for setting in seen] == [(True, 5), (True, 7)]
+    # Planned, then computed.
+    assert [(each.quick, each.seed) for each in seen] == [(True, 5)] * 2 + [(True, 7)] * 2
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["run"]["seed"] == 7
     assert reproduce("all", "--output", tmp_path, "--quick")[0] == 0
 
 
 def test_the_list_computes_nothing(reproduce, only):
-    only(item("one"), item("two", unavailable=lambda setting: "no GPU"))
+    only(one=item(), two=item())
     status, out, err = reproduce("--list")
     assert (status, err) == (0, "")
-    assert out == "one  one (about 1 s)\ntwo  two (not on this machine: no GPU)\n"
+    assert out == "one  title (about 1 s)\ntwo  title (about 1 s)\n"
 
 
 @pytest.mark.parametrize(
@@ -90,10 +91,9 @@ def test_the_list_computes_nothing(reproduce, only):
         (("table9", "--output", "x"), "no item 'table9': give all, or some of one, two"),
         ((), "nothing to reproduce: give all, or names that --list shows"),
         (("one",), "no --output was given: give a directory for the report"),
-        (("two", "--output", "x"), "two cannot be computed here: no GPU"),
         (
             ("one", "--output", "x", "--data_dir", "absent"),
-            "--data_dir is absent, which is no directory: give one",
+            "--data_dir is absent, which is not a directory: give one",
         ),
         (
             ("one", "--output", "x", "--data_dir", "."),
@@ -102,7 +102,7 @@ def test_the_list_computes_nothing(reproduce, only):
         ),
         (
             ("one", "--output", "file"),
-            "cannot write to --output file (File exists): give another, or see to its space and "
+            "cannot write to --output file (File exists): give another, or check its space and "
             "permissions",
         ),
         (("one", "--output", "x", "--seed", "a"), None),
@@ -111,13 +111,13 @@ def test_the_list_computes_nothing(reproduce, only):
 def test_mistakes_are_told_in_a_line_before_anything_is_computed(
     reproduce, only, tmp_path, monkeypatch, capsys, arguments, message
 ):
-    def compute_nothing(setting):
+    def compute_nothing(options, results):
         raise AssertionError("nothing is to be planned")
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    planned = Item(name="one", title="one", parts=compute_nothing, render=compute_nothing)
-    only(planned, item("two", unavailable=lambda setting: "no GPU"))
+    planned = Item("title", compute_nothing, compute_nothing)
+    only(one=planned, two=planned)
     if message is None:
         with pytest.raises(SystemExit) as exit_:
             main(["reproduce", *arguments])

@@ -29,13 +29,20 @@ def new_figure(
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    style(axes)
+    return figure, axes
+
+
+def style(axes: Axes) -> None:
+    """Colours, grid and frame of a pair of axes."""
     axes.set_prop_cycle(color=list(COLOURS))
-    axes.set_xlabel(x_label, color=_INK)
-    axes.set_ylabel(y_label, color=_INK)
+    axes.xaxis.label.set_color(_INK)
+    axes.yaxis.label.set_color(_INK)
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK)
     for name, spine in axes.spines.items():
         spine.set_visible(name in ("left", "bottom"))
         spine.set_color("#888888")
-    return figure, axes

@@ -1,32 +1,42 @@
-"""Where a figure comes from: machine, versions, commit, date."""
+"""Where a measured number comes from: machine, versions, commit, date."""
 
 import datetime
 import importlib.metadata
 import os
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from spec_t5x.experiments.benchmark import machine
 
 _CHECKOUT = Path(__file__).parents[3]
-# Whose versions a figure may depend on.
+# Whose versions a number may depend on.
 _PACKAGES = ("spec_t5x", "jax", "jaxlib", "flax", "numpy")
 
 
-def describe_machine() -> dict:
-    """The device, the processor and its cores: what times depend on."""
+def origin() -> dict[str, Any]:
+    """The machine (device, processor, cores), the versions of packages, and the commit."""
     found = machine()
     return {
-        "device": found["device"],
-        "platform": found["platform"],
-        "processor": found["processor"],
-        "cores": _cores(),
+        "machine": {
+            "device": found["device"],
+            "platform": found["platform"],
+            "processor": found["processor"],
+            "cores": _cores(),
+        },
+        "versions": {name: version(name) for name in _PACKAGES},
+        "commit": commit(),
     }
 
 
-def versions() -> dict[str, str]:
-    """Of the packages that compute."""
-    return {name: _version(name) for name in _PACKAGES}
+def version(name: str) -> str:
+    """Of an installed package."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        # A checkout that is not installed; the commit tells more.
+        return "not installed"
 
 
 def commit() -> str | None:
@@ -47,19 +57,46 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def describe(machine: Mapping[str, Any]) -> str:
+    """A machine in a few words: "Intel Xeon, 2 cores (cpu)"."""
+    device, platform = machine["device"], machine["platform"]
+    accelerator = "" if device == platform else f"{device}, "
+    return f"{accelerator}{machine['processor']}, {machine['cores']} cores ({platform})"
+
+
+def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each machine, commit and seed that results come from."""
+    groups: dict[tuple, list[Mapping[str, Any]]] = {}
+    for one in found:
+        p = one["provenance"]
+        commit = f"commit {p['commit']}" if p["commit"] else "not from a checkout"
+        effort = ("quick run",) if p["quick"] else ()
+        place = (describe(p["machine"]), commit, f"seed {p['seed']}", *effort)
+        groups.setdefault(place, []).append(one)
+    return [", ".join((*place, *_amount(group))) for place, group in groups.items()]
+
+
+def _amount(group: list[Mapping[str, Any]]) -> Iterable[str]:
+    if tokens := sum(one["result"].get("tokens", 0) for one in group):
+        yield f"{tokens:,} tokens counted"
+    days = sorted({one["provenance"]["date"].split()[0] for one in group})
+    yield " to ".join(dict.fromkeys((days[0], days[-1])))
+    yield f"took {duration(sum(one['provenance']['seconds'] for one in group))}"
+
+
+def duration(seconds: float | int) -> str:
+    """Seconds as text: "40 s", "8 min", "1 h 40 min"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def _cores() -> int | None:
     """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        # A checkout that is not installed; the commit tells more.
-        return "not installed"
 
 
 def _git(*arguments: str) -> str:

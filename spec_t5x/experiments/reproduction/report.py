@@ -1,203 +1,264 @@
-"""The report of a run: what each item came to, its figures as files, its gaps with reasons."""
+"""The report of a run: ``report.html``, ``report.md``, ``results.json`` and its figures."""
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from spec_t5x.experiments.reproduction.items import Done, Item, Json, Setting
-from spec_t5x.experiments.reproduction.pictures import Picture, save
-from spec_t5x.experiments.reproduction.runner import Outcome, Plan, duration, one_line, results_of
-from spec_t5x.experiments.reproduction.sections import Drawing, Origin, Plot, Section, Table
+import jinja2
+import markupsafe
+import matplotlib
+from tabulate import tabulate
+
+from spec_t5x.experiments import traces
+from spec_t5x.experiments.reproduction import provenance
+from spec_t5x.experiments.reproduction.columns import Origin
+from spec_t5x.experiments.reproduction.contents import Figure, ReproduceOptions, Table
+from spec_t5x.machine.atomic import write_whole
 
 PAPER = (
     "Yaniv Leviathan, Matan Kalman and Yossi Matias: Fast Inference from Transformers via "
     "Speculative Decoding, ICML 2023"
 )
 PAPER_URL = "https://arxiv.org/abs/2211.17192"
-
-# What each origin means, in the report's legend; in order.
+# What each origin means, in order; and a symbol, so that colour alone does not tell.
 LEGEND = {
-    Origin.CLOSED_FORM: "computed by this package from the paper's formulas",
-    Origin.MEASURED: "a measurement on the machine and at the commit named beside it",
-    Origin.COMPILED: "from programs that the TPU's compiler made here, without a TPU: a prediction",
-    Origin.PAPER: "printed in the paper",
+    Origin.CLOSED_FORM: ("ƒ", "computed by this package from the paper's formulas"),
+    Origin.MEASURED: ("●", "measured on the machine and at the commit named beside it"),
+    Origin.COMPILED: (
+        "▦",
+        "from programs that the TPU's compiler made here, without a TPU: a prediction",
+    ),
+    Origin.PAPER: ("¶", "printed in the paper"),
 }
-# Those that a run makes, and whose machine and date are told.
-_MADE_HERE = (Origin.MEASURED, Origin.COMPILED)
+_DOTS_PER_INCH = 160
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
-    """An item, and what came of it."""
-
-    item: Item
-    # None where nothing can be shown.
-    section: Section | None
-    # Of the section's plots and drawings, by their names.
-    pictures: Mapping[str, Picture]
-    # The results that the section shows.
-    done: Mapping[str, Done]
-    # What could not be computed, and why: sentences without a full stop.
-    problems: tuple[str, ...] = ()
-    # Why this machine cannot compute it at all; no fault of the run.
-    unavailable: str | None = None
-
-    @property
-    def state(self) -> str:
-        """In a word, for the summary."""
-        if self.section is None:
-            return "not computed"
-        return "in part" if self.problems else "complete"
-
-    def sources(self, content: Table | Plot | Drawing) -> list[str]:
-        """Where the figures made here come from: machine, commit, seed, tokens, date."""
-        if not any(origin in _MADE_HERE for origin in origins_of(content)):
-            return []
-        names = content.parts or tuple(self.done)
-        return provenance_lines([self.done[name] for name in names if name in self.done])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """All that is written."""
-
-    setting: Setting
-    entries: Sequence[Entry]
-    # Machine, versions and commit of this run.
-    origin: Mapping[str, Json]
-    date: str
-    # Parts that this run computed, and that it found.
-    computed: int
-    kept: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing failed."""
-        return not any(entry.problems for entry in self.entries)
-
-    def command(self, entry: Entry) -> str:
-        """What computes an item alone."""
-        words = ["spec-t5x", "reproduce", entry.item.name, "--output", "DIR"]
-        if self.setting.quick:
-            words.append("--quick")
-        if self.setting.seed:
-            words += ["--seed", str(self.setting.seed)]
-        if self.setting.data_dir is not None:
-            words += ["--data_dir", self.setting.data_dir.name]
-        return " ".join(words)
-
-    def facts(self) -> list[tuple[str, str]]:
-        """Name and value of what holds for the whole run."""
-        setting = self.setting
-        texts = "of the package" if setting.data_dir is None else f"in {setting.data_dir.name}"
-        versions = self.origin["versions"].items()
-        return [
-            ("Machine", describe(self.origin["machine"])),
-            ("Software", ", ".join(f"{name} {version}" for name, version in versions)),
-            ("Commit", self.origin["commit"] or "not from a checkout"),
-            (
-                "Run",
-                f"{'quick' if setting.quick else 'full'}, seed {setting.seed}, texts {texts}",
-            ),
-            ("Parts", f"{self.computed} computed in this run, {self.kept} kept from earlier"),
-            ("Written", self.date),
-        ]
-
-
-def assemble(
-    plan: Plan, outcome: Outcome, directory: Path, origin: Mapping[str, Json], date: str
-) -> Report:
-    """Renders every item and saves its figures.
+def write(
+    output: Path,
+    sections: Sequence[Mapping[str, Any]],
+    options: ReproduceOptions,
+    origin: Mapping[str, Any],
+) -> None:
+    """Writes all files of the report.
 
     Args:
-      plan, outcome: of the run.
-      directory: of the report; figures go into ``figures`` in it.
+      output: the report's directory.
+      sections: each item's name, title, content (tables and figures), ``not_computed``
+        (reasons) and ``measured`` (results and provenance by name).
+      options: of the run.
       origin: machine, versions and commit of the run.
-      date: of the report.
 
     Raises:
-      OSError: a figure cannot be written.
+      OSError: a file cannot be written.
     """
-    return Report(
-        setting=plan.setting,
-        entries=[_entry(item, plan, outcome, directory) for item in plan.items],
-        origin=origin,
-        date=date,
-        computed=len(plan.open) - len(outcome.failed),
-        kept=len(plan.parts) - len(plan.open),
-    )
+    (output / "figures").mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        for content in section["content"]:
+            if isinstance(content, Figure) and content.plot:
+                _save_plot(output / "figures", content)
+    date = provenance.now()
+    facts = _facts(options, origin, date)
+    for name, text in {
+        "report.html": _html(sections, options, facts),
+        "report.md": _markdown(sections, facts),
+        "results.json": _json(sections, options, {**origin, "date": date}),
+    }.items():
+        write_whole(output / name, [text.encode()])
 
 
-def _entry(item: Item, plan: Plan, outcome: Outcome, directory: Path) -> Entry:
-    nothing = Entry(item=item, section=None, pictures={}, done={})
-    if item.name in plan.unavailable:
-        return dataclasses.replace(nothing, unavailable=plan.unavailable[item.name])
-    if item.name in plan.broken:
-        return dataclasses.replace(nothing, problems=(plan.broken[item.name],))
-    problems = tuple(
-        f"{name}: {outcome.failed[name]}"
-        for name in plan.owned[item.name]
-        if name in outcome.failed
-    )
-    done = results_of(item, plan, outcome)
-    try:
-        section = item.render(plan.setting, done)
-        pictures = {
-            content.name: save(content, directory)
-            for content in section.content
-            if not isinstance(content, Table)
-        }
-    except OSError:
-        raise
-    except Exception as error:  # the other items are still worth a report
-        return dataclasses.replace(nothing, problems=(*problems, one_line(error)))
-    return Entry(item=item, section=section, pictures=pictures, done=done, problems=problems)
+def _save_plot(folder: Path, figure: Figure) -> None:
+    svg, png = io.BytesIO(), io.BytesIO()
+    # The same data give the same file: no date, and ids that do not depend on chance.
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}):
+        figure.plot.savefig(svg, format="svg", metadata={"Date": None})
+    figure.plot.savefig(png, format="png", dpi=_DOTS_PER_INCH)
+    write_whole(folder / f"{figure.name}.svg", [svg.getvalue()])
+    write_whole(folder / f"{figure.name}.png", [png.getvalue()])
 
 
-def origins_of(content: Table | Plot | Drawing) -> list[Origin]:
-    """How its figures came about, in the legend's order."""
-    if isinstance(content, Table):
-        found = {column.origin for column in content.columns}
-    else:
-        found = set(content.origins)
-    return [origin for origin in LEGEND if origin in found]
+def _facts(options: ReproduceOptions, origin: Mapping[str, Any], date: str) -> dict[str, str]:
+    """What holds for the whole run."""
+    # Where the files were is nobody else's business.
+    texts = f"in {options.data_dir.name}" if options.data_dir else "of the package"
+    return {
+        "Machine": provenance.describe(origin["machine"]),
+        "Software": ", ".join(f"{name} {version}" for name, version in origin["versions"].items()),
+        "Commit": origin["commit"] or "not from a checkout",
+        "Run": f"{'quick' if options.quick else 'full'}, seed {options.seed}, texts {texts}",
+        "Written": date,
+    }
 
 
-def format_cell(value: float | int | str | None, fmt: str) -> str:
-    """A cell as it is shown."""
+def _origins(content: Table | Figure) -> list[Origin]:
+    if isinstance(content, Figure):
+        return [origin for origin in LEGEND if origin in content.origins]
+    return [origin for origin in LEGEND if origin in {column.origin for column in content.columns}]
+
+
+def _cell(value: float | int | str | None, fmt: str) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else format(value, fmt)
 
 
-def describe(machine: Mapping[str, Json]) -> str:
-    """A machine in a few words: "Intel Xeon, 2 cores (cpu)"."""
-    device, platform = machine["device"], machine["platform"]
-    accelerator = "" if device == platform else f"{device}, "
-    return f"{accelerator}{machine['processor']}, {machine['cores']} cores ({platform})"
+def _cells(table: Table) -> list[list[str]]:
+    formats = [column.format for column in table.columns]
+    return [list(map(_cell, row, formats)) for row in table.values]
 
 
-def provenance_lines(done: Sequence[Done]) -> list[str]:
-    """A line for each machine, commit and seed that results come from."""
-    groups: dict[tuple, list[Done]] = {}
-    for one in done:
-        p = one.provenance
-        place = (describe(p["machine"]), p["commit"], p["seed"], p["quick"])
-        groups.setdefault(place, []).append(one)
-    return [", ".join(_of_group(*place, group)) for place, group in groups.items()]
+def _numeric(table: Table) -> list[bool]:
+    """Of each column: whether numbers stand in it."""
+    return [
+        any(isinstance(row[index], int | float) for row in table.values)
+        for index in range(len(table.columns))
+    ]
 
 
-def _of_group(
-    machine: str, commit: str | None, seed: int, quick: bool, done: Sequence[Done]
-) -> Iterator[str]:
-    yield machine
-    yield f"commit {commit}" if commit else "no commit: not from a checkout"
-    yield f"seed {seed}"
-    if quick:
-        yield "quick run"
-    tokens = sum(one.result.get("tokens", 0) for one in done if isinstance(one.result, dict))
-    if tokens:
-        yield f"{tokens:,} tokens counted"
-    days = sorted({one.provenance["date"].split()[0] for one in done})
-    yield days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    yield f"took {duration(sum(one.provenance['seconds'] for one in done))}"
+# --- as HTML -------------------------------------------------------------------------
+
+
+def _html(
+    sections: Sequence[Mapping[str, Any]], options: ReproduceOptions, facts: Mapping[str, str]
+) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["marked"] = _marked
+    flags = [
+        *(["--quick"] * options.quick),
+        *([f"--seed {options.seed}"] if options.seed else []),
+        *([f"--data_dir {options.data_dir.name}"] if options.data_dir else []),
+    ]
+    return environment.get_template("report.html.jinja").render(
+        paper=PAPER,
+        paper_url=PAPER_URL,
+        facts=facts,
+        legend=LEGEND,
+        sections=sections,
+        flags="".join(f" {flag}" for flag in flags),
+        origins=_origins,
+        cells=_cells,
+        numeric=_numeric,
+        groups=lambda table: [
+            (origin, len(list(columns)))
+            for origin, columns in groupby(table.columns, key=lambda column: column.origin)
+        ],
+        lines=lambda section: provenance.lines(section["measured"].values()),
+    )
+
+
+def _marked(text: str) -> markupsafe.Markup:
+    """Escaped; what stands in backticks is code, and ^(…) an exponent."""
+    text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
+
+
+# --- as Markdown ---------------------------------------------------------------------
+
+
+def _markdown(sections: Sequence[Mapping[str, Any]], facts: Mapping[str, str]) -> str:
+    blocks = ["# The paper, reproduced", f"{PAPER} (<{PAPER_URL}>)."]
+    blocks.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in facts.items()))
+    blocks.append("## How every number came about")
+    blocks.append("\n".join(f"- **{origin}**: {text}" for origin, (_, text) in LEGEND.items()))
+    for section in sections:
+        blocks.append(f"## {_escaped(section['title'])}")
+        blocks += [f"**Not computed:** {_escaped(why)}" for why in section["not_computed"]]
+        for content in section["content"]:
+            if isinstance(content, Table):
+                blocks += [f"**{_escaped(content.caption)}**", _markdown_table(content)]
+                blocks += [_escaped(content.note)] * bool(content.note)
+            else:
+                blocks += _markdown_figure(content)
+        found = provenance.lines(section["measured"].values())
+        blocks += [f"Measured here: {_escaped(line)}." for line in found]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    titles = [
+        f"{column.title} ({column.origin})" if column.origin else column.title
+        for column in table.columns
+    ]
+    return tabulate(
+        [[_escaped(cell) for cell in row] for row in _cells(table)],
+        headers=[_escaped(title) for title in titles],
+        tablefmt="pipe",
+        colalign=["right" if number else "left" for number in _numeric(table)],
+        disable_numparse=True,
+    )
+
+
+def _markdown_figure(figure: Figure) -> list[str]:
+    caption = f"{_escaped(figure.caption)} ({', '.join(_origins(figure))})"
+    if figure.trace:
+        text = traces.plain_text(figure.trace)
+        # Longer than any run of backticks in the text.
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+        return [f"{fence}\n{text}{fence}", caption]
+    return [f"![{_escaped(figure.caption)}](figures/{figure.name}.png)", caption]
+
+
+def _escaped(text: str) -> str:
+    """With what Markdown would read as marks escaped, but for code in backticks."""
+    parts = re.split("(`[^`]+`)", " ".join(text.split()))
+    escaped = [
+        # In a table even code must not hold a bare bar.
+        part.replace("|", "\\|") if index % 2 else re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", part)
+        for index, part in enumerate(parts)
+    ]
+    return "".join(escaped)
+
+
+# --- as JSON -------------------------------------------------------------------------
+
+
+def _json(
+    sections: Sequence[Mapping[str, Any]], options: ReproduceOptions, origin: Mapping[str, Any]
+) -> str:
+    run = {
+        **origin,
+        "quick": options.quick,
+        "seed": options.seed,
+        "data_dir": options.data_dir and options.data_dir.name,
+    }
+    items = {
+        section["name"]: {
+            "title": section["title"],
+            "not_computed": section["not_computed"],
+            "content": [_json_content(content) for content in section["content"]],
+            "measured": {name: r["provenance"] for name, r in section["measured"].items()},
+        }
+        for section in sections
+    }
+    text = json.dumps({"run": run, "items": items}, indent=1, ensure_ascii=False, allow_nan=False)
+    return text + "\n"
+
+
+def _json_content(content: Table | Figure) -> dict[str, Any]:
+    if isinstance(content, Table):
+        return {
+            "table": content.caption,
+            "columns": [{"title": c.title, "origin": str(c.origin)} for c in content.columns],
+            "rows": [[_json_value(value) for value in row] for row in content.values],
+        }
+    found = {"figure": content.caption, "origins": [str(origin) for origin in _origins(content)]}
+    if content.trace:
+        return found | {"text": traces.plain_text(content.trace)}
+    return found | {"files": [f"figures/{content.name}.{ending}" for ending in ("svg", "png")]}
+
+
+def _json_value(value: float | int | str | None) -> float | int | str | None:
+    """As JSON has it: infinity is a string there."""
+    if isinstance(value, str) or value is None or math.isfinite(value):
+        return value
+    return str(value)

@@ -1,205 +1,123 @@
-"""Table 2 at real size: random weights, verdicts drawn with the paper's alphas.
-
-The largest target is taken that this device can hold; it is the paper's on a GPU or TPU
-with 32 GiB.
-"""
+"""Table 2 at real size: random weights, and verdicts drawn with the paper's alphas."""
 
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
+from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
-from spec_t5x.experiments.reproduction.items import Done, Item, Json, Part, Setting
-from spec_t5x.experiments.reproduction.sections import Column, Origin, Section, Table
+from spec_t5x.experiments.reproduction import columns
+from spec_t5x.experiments.reproduction.cache import Measure
+from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
 
-TITLE = "Table 2 in time alone: real sizes, synthetic acceptance"
-_NAME = "synthetic"
-# From the paper's own down to what any machine holds; each with the paper's drafts that are
-# smaller.
+# From the paper's own down to what any machine holds. On a CPU a step of a larger one takes
+# a tenth of a second and more.
 _TARGETS = ("t5_1_1_xxl", "t5_1_1_xl", "t5_1_1_large", "t5_1_1_base")
-# On a CPU a step of a larger target takes a tenth of a second and more.
-_CPU_TARGETS = ("t5_1_1_base",)
 
 
-def _options(setting: Setting):
-    """What this device can hold, or None."""
+def _largest(options: ReproduceOptions):
+    """Options of the largest target that this device can hold, with the smaller drafts.
+
+    Raises:
+      InputError: it holds none.
+    """
     import jax
 
-    from spec_t5x.errors import InputError
     from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions, check_memory
-
-    on_cpu = jax.default_backend() == "cpu"
-    for target in _CPU_TARGETS if on_cpu else _TARGETS:
-        smaller = [name for name in paper_tables.DRAFTS.values() if _is_smaller(name, target)]
-        options = SyntheticOptions(
-            target=target,
-            drafts=smaller[:1] if setting.quick else smaller,
-            # The sources of the sizes at hand; the paper does not say its own.
-            source_len=64 if on_cpu else 512,
-            decode_len=64 if on_cpu else 128,
-            repeats=3 if setting.quick else 9,
-            step_repeats=3 if setting.quick else 9,
-            seed=setting.seed,
-        )
-        try:
-            check_memory(options)
-        except InputError:
-            continue
-        return options
-    return None
-
-
-def _is_smaller(draft: str, target: str) -> bool:
     from spec_t5x.models.sizes import size
 
-    return size(draft).num_decoder_layers * size(draft).emb_dim < (
-        size(target).num_decoder_layers * size(target).emb_dim
-    )
-
-
-def _rows(setting: Setting, options) -> Sequence:
-    """A quick run takes the first of the paper's rows."""
-    rows = options.rows()
-    return rows[:1] if setting.quick else rows
-
-
-def _parts(setting: Setting) -> list[Part]:
-    options = _options(setting)
-    if options is None:
-        return []
-    rows = len(_rows(setting, options))
-    return [
-        Part(
-            name=_NAME,
-            inputs={"version": 2, "options": dataclasses.asdict(options), "rows": rows},
-            seconds=40.0 if setting.quick else 70.0 * rows,
-            compute=lambda report: _compute(options, rows, report),
+    cpu = jax.default_backend() == "cpu"
+    for target in _TARGETS[-1:] if cpu else _TARGETS:
+        names = paper_tables.DRAFTS.values()
+        drafts = [name for name in names if size(name).emb_dim < size(target).emb_dim]
+        repeats = 3 if options.quick else 9
+        chosen = SyntheticOptions(
+            target=target,
+            drafts=drafts[:1] if options.quick else drafts,
+            # The paper does not say how long its sources are.
+            source_len=64 if cpu else 512,
+            decode_len=64 if cpu else 128,
+            repeats=repeats,
+            step_repeats=repeats,
+            seed=options.seed,
         )
-    ]
+        try:
+            check_memory(chosen)
+        except InputError:
+            continue
+        return chosen
+    raise InputError(f"this device has no room for {_TARGETS[-1]}: take one with more memory")
 
 
-def _compute(options, count: int, report: Callable[[float], None]) -> Json:
-    from spec_t5x.experiments import synthetic_acceptance
+def _compute(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
+    chosen = _largest(options)
+    count = 1 if options.quick else len(chosen.rows())
 
-    timings = itertools.islice(synthetic_acceptance.run(options), count)
-    rows = []
-    for timing in timings:
-        rows.append(timing.to_dict())
-        report(len(rows) / count)
+    def measure() -> dict[str, Any]:
+        from spec_t5x.experiments import synthetic_acceptance
+
+        timings = list(itertools.islice(synthetic_acceptance.run(chosen), count))
+        tokens = sum(each.num_tokens * len(each.speculative_seconds) for each in timings)
+        return {"tokens": tokens, "rows": [_row(each) for each in timings]}
+
+    inputs = {"version": 3, "options": dataclasses.asdict(chosen), "rows": count}
+    found = results("synthetic", inputs, 40.0 if options.quick else 70.0 * count, measure)
+    return {"target": chosen.target, "rows": found["rows"] if found else []}
+
+
+def _row(timing) -> dict[str, Any]:
+    """A ``synthetic_acceptance.Timing`` as the table shows it."""
+    low, high = timing.speed_up_range
     return {
-        "tokens": sum(row["num_tokens"] * len(row["speculative_seconds"]) for row in rows),
-        "target": options.target,
-        "source_len": options.source_len,
-        "decode_len": options.decode_len,
-        "rows": rows,
+        "task": timing.row.paper.task,
+        "draft": timing.row.draft,
+        "temperature": timing.row.temperature,
+        "gamma": timing.row.gamma,
+        "alpha": timing.row.alpha,
+        "drawn": timing.acceptance_rate,
+        "block_efficiency": timing.block_efficiency,
+        "c": timing.step_times.c,
+        "verification_cost": timing.step_times.verification_cost,
+        "expected": timing.expected,
+        "expected_with_verification": timing.expected_with_verification,
+        "speed_up": timing.speed_up,
+        "range": f"{low:.2f} to {high:.2f}",
+        "loop_speed_up": timing.loop_speed_up,
+        "setup_ms": 1e3 * statistics.median(timing.plain_setup_seconds),
+        "compile_s": timing.speculative_compile_seconds,
+        "paper_expected": timing.row.paper.expected,
+        "paper_measured": timing.row.paper.measured,
     }
 
 
-def _render(setting: Setting, done: Mapping[str, Done]) -> Section:
-    if _NAME not in done:
-        return Section(title=TITLE, finding="Nothing was timed here.")
-    result = done[_NAME].result
-    return Section(
-        title=TITLE,
-        finding=finding(result),
-        paragraphs=(
-            f"Target `{result['target']}`, batch 1, a source of {result['source_len']} tokens and "
-            f"{result['decode_len']} to generate. Weights are random, and whether a draft stands "
-            "is drawn with the paper's alpha, so that no text comes of it: only time. All else "
-            "is done as ever, Algorithm 1 included.",
-            *(
-                (
-                    f"The paper's target is `{paper_tables.TARGET}`; `{result['target']}` is what "
-                    "this device can hold and run in a reasonable time, and its speed-ups are not "
-                    "the paper's. On a GPU or TPU with 32 GiB, "
-                    "`spec-t5x synthetic` times the paper's own sizes.",
-                )
-                if result["target"] != paper_tables.TARGET
-                else ()
-            ),
-            finding(result),
-        ),
-        content=(_table(result),),
-    )
-
-
-def finding(result: Json) -> str:
-    """How near Theorem 3.8 comes, in one sentence."""
-    rows = result["rows"]
-    counted = [abs(r["loop_speed_up"] / r["expected_with_verification"] - 1) for r in rows]
-    plain = [abs(r["loop_speed_up"] / r["expected"] - 1) for r in rows]
-    gains = sum(row["speed_up"] > 1 for row in rows)
-    return (
-        f"{gains} of {len(rows)} rows gain; the loop's speed-up is within {max(counted):.0%} of "
-        f"Theorem 3.8 with T(m) counted, and within {max(plain):.0%} of it with T(m) = 1."
-    )
-
-
-def _table(result: Json) -> Table:
-    measured, paper = Origin.MEASURED, Origin.PAPER
-    lines = []
-    for row in result["rows"]:
-        setting = row["row"]
-        theirs = setting["paper"]
-        low, high = row["speed_up_range"]
-        lines.append(
-            (
-                theirs["task"],
-                setting["draft"],
-                setting["temperature"],
-                setting["gamma"],
-                setting["alpha"],
-                row["acceptance_rate"],
-                row["block_efficiency"],
-                row["c"],
-                row["verification_cost"],
-                row["expected"],
-                row["expected_with_verification"],
-                row["speed_up"],
-                f"{low:.2f} to {high:.2f}",
-                row["loop_speed_up"],
-                1e3 * statistics.median(row["plain_setup_seconds"]),
-                row["speculative_compile_seconds"],
-                theirs["expected"],
-                theirs["measured"],
-            )
-        )
-    return Table(
-        caption=f"Target {result['target']} with random weights on this device.",
+def _render(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Table]:
+    table = Table(
+        caption=f"Target {found['target']} with random weights on this device.",
         columns=(
-            Column("task", Origin.LABEL),
-            Column("draft", Origin.LABEL),
-            Column("temperature", Origin.LABEL, "g"),
-            Column("gamma", paper, "d"),
-            Column("alpha", paper),
-            Column("drawn", measured, ".3f"),
-            Column("block efficiency", measured),
-            Column("c", measured, ".3f"),
-            Column("T(gamma+1)", measured),
-            Column("expected (3.8)", Origin.CLOSED_FORM),
-            Column("expected, T counted", Origin.CLOSED_FORM),
-            Column("speed-up", measured),
-            Column("least to most", measured),
-            Column("loop alone", measured),
-            Column("encoder and prefill, ms", measured, ".1f"),
-            Column("compilation, s", measured, ".1f"),
-            Column("EXP", paper, ".1f"),
-            Column("EMP", paper, ".1f"),
+            *columns.SETTING,
+            columns.paper("gamma", "γ", "d"),
+            columns.paper("alpha", "α"),
+            columns.measured("drawn", "drawn", ".3f"),
+            columns.measured("block_efficiency", "block efficiency"),
+            *columns.COSTS,
+            *columns.EXPECTED,
+            columns.SPEED_UP,
+            columns.measured("range", "least to most"),
+            columns.measured("loop_speed_up", "loop alone"),
+            columns.measured("setup_ms", "setup, ms", ".1f"),
+            columns.measured("compile_s", "compilation, s", ".1f"),
+            columns.paper("paper_expected", "EXP", ".1f"),
+            columns.paper("paper_measured", "EMP", ".1f"),
         ),
-        rows=lines,
-        notes=("drawn: the share of drafts that stood, by the draws.",),
+        rows=found["rows"],
+        note="Whether a draft is accepted is drawn with the paper's α (drawn: the share that was): "
+        "no text comes of it, only time; all else is as in decoding. The largest target is taken "
+        "that this device can hold and run in a reasonable time, the paper's T5-XXL on a GPU or "
+        "TPU with 32 GiB; speed-ups of a smaller one are not the paper's. " + columns.COSTS_NOTE,
     )
+    return [table] if table.rows else []
 
 
-SYNTHETIC = Item(
-    name="synthetic",
-    title=TITLE,
-    parts=_parts,
-    render=_render,
-    unavailable=lambda setting: (
-        None
-        if _options(setting)
-        else "this device has no room for t5_1_1_base: take one with more memory"
-    ),
-)
+SYNTHETIC = Item("Table 2 in time alone: real sizes, synthetic acceptance", _compute, _render)

@@ -1,25 +1,19 @@
-"""Items of the report that are computed in a moment, and reports of them."""
+"""Items of the report that are computed in a moment, and a report of them."""
 
-import io
 from pathlib import Path
 
 import pytest
 
-from spec_t5x.experiments.reproduction import closed_forms, curves
-from spec_t5x.experiments.reproduction.items import Done, Item, Part, Setting
-from spec_t5x.experiments.reproduction.run import Request, reproduce
-from spec_t5x.experiments.reproduction.sections import (
-    Column,
-    Drawing,
-    Origin,
-    Section,
-    Table,
-)
+from spec_t5x.experiments.reproduction import closed_forms, curves, decodes, speed_ups
+from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction.columns import Origin, compiled, label, measured
+from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.experiments.traces import Trace, TraceLine
 from spec_t5x.theory import formulas
 
 
 def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: float) -> dict:
-    """A row as the measured parts of Table 2 return it, with made-up figures."""
+    """A row as the measurements of Table 2 return it, with made-up numbers."""
     cost = 1.3 + 0.03 * gamma
     tokens = float(formulas.expected_tokens(alpha, gamma))
     return {
@@ -38,84 +32,103 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
     }
 
 
-def speed_up_parts(setting: Setting) -> tuple[Part, ...]:
-    """Made-up rows of Table 2: a transformer and a bigram, three gammas, two temperatures."""
+def measure_all(options, results) -> dict:
+    """Instead of ``speed_ups.measure_all``: two drafts, three gammas, two temperatures."""
+    rows = [
+        speed_up_row(draft, temperature, gamma, alpha - 0.1 * temperature, c)
+        for draft, alpha, c in (("transformer", 0.7, 0.05), ("bigram", 0.25, 0.002))
+        for temperature in (0.0, 1.0)
+        for gamma in (2, 3, 7)
+    ]
+    name = "table2/made-up"
+    return {name: results(name, {}, 3.0, lambda: {"tokens": 4321, "rows": rows})}
 
-    def compute(report):
-        rows = [
-            speed_up_row(draft, temperature, gamma, alpha - 0.1 * temperature, c)
-            for draft, alpha, c in (("transformer", 0.7, 0.05), ("bigram", 0.25, 0.002))
-            for temperature in (0.0, 1.0)
-            for gamma in (2, 3, 7)
-        ]
-        return {"tokens": 4321, "rows": rows}
 
-    return (Part(name="table2/made-up", inputs={"version": 1}, seconds=3.0, compute=compute),)
+@pytest.fixture
+def rows() -> list[dict]:
+    """The made-up rows."""
+    return speed_ups.rows(measure_all(None, lambda name, inputs, seconds, compute: compute()))
+
+
+_TRACE = Trace(
+    lines=(
+        TraceLine(before=(), accepted=("a", "``` <b>"), rejected="x", corrected="c"),
+        TraceLine(before=("a", "``` <b>", "c"), accepted=("[END]",), rejected=None, corrected=None),
+    )
+)
+_TIMELINE = [
+    {
+        "run": "γ = 2",
+        "tokens": 4,
+        "setup": 3.0,
+        "draft_step": 0.5,
+        "target_step": 2.0,
+        "proposed": [2, 2],
+        "appended": [3, 1],
+        "measured": 9.5,
+    },
+    {
+        "run": "standard decoding",
+        "tokens": 4,
+        "setup": 2.0,
+        "draft_step": 0.5,
+        "target_step": 1.5,
+        "proposed": [0] * 4,
+        "appended": [1] * 4,
+        "measured": 8.5,
+    },
+]
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """A made-up decode of four tokens."""
+    return _TRACE
+
+
+@pytest.fixture
+def timeline() -> list[dict]:
+    """The made-up runs of Figure 5: speculative and plain."""
+    return _TIMELINE
 
 
 # What HTML and Markdown would read as marks of their own.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
-LINE = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 40 10'><path d='M0 5h40'/></svg>"
 
 
-def render_hostile(setting, done) -> Section:
-    """A section of texts that must be escaped, a drawing and an empty cell."""
-    return Section(
-        title="Hostile",
-        finding=HOSTILE,
-        paragraphs=(HOSTILE,),
-        content=(
-            Table(
-                caption=HOSTILE,
-                columns=(
-                    Column(HOSTILE, Origin.LABEL),
-                    Column("count", Origin.COMPILED, "d"),
-                    Column("share", Origin.MEASURED),
-                ),
-                rows=((HOSTILE, 3, 0.126), ("empty", None, float("inf"))),
-                notes=(HOSTILE,),
-            ),
-            Drawing(
-                name="line",
-                caption=HOSTILE,
-                origins=(Origin.MEASURED,),
-                svg=LINE,
-                files={"line.txt": "a line"},
-                text="``` a line",
-            ),
+def render_hostile(options, found) -> list[Table | Figure]:
+    """Texts that must be escaped, a decode and an empty cell."""
+    table = Table(
+        caption=HOSTILE,
+        columns=(
+            label("name", HOSTILE),
+            compiled("count", "count", "d"),
+            measured("share", "share"),
         ),
+        rows=[
+            {"name": HOSTILE, "count": 3, "share": 0.126},
+            {"name": "empty", "share": float("inf")},
+        ],
+        note=HOSTILE,
     )
-
-
-HOSTILE_ITEM = Item(
-    name="hostile", title=HOSTILE, parts=closed_forms.no_parts, render=render_hostile
-)
-
-
-def made_up_items() -> tuple[Item, ...]:
-    """The closed forms with made-up measurements, and the hostile item."""
-    return (
-        closed_forms.TABLE_1,
-        closed_forms.table_4(speed_up_parts),
-        curves.figure_2(speed_up_parts),
-        curves.figure_3(speed_up_parts),
-        curves.figure_4(speed_up_parts),
-        closed_forms.FACTORS,
-        HOSTILE_ITEM,
-    )
+    trace = Figure(name="trace", caption=HOSTILE, origins=(Origin.MEASURED,), trace=_TRACE)
+    return [table, trace]
 
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory) -> Path:
-    """The directory of a report on made-up items."""
+    """The directory of a report: closed forms, made-up measurements, hostile texts."""
     output = tmp_path_factory.mktemp("report")
-    request = Request(items=made_up_items(), setting=Setting(), output=output)
-    assert reproduce(request, io.StringIO()) == 0
+    timed = {"timeline": {"runs": _TIMELINE}}
+    items = {
+        "table1": closed_forms.TABLE_1,
+        "table4": closed_forms.TABLE_4._replace(compute=measure_all),
+        "figure2": curves.FIGURE_2._replace(compute=measure_all),
+        "figure3": curves.FIGURE_3._replace(compute=measure_all),
+        "figure4": curves.FIGURE_4._replace(compute=measure_all),
+        "figure5": decodes.FIGURE_5._replace(compute=lambda *_: timed),
+        "factors": closed_forms.FACTORS,
+        "hostile": Item(HOSTILE, closed_forms.nothing, render_hostile),
+    }
+    assert running.reproduce(items, ReproduceOptions(), output, lambda text: None) == 0
     return output
-
-
-@pytest.fixture(scope="module")
-def speed_ups() -> dict[str, Done]:
-    """The made-up rows, as ``Item.render`` gets them."""
-    (part,) = speed_up_parts(Setting())
-    return {part.name: Done(result=part.compute(lambda _: None), provenance={})}

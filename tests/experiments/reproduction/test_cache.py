@@ -4,95 +4,123 @@ import json
 
 import pytest
 
-from spec_t5x.experiments.reproduction.cache import Cache, UnusableError, as_json
-from spec_t5x.experiments.reproduction.items import Done, Part
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.reproduction.cache import Results, one_line
 
-MACHINE = {"processor": "x", "cores": 2}
-DONE = Done(result={"rows": [[1, 0.5, None]], "tokens": 7}, provenance={"seed": 3})
+ORIGIN = {
+    "machine": {"processor": "x", "cores": 2},
+    "versions": {"spec_t5x": "1", "jax": "2"},
+    "commit": "abc",
+}
 
 
-def part(name="p", **inputs):
-    return Part(name=name, inputs=inputs, seconds=1.0, compute=lambda report: None)
+class Counted:
+    """Measures, and counts how often."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return {"rows": [(1, 0.5, None)], "tokens": 7}
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", MACHINE)
+def counted():
+    return Counted()
 
 
-def test_what_is_stored_is_loaded(cache):
-    assert cache.load(part(n=1)) is None
-    cache.store(part(n=1), DONE)
-    assert cache.load(part(n=1)) == DONE
-    assert Cache(cache.directory, dict(MACHINE)).load(part(n=1)) == DONE
+@pytest.fixture
+def results(tmp_path):
+    """``results(**changes)``: as a new run has them."""
+
+    def make(**changes):
+        origin = ORIGIN | {k: changes.pop(k) for k in ("machine", "versions") if k in changes}
+        changes = {"before": lambda name, seconds: None} | changes
+        return Results(tmp_path / "cache", origin, {"seed": 3}, **changes)
+
+    return make
 
 
-@pytest.mark.parametrize(
-    "other",
-    [part(n=2), part(n=1, m=None), part("q", n=1), part(n="1"), part(n=[1])],
-    ids=["value", "more", "name", "type", "list"],
-)
-def test_other_inputs_are_another_file(cache, other):
-    cache.store(part(n=1), DONE)
-    assert cache.path(other) != cache.path(part(n=1))
-    assert cache.load(other) is None
-
-
-def test_another_machine_measures_again(cache):
-    cache.store(part(), DONE)
-    assert Cache(cache.directory, MACHINE | {"cores": 4}).load(part()) is None
-
-
-def test_the_order_of_inputs_and_tuples_do_not_matter(cache):
-    ordered = part(a=1, b=(2, 3))
-    assert cache.path(ordered) == cache.path(part(b=[2, 3], a=1))
-    cache.store(ordered, DONE)
-    assert cache.load(part(b=[2, 3], a=1)) == DONE
-
-
-def edited(change):
-    def apply(text):
-        content = json.loads(text)
-        change(content)
-        return json.dumps(content)
-
-    return apply
+def test_a_result_is_measured_once_and_kept_with_its_provenance(results, counted):
+    first = results()
+    kept = {"rows": [[1, 0.5, None]], "tokens": 7}
+    # As a file gives it back.
+    assert first("a", {"b": (2, 3), "n": 1}, 1.0, counted) == kept
+    assert first("a", {"b": (2, 3), "n": 1}, 1.0, counted) == kept
+    again = results(versions={"spec_t5x": "2", "jax": "2"})
+    assert again.kept("a", {"n": 1, "b": [2, 3]}) == kept
+    assert again("a", {"n": 1, "b": [2, 3]}, 1.0, counted) == kept
+    assert counted.calls == 1
+    provenance = again.found["a"]["provenance"]
+    assert provenance["commit"] == "abc" and provenance["seed"] == 3 and "date" in provenance
+    results(fresh=True)("a", {"n": 1, "b": [2, 3]}, 1.0, counted)
+    assert counted.calls == 2
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("name", "inputs", "changes"),
     [
-        (lambda text: text[: len(text) // 2], "cannot be read"),
-        (lambda text: "", "cannot be read"),
-        (lambda text: "\x00" * len(text), "cannot be read"),
-        (lambda text: "[1, 2]", "is of something else"),
-        (edited(lambda c: c["identity"]["inputs"].update(n=2)), "is of something else"),
-        (edited(lambda c: c["identity"].update(version=0)), "is of something else"),
-        (edited(lambda c: c["result"].update(tokens=8)), "was changed"),
-        (edited(lambda c: c["provenance"].update(seed=4)), "was changed"),
-        (edited(lambda c: c.pop("sum")), "was changed"),
+        ("a", {"n": 2}, {}),
+        ("a", {"n": 1, "m": None}, {}),
+        ("a", {"n": "1"}, {}),
+        ("b", {"n": 1}, {}),
+        ("a", {"n": 1}, {"machine": {"processor": "x", "cores": 4}}),
+        ("a", {"n": 1}, {"versions": {"jax": "3"}}),
     ],
 )
-def test_a_damaged_file_is_not_used(cache, damage, reason):
-    cache.store(part(n=1), DONE)
-    path = cache.path(part(n=1))
+def test_what_it_depends_on_measures_it_again(results, counted, name, inputs, changes):
+    results()("a", {"n": 1}, 1.0, counted)
+    assert results(**changes).kept(name, inputs) is None
+    results(**changes)(name, inputs, 1.0, counted)
+    assert counted.calls == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"n": 1', '"n": 2'),
+        lambda text: text.replace('"result"', '"other"'),
+    ],
+)
+def test_a_damaged_file_is_not_used(results, counted, damage):
+    first = results()
+    first("a", {"n": 1}, 1.0, counted)
+    (path,) = first.directory.iterdir()
     path.write_text(damage(path.read_text()))
-    with pytest.raises(UnusableError, match=f"{path.name} {reason}"):
-        cache.load(part(n=1))
-    cache.store(part(n=1), DONE)
-    assert cache.load(part(n=1)) == DONE
+    results()("a", {"n": 1}, 1.0, counted)
+    assert counted.calls == 2
+    assert json.loads(path.read_text())["depends_on"]["inputs"] == {"n": 1}
 
 
-def test_what_a_killed_run_was_writing_is_removed(cache):
-    cache.store(part(), DONE)
-    unfinished = cache.directory / ".half.json.12345678.writing"
+def test_a_plan_measures_nothing_and_notes_what_is_missing(results, counted):
+    results()("a", {}, 5.0, counted)
+    plan = results(before=None)
+    assert plan("a", {}, 5.0, counted) and plan("b", {}, 7.0, counted) is None
+    assert (plan.missing, counted.calls) == ({"b": 7.0}, 1)
+
+
+def test_a_failure_is_noted_and_not_tried_again(results):
+    def fail():
+        failures.append(1)
+        raise KeyError("gone")
+
+    failures, run = [], results()
+    assert run("a", {}, 1.0, fail) is run("a", {}, 1.0, fail) is None
+    assert (run.failed, len(failures)) == ({"a": "KeyError: 'gone'"}, 1)
+    # What JSON cannot hold is one.
+    run("b", {}, 1.0, lambda: {1, 2})
+    assert "not JSON serializable" in run.failed["b"]
+    assert one_line(InputError("x is 3:\ngive 4")) == "x is 3: give 4"
+
+
+def test_what_a_killed_run_was_writing_is_removed(results, counted):
+    run = results()
+    run("a", {}, 1.0, counted)
+    unfinished = run.directory / ".half.json.12345678.writing"
     unfinished.write_text("{")
-    cache.tidy()
-    assert not unfinished.exists()
-    assert cache.load(part()) == DONE
-
-
-def test_what_json_cannot_hold_is_refused():
-    assert as_json({"a": (1, 2), 3: None}) == {"a": [1, 2], "3": None}
-    with pytest.raises(TypeError):
-        as_json({"a": {1, 2}})
+    run.tidy()
+    assert not unfinished.exists() and results().kept("a", {})

@@ -42,7 +42,35 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
 
 
 def test_machine_versions_and_date():
-    machine = provenance.describe_machine()
+    origin = provenance.origin()
+    machine = origin["machine"]
     assert machine["platform"] == "cpu" and machine["cores"] >= 1 and machine["processor"]
-    assert re.match(r"\d+\.\d+", provenance.versions()["jax"])
+    assert re.match(r"\d+\.\d+", origin["versions"]["jax"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", provenance.now())
+
+
+def test_durations_are_told_as_people_do():
+    told = [provenance.duration(seconds) for seconds in (0.2, 40, 89, 91, 2880, 4200, 9000)]
+    assert told == ["1 s", "40 s", "89 s", "2 min", "48 min", "70 min", "2 h 30 min"]
+
+
+def test_results_of_several_machines_are_told_apart():
+    def found(processor, tokens, date, **values):
+        machine = {"device": "cpu", "platform": "cpu", "processor": processor, "cores": 2}
+        origin = {"machine": machine, "commit": "abc", "seed": 1, "quick": False}
+        origin |= {"date": f"{date} 10:00:00 UTC", "seconds": 70.0} | values
+        return {"result": {"tokens": tokens}, "provenance": origin}
+
+    lines = provenance.lines(
+        [
+            found("X", 1000, "2025-01-02"),
+            found("X", 234, "2025-01-01"),
+            found("Y", 5, "2025-01-03", quick=True, commit=None),
+        ]
+    )
+    assert lines == [
+        "X, 2 cores (cpu), commit abc, seed 1, 1,234 tokens counted, 2025-01-01 to 2025-01-02, "
+        "took 2 min",
+        "Y, 2 cores (cpu), not from a checkout, seed 1, quick run, 5 tokens counted, 2025-01-03, "
+        "took 70 s",
+    ]

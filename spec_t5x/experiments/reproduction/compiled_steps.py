@@ -1,0 +1,83 @@
+"""Table 2's rows as the costs of the same networks compiled for a TPU-v4 chip predict them.
+
+libtpu compiles on any Linux machine, for a chip that is not there. It wants an environment of
+its own and JAX on the CPU, and so runs in a process of its own: the measurements beside it
+keep their device.
+"""
+
+import concurrent.futures
+import functools
+import importlib.util
+import multiprocessing
+from collections.abc import Sequence
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments.paper_tables import SpeedUp
+from spec_t5x.experiments.reproduction import provenance
+from spec_t5x.experiments.reproduction.cache import Measure
+from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+
+NOTE = (
+    "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "
+    "steps (the slower of arithmetic and memory traffic), source of 512 tokens; without a TPU. "
+    "A quick run compiles one draft and γ. It takes libtpu: pip install 'spec_t5x[tpu-compile]' "
+    "(Linux)."
+)
+
+
+def key(row: SpeedUp) -> tuple[str, str, float]:
+    """What tells a row of Table 2 from the others."""
+    return row.task, row.draft, row.temperature
+
+
+def measure(options: ReproduceOptions, results: Measure) -> dict[str, Any] | None:
+    """Predictions for the rows, each with its key; None without libtpu."""
+    if importlib.util.find_spec("libtpu") is None:
+        return None
+    rows = paper_tables.TABLE_2
+    if options.quick:
+        rows = [row for row in rows if (row.draft, row.gamma) == (rows[0].draft, rows[0].gamma)]
+    keys = [key(row) for row in rows]
+    inputs = {"version": 2, "rows": keys, "libtpu": provenance.version("libtpu")}
+    seconds = 55.0 if options.quick else 200.0
+    return results("compiled/table2", inputs, seconds, functools.partial(_in_child, keys))
+
+
+def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        try:
+            return {"rows": executor.submit(predict, keys).result()}
+        except concurrent.futures.process.BrokenProcessPool as error:
+            raise InputError(
+                "compiling for a TPU-v4 ended its process, mostly for want of memory: leave "
+                "table2 out, or give it 16 GiB"
+            ) from error
+        except BaseException:
+            # A stop is obeyed at once: the executor would wait for its child.
+            for child in set(multiprocessing.active_children()) - before:
+                child.kill()
+            raise
+
+
+def predict(keys: Sequence[tuple]) -> list[dict[str, Any]]:
+    """c, T(gamma + 1) and the speed-up for the rows of these keys. In a process of its own."""
+    from spec_t5x.experiments import tpu_chips
+
+    tpu_chips.prepare_environment()
+    from spec_t5x.experiments import tpu_compilation
+
+    rows = [row for row in paper_tables.TABLE_2 if key(row) in keys]
+    found = tpu_compilation.predict_rows(tpu_compilation.Options(), rows)
+    return [
+        {
+            "key": key(row),
+            "c": prediction.c,
+            "verification_cost": prediction.verification_cost,
+            "speed_up": prediction.speed_up,
+        }
+        for row, prediction in zip(rows, found, strict=True)
+    ]

@@ -1,0 +1,174 @@
+"""``spec-t5x reproduce``, from the items' names to the files of the report."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.reproduction import (
+    acceptance_rates,
+    closed_forms,
+    curves,
+    decodes,
+    example_texts,
+    provenance,
+    report,
+    speed_ups,
+    synthetic_speed,
+)
+from spec_t5x.experiments.reproduction.cache import Results, one_line
+from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions
+from spec_t5x.experiments.reproduction.provenance import duration
+from spec_t5x.inference.signals import Stopped, stopping
+
+ALL = "all"
+
+# In the paper's order, then what goes beyond its tables. Measured in this order, too: the
+# curves show what Table 2 has measured, and the last clears all compiled programs.
+ITEMS: dict[str, Item] = {
+    "table1": closed_forms.TABLE_1,
+    "table2": speed_ups.TABLE_2,
+    "table3": acceptance_rates.TABLE_3,
+    "table4": closed_forms.TABLE_4,
+    "table5": acceptance_rates.TABLE_5,
+    "figure1": decodes.FIGURE_1,
+    "figure2": curves.FIGURE_2,
+    "figure3": curves.FIGURE_3,
+    "figure4": curves.FIGURE_4,
+    "figure5": decodes.FIGURE_5,
+    "factors": closed_forms.FACTORS,
+    "synthetic": synthetic_speed.SYNTHETIC,
+}
+
+
+def select(names: Sequence[str]) -> dict[str, Item]:
+    """The items of those names, in the report's order; ``all`` stands for every one.
+
+    Raises:
+      InputError: no item has the name.
+    """
+    for name in names:
+        if name not in (*ITEMS, ALL):
+            raise InputError(f"no item {name!r}: give {ALL}, or some of {', '.join(ITEMS)}")
+    return {name: item for name, item in ITEMS.items() if name in names or ALL in names}
+
+
+def reproduce(
+    items: dict[str, Item],
+    options: ReproduceOptions,
+    output: Path,
+    say: Callable[[str], None],
+    *,
+    fresh: bool = False,
+) -> int:
+    """Measures what is not kept in ``output`` yet, and writes the report there.
+
+    Args:
+      items: by name, of ``select``.
+      options: of the run.
+      output: a directory, which need not be there.
+      say: is told what happens.
+      fresh: measure again what is kept.
+
+    Returns:
+      0, or 1 if something could not be computed: the report says what and why. After a
+      signal, 128 and its number: what was finished is kept.
+
+    Raises:
+      InputError: the output cannot be written, or the data is not there.
+    """
+    example_texts.check(options.data_dir)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        # Whether it can be written, before hours of work.
+        (output / ".probe").touch()
+        (output / ".probe").unlink()
+        with stopping():
+            return _reproduce(items, options, output, say, fresh)
+    except Stopped as signal:
+        say(
+            f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
+            "command resumes from there"
+        )
+        return 128 + signal.number
+    except OSError as error:
+        raise InputError(
+            f"cannot write to --output {output} ({error.strerror or error}): give another, or "
+            "check its space and permissions"
+        ) from error
+
+
+def _reproduce(
+    items: dict[str, Item],
+    options: ReproduceOptions,
+    output: Path,
+    say: Callable[[str], None],
+    fresh: bool,
+) -> int:
+    origin, run = provenance.origin(), {"seed": options.seed, "quick": options.quick}
+    cache = output / "cache"
+    plan = Results(cache, origin, run, fresh=fresh)
+    plan.tidy()
+    for item in items.values():
+        with contextlib.suppress(Exception):  # it is reported when it is computed
+            item.compute(options, plan)
+    total = len(plan.missing)
+    if total:
+        effort, kept = "quick" if options.quick else "full", len(plan.found)
+        time = duration(sum(plan.missing.values()))
+        say(f"the {effort} run takes about {time}: {total} measurements, {kept} more are kept")
+
+    numbers = itertools.count(1)
+
+    def before(name: str, seconds: float) -> None:
+        say(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
+
+    results = Results(cache, origin, run, fresh=fresh, before=before)
+    sections = [_section(name, item, options, results) for name, item in items.items()]
+    report.write(output, sections, options, origin)
+    for section in sections:
+        for reason in section["not_computed"]:
+            say(f"{section['name']} not computed: {reason}")
+    say(f"the report is {output / 'report.html'}")
+    return 1 if any(section["not_computed"] for section in sections) else 0
+
+
+def _section(name: str, item: Item, options: ReproduceOptions, results: Results) -> dict[str, Any]:
+    """What the report says of an item; one that fails does not stop the others."""
+    results.asked.clear()
+    content, problems = [], []
+    try:
+        content = item.render(options, item.compute(options, results))
+    except OSError:
+        raise
+    except Exception as error:
+        problems = [one_line(error)]
+    asked = list(results.asked)
+    failed = [part for part in asked if part in results.failed and part not in results.found]
+    return {
+        "name": name,
+        "title": item.title,
+        "content": content,
+        "not_computed": [
+            *(f"{part}: {results.failed[part]}" for part in failed),
+            *problems,
+        ],
+        "measured": {part: results.found[part] for part in asked if part in results.found},
+    }
+
+
+def listing(items: dict[str, Item], options: ReproduceOptions) -> str:
+    """A line for each item, with what it takes where nothing is kept."""
+    lines = []
+    for name, item in items.items():
+        plan = Results(None, {}, {})
+        try:
+            item.compute(options, plan)
+            seconds = sum(plan.missing.values())
+            time = f"about {duration(seconds)}" if plan.missing else "a moment"
+        except Exception as error:  # the other items are listed all the same
+            time = f"cannot be computed: {one_line(error)}"
+        lines.append(f"{name:{max(map(len, items))}}  {item.title} ({time})")
+    return "\n".join(lines)

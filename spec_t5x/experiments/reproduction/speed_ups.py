@@ -1,0 +1,249 @@
+"""Table 2: speed-ups measured here beside the paper's, and compiled for the paper's machine.
+
+Each measurement decodes the same texts plainly and speculatively, in one process and in turn,
+with one draft at one temperature: with the paper's gamma, and with the one that Theorem 3.8
+finds best for the alpha, c and T(m) measured here, which is so put to the test.
+"""
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments.reproduction import columns, compiled_steps, pairs
+from spec_t5x.experiments.reproduction.cache import Measure
+from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.pairs import ENDE, SUMMARIES, Pair
+from spec_t5x.theory import formulas
+
+# Of n-gram drafts and copying there is no row in Table 2; section 3.6 and Table 3 have them.
+_RUNS = [
+    (pair, draft, temperature)
+    for pair in (ENDE, SUMMARIES)
+    for temperature in (0.0, 1.0)
+    for draft in ("transformer", "bigram", "ngram", "copy")
+]
+# Those of a quick run. The best gamma is measured for the first alone.
+_QUICK_RUNS = [
+    (ENDE, "transformer", 0.0),
+    (ENDE, "ngram", 0.0),
+    (ENDE, "transformer", 1.0),
+    (SUMMARIES, "transformer", 0.0),
+    (SUMMARIES, "copy", 0.0),
+]
+# Texts to choose from, texts decoded, tokens of each at most, repeats; and the m of T(m),
+# between which it is interpolated.
+_FULL = {
+    "pool": 120,
+    "num_texts": 30,
+    "max_decode_len": 48,
+    "repeats": 5,
+    "widths": tuple(range(1, 10)),
+}
+_QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2, "widths": (1, 2, 4, 8)}
+
+
+def measure_all(options: ReproduceOptions, results: Measure) -> dict[str, Any | None]:
+    """The measurements of Table 2, by name; with ``results.kept``, those that are kept."""
+    found = {}
+    for run in _QUICK_RUNS if options.quick else _RUNS:
+        pair, draft, temperature = run
+        effort = _QUICK if options.quick else _FULL
+        texts = pair.texts(options, effort["pool"])
+        settings = {
+            "temperature": temperature,
+            "gamma": _printed(pair.paper_task, "small", temperature).gamma,
+            "try_best": not options.quick or run == _QUICK_RUNS[0],
+            "seed": options.seed,
+            **effort,
+        }
+        name = f"table2/{pair.name}/{draft}/t{temperature:g}"
+        seconds = (40.0 if settings["try_best"] else 25.0) if options.quick else 80.0
+        found[name] = results(
+            name,
+            pairs.inputs(pair, (draft,), texts, **settings),
+            seconds,
+            functools.partial(measure, pair, draft, texts, settings),
+        )
+    return found
+
+
+def rows(found: Mapping[str, Any | None]) -> list[dict[str, Any]]:
+    """The rows of all measurements of Table 2 that are there, in their order."""
+    return [
+        row
+        for name, result in found.items()
+        if name.startswith("table2/") and result
+        for row in result["rows"]
+    ]
+
+
+def _printed(task: str, draft: str, temperature: float) -> paper_tables.SpeedUp:
+    wanted = (task, draft, temperature)
+    for row in paper_tables.TABLE_2:
+        if (row.task, row.draft, row.temperature) == wanted:
+            return row
+    raise ValueError(f"Table 2 has no row {wanted}")
+
+
+def measure(
+    pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Decodes some of the texts with the paper's gamma, and with the best one by Theorem 3.8."""
+    from spec_t5x.experiments.comparison import compare
+    from spec_t5x.generation import GenerateOptions
+
+    target = pairs.load_target(pair.target)
+    generator = target.with_draft(pairs.load_draft(pair.target, draft))
+    decoding = GenerateOptions(
+        temperature=settings["temperature"],
+        max_decode_len=settings["max_decode_len"],
+        gamma=settings["gamma"],
+        verifier="token",
+        truncate=pair.truncate,
+        seed=settings["seed"],
+    )
+    chosen = pairs.of_one_shape(generator, texts, decoding, settings["num_texts"])
+    length, widths = settings["max_decode_len"], settings["widths"]
+    costs = pairs.verification_costs(pair, chosen[0], length, widths)
+    comparisons = [compare(generator, chosen, decoding, settings["repeats"])]
+    c = comparisons[0].step_times.c
+    # 0 where plain decoding is expected to be the fastest.
+    best = int(formulas.optimal_gamma(comparisons[0].alpha, c, np.asarray(costs)))
+    if settings["try_best"] and best not in (0, settings["gamma"]):
+        decoding = dataclasses.replace(decoding, gamma=best)
+        comparisons.append(compare(generator, chosen, decoding, settings["repeats"]))
+    tokens = sum(each.plain_tokens + each.speculative_tokens for each in comparisons)
+    return {
+        "tokens": tokens * settings["repeats"],
+        "rows": [_row(pair, draft, each, best) for each in comparisons],
+    }
+
+
+def _row(pair: Pair, draft: str, comparison, best: int) -> dict[str, Any]:
+    """What Tables 2 and 4 and the curves show of a comparison."""
+    times, count = comparison.step_times, comparison.num_inputs
+    seconds = zip(comparison.plain_seconds, comparison.speculative_seconds, strict=True)
+    ratios = [
+        (comparison.speculative_tokens / speculative) / (comparison.plain_tokens / plain)
+        for plain, speculative in seconds
+    ]
+    printed = _printed(pair.paper_task, "small", comparison.temperature)
+    its_own = draft == "transformer" and comparison.gamma == printed.gamma
+    texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
+    return {
+        "task": pair.task,
+        "draft": draft,
+        "temperature": comparison.temperature,
+        "gamma": comparison.gamma,
+        "gamma_text": f"{comparison.gamma}{' (best)' if comparison.gamma == best else ''}",
+        "alpha": comparison.alpha,
+        "block_efficiency": comparison.block_efficiency,
+        "accepted_plus_one": comparison.accepted_plus_one,
+        "c": times.c,
+        "verification_cost": times.verification_cost,
+        "expected": comparison.predicted,
+        "expected_with_verification": comparison.predicted_with_verification,
+        "speed_up": comparison.speed_up,
+        "range": f"{min(ratios):.2f} to {max(ratios):.2f}",
+        "loop_speed_up": comparison.loop_speed_up,
+        "same_text": None if comparison.identical is None else texts,
+        # Of the paper's smallest transformer, with the gamma that it was measured with.
+        "paper_speed_up": printed.measured if its_own else None,
+        "plain_rate": comparison.plain_rate,
+        "speculative_rate": comparison.speculative_rate,
+        "target_step_ms": times.target,
+        "draft_step_ms": times.draft,
+        "plain_setup_ms": 1e3 * statistics.median(comparison.plain_setup_seconds) / count,
+        "speculative_setup_ms": 1e3
+        * statistics.median(comparison.speculative_setup_seconds)
+        / count,
+        "plain_compile_s": comparison.plain_compile_seconds,
+        "speculative_compile_s": comparison.speculative_compile_seconds,
+    }
+
+
+def _compute(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
+    return measure_all(options, results) | {
+        "compiled": compiled_steps.measure(options, results),
+    }
+
+
+def _render(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Table]:
+    predictions = {tuple(row["key"]): row for row in (found["compiled"] or {}).get("rows", ())}
+    printed = Table(
+        caption="Target T5-XXL, one TPU-v4 chip: measured by the paper, and predicted.",
+        columns=(
+            *columns.SETTING,
+            columns.paper("gamma", "γ", "d"),
+            columns.paper("alpha", "α"),
+            columns.paper("measured", "speed-up", ".1f"),
+            columns.compiled("c", "c", ".3f"),
+            columns.compiled("verification_cost", "T(γ+1)", ".3f"),
+            columns.compiled("speed_up", "speed-up"),
+        ),
+        rows=[
+            vars(row)
+            | {"draft": f"T5-{row.draft}", "c": None}
+            | predictions.get(compiled_steps.key(row), {})
+            for row in paper_tables.TABLE_2
+        ],
+        note=compiled_steps.NOTE,
+    )
+    ours = rows(found)
+    return [printed, _measured_table(ours), _times_table(ours)] if ours else [printed]
+
+
+def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    return Table(
+        caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
+        columns=(
+            *columns.SETTING,
+            columns.label("gamma_text", "γ"),
+            columns.measured("alpha", "α", ".3f"),
+            columns.measured("block_efficiency", "block efficiency"),
+            *columns.COSTS,
+            *columns.EXPECTED,
+            columns.SPEED_UP,
+            columns.measured("range", "least to most"),
+            columns.measured("loop_speed_up", "loop alone"),
+            columns.measured("same_text", "same text"),
+            columns.paper("paper_speed_up", "speed-up of T5-small", ".1f"),
+        ),
+        rows=rows,
+        note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "
+        "compilation not; loop alone: without dispatch, encoders and prefill; least to most: over "
+        "the repeats. γ is the paper's, and the best one by Theorem 3.8 with α, c and T(m) as "
+        "measured here. At temperature 1 plain and speculative texts are different draws. "
+        + columns.COSTS_NOTE,
+    )
+
+
+def _times_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    return Table(
+        caption="What the rows above took: medians.",
+        columns=(
+            *columns.SETTING,
+            columns.GAMMA,
+            columns.measured("plain_rate", "plain, tokens/s", ".0f"),
+            columns.measured("speculative_rate", "speculative, tokens/s", ".0f"),
+            columns.measured("target_step_ms", "target step, ms"),
+            columns.measured("draft_step_ms", "draft step, ms"),
+            columns.measured("plain_setup_ms", "plain setup, ms"),
+            columns.measured("speculative_setup_ms", "speculative setup, ms"),
+            columns.measured("plain_compile_s", "plain compilation, s", ".1f"),
+            columns.measured("speculative_compile_s", "speculative compilation, s", ".1f"),
+        ),
+        rows=rows,
+        note="Setup: dispatch, encoders and prefill. A program compiled for an earlier row shows "
+        "less compilation, or none.",
+    )
+
+
+TABLE_2 = Item(
+    "Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _compute, _render
+)
