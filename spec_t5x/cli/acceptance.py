@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from spec_t5x.cli import measurements
+from spec_t5x.cli import measurements, settings
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments.acceptance import AcceptanceOptions
     from spec_t5x.experiments.text_source import TextSource
 
-    models, _, source, options = measurements.read(args, TextSource, AcceptanceOptions)
+    models, _, source, options = settings.read(args, TextSource, AcceptanceOptions)
     # Checked before anything is loaded.
     if args.json and args.json.is_dir():
         raise InputError(f"--json {args.json} is a folder: give a file")

@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments import benchmark, results
     from spec_t5x.experiments.text_source import TextSource
 
-    models, decoding, source, options = measurements.read(
-        args, TextSource, benchmark.BenchmarkOptions
-    )
+    models, decoding, source, options = settings.read(args, TextSource, benchmark.BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
     with measurements.progress("measuring") as report:

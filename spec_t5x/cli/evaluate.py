@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates and prints a JSON object, for a mixture one for each of its tasks."""
     from spec_t5x.experiments.text_source import TextSource
 
-    models, options, source = measurements.read(args, TextSource)
+    models, options, source = settings.read(args, TextSource)
     draft = models.draft_name()
     source.check_given()
     options = source.decoding(options)

@@ -2,11 +2,8 @@
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from spec_t5x.cli import settings
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
@@ -46,23 +43,6 @@ def add_lists(group: Any, flags: dict[str, tuple[str, Callable, str]]) -> None:
         group.add_argument(
             f"--{name}", action="append", type=kind, dest=field, metavar="N", help=text
         )
-
-
-def read(args: argparse.Namespace, *classes: type) -> tuple:
-    """``Models``, ``GenerateOptions`` and the classes: defaults, then gin, then flags."""
-    import gin
-
-    makers = [gin.external_configurable(cls, module="spec_t5x") for cls in classes]
-    models, decoding = settings.read(args)
-    made = (make(**_given(args, cls)) for make, cls in zip(makers, classes, strict=True))
-    return models, decoding, *made
-
-
-def _given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """The fields of a class that flags were given for."""
-    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(cls)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def _widths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 3,2") from error
 
 
-# Flags of ``Models`` and ``GenerateOptions``, and of ``experiments.inputs.InputOptions``, as
+# Flags of ``Models`` and ``GenerateOptions``, as
 # ``add_flags`` takes them. Not read off the classes: their modules import JAX, ``--help`` must not.
 VOCABULARY = (
     "FILE",
@@ -157,15 +157,6 @@ _DECODING = {
     "truncate": (bool, "cut longer inputs"),
     "rescale_log_probs": (bool, "scores under the sampled distribution, as T5X's default"),
 }
-_INPUTS = {
-    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
-    "source_column": (int, "of a .tsv, from 0 (as usual)"),
-    "num_columns": (int, "of each line of a .tsv (as of the first line)"),
-    "source_field": ("NAME", "of a .jsonl (article)"),
-    "prefix": ("TEXT", "put before every source of a file"),
-    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
-    "split": ("NAME", "of the task (validation)"),
-}
 
 
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
@@ -198,11 +189,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("models"), _MODELS)
     add_flags(parser.add_argument_group("decoding"), _DECODING)
     add_gin(parser)
-
-
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``experiments.inputs.InputOptions``: a file, or a task of seqio."""
-    add_flags(parser.add_argument_group("inputs"), _INPUTS)
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
