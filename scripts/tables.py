@@ -5,7 +5,7 @@
 
 A table stands between two comments, of which the first names its kind and its file:
 
-    <!-- table: neighbours benchmarks/neighbours_pair.json -->
+    <!-- table: implementations benchmarks/implementations_pair.json -->
     <!-- end of table -->
 """
 
@@ -45,7 +45,7 @@ def by_gamma(values: Mapping[str, Any]) -> str:
 
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "neighbours": lambda values: implementations(values["groups"], values["machine"]),
+    "implementations": lambda values: implementations(values["groups"], values["machine"]),
     "benchmark": lambda values: benchmark.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
     "objectives": lambda values: objectives.table(values["rows"]),

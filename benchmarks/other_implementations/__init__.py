@@ -2,7 +2,7 @@
 
     python -m benchmarks.other_implementations                       # the packaged pair
     python -m benchmarks.other_implementations --data dev.tsv.gz --num_inputs 60 \\
-        --draft transformer mixed copy --gamma 3 --json benchmarks/neighbours_pair.json
+        --draft transformer mixed copy --gamma 3 --json benchmarks/implementations_pair.json
     python -m benchmarks.other_implementations --size t5_1_1_small t5_1_1_base --gamma 4 7
 
 Compared are transformers (eager, static cache, assisted generation with the same draft),

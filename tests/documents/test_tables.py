@@ -20,7 +20,7 @@ def test_a_document_has_the_tables_of_its_files(document):
 
 
 def test_there_are_tables():
-    assert "<!-- table: neighbours " in (REPOSITORY / "docs" / "performance.md").read_text()
+    assert "<!-- table: implementations " in (REPOSITORY / "docs" / "performance.md").read_text()
 
 
 def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
 def test_a_file_that_is_not_there_is_not_passed_over(tmp_path):
     with pytest.raises(OSError, match="absent.json"):
         SCRIPT["filled"](
-            "<!-- table: neighbours absent.json -->\n<!-- end of table -->\n", tmp_path
+            "<!-- table: implementations absent.json -->\n<!-- end of table -->\n", tmp_path
         )
 
 
