@@ -14,7 +14,9 @@ class Progress:
     Where the stream is no terminal, an update is a line, at most one in ``every`` seconds.
     """
 
-    def __init__(self, unit: str = "", stream: io.TextIOBase | None = None, every: float = 30.0):
+    def __init__(
+        self, unit: str = "", stream: io.TextIOBase | None = None, every: int | float = 30
+    ):
         """Shows it on a stream.
 
         Args:
@@ -45,7 +47,7 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def update(self, done: float, total: float | None, text: str) -> None:
+    def update(self, done: int | float, total: int | float | None, text: str) -> None:
         """So much is done, of ``total`` if that is known."""
         if self._bar:
             if self._task is None:
