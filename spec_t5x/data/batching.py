@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
@@ -28,6 +29,8 @@ DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
 # Bump when the arrays of a stored file change their meaning.
 CACHE_FORMAT = 2
+# Of one text; a stream of seqio has arrays.
+Ids = Sequence[int] | Int[np.ndarray, "length"]
 _TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
 
 
@@ -181,9 +184,7 @@ def tokenise_texts(
     return dataclasses.replace(pairs, num_dropped=num_dropped)
 
 
-def join_pairs(
-    pairs: Iterable[tuple[Iterable[int], Iterable[int]]], num_dropped: int = 0
-) -> TokenisedPairs:
+def join_pairs(pairs: Iterable[tuple[Ids, Ids]], num_dropped: int = 0) -> TokenisedPairs:
     """The pairs of id sequences, in their order."""
     # Compact: a corpus has millions of pairs.
     ids, ends = (array.array("i"), array.array("i")), (array.array("q"), array.array("q"))

@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 # What must be seen in the outputs of each.
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
-    "own_checkpoints": ["block efficiency", "| ngram |", "speed-up"],
+    "own_checkpoints": ["block efficiency", "| ngram ", "speed-up"],
     "t5x_on_tpu": ["t5x.infer", "scripts/constraints.txt", "T(verify)"],
     "theory": ["0.600", "6.86", "image/png"],
     "tour": ["block efficiency", "drafts accepted", "identical", "[END]"],
