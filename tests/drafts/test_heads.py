@@ -100,7 +100,7 @@ def test_greedy_text_is_that_of_plain_decoding(gamma):
 def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     """Whatever was rejected or accepted before, or written by plain steps at a pace."""
     gamma, model, draft = 3, target(), random_heads(num_heads=3)
-    costly = Pace.start(Costs.by_formula(c=0.4, largest=3), tolerance=0.5)
+    costly = Pace.start(Costs.by_formula(c=0.6, largest=3), rows=5, tolerance=0.5)
     iterations = list(
         speculative_steps(
             model,
