@@ -260,27 +260,43 @@ def trace_lines(generator, text: str, options) -> list[str]:
     return buffer.getvalue().splitlines()
 
 
-def iteration(proposed: list[int], num_accepted: int, appended: list[int], ended=False):
-    """Of one row with gamma 3; what is beyond the counts is any token."""
-    return Iteration(
-        proposed=np.array([(proposed + [17] * 3)[:3]], np.int32),
-        num_proposed=np.array([len(proposed)], np.int32),
-        num_accepted=np.array([num_accepted], np.int32),
-        appended=np.array([(appended + [22] * 4)[:4]], np.int32),
-        num_appended=np.array([len(appended)], np.int32),
-        ended=np.array([ended]),
-    )
-
-
 def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
     """A hand-made decode: one draft accepted, all, none proposed, an end inside the drafts."""
     piece = generator.vocabulary.piece
     iterations = [
-        iteration([10, 11, 12], 1, [10, 20]),
-        # 125 has no piece: it is padding of the embedding.
-        iteration([13, 14, 125], 3, [13, 14, 125, 21]),
-        iteration([], 0, [23]),
-        iteration([15, EOS_ID, 16], 2, [15, EOS_ID], ended=True),
+        Iteration(
+            proposed=np.array([[10, 11, 12]], np.int32),
+            num_proposed=np.array([3], np.int32),
+            num_accepted=np.array([1], np.int32),
+            appended=np.array([[10, 20, 20, 20]], np.int32),
+            num_appended=np.array([2], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
+            # 125 has no piece: it is padding of the embedding.
+            proposed=np.array([[13, 14, 125]], np.int32),
+            num_proposed=np.array([3], np.int32),
+            num_accepted=np.array([3], np.int32),
+            appended=np.array([[13, 14, 125, 21]], np.int32),
+            num_appended=np.array([4], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
+            proposed=np.array([[17, 17, 17]], np.int32),
+            num_proposed=np.array([0], np.int32),
+            num_accepted=np.array([0], np.int32),
+            appended=np.array([[23, 23, 23, 23]], np.int32),
+            num_appended=np.array([1], np.int32),
+            ended=np.array([False]),
+        ),
+        Iteration(
+            proposed=np.array([[15, EOS_ID, 16]], np.int32),
+            num_proposed=np.array([3], np.int32),
+            num_accepted=np.array([2], np.int32),
+            appended=np.array([[15, EOS_ID, 16, 22]], np.int32),
+            num_appended=np.array([2], np.int32),
+            ended=np.array([True]),
+        ),
     ]
     made_up = SimpleNamespace(vocabulary=generator.vocabulary, steps=lambda *_: iter(iterations))
     first, second, third, fourth, legend = trace_lines(made_up, "x", OPTIONS)
@@ -551,25 +567,42 @@ def test_a_command_is_needed(run):
     assert_refused(run("translate", "x"), "'translate'")
 
 
+@pytest.fixture
+def broken(tiny_pair, tmp_path):
+    """``broken(damage)``: a copy of the target after ``damage(directory)``."""
+
+    def copy(damage) -> Path:
+        directory = tmp_path / "broken"
+        shutil.copytree(tiny_pair / "target", directory)
+        damage(directory)
+        return directory
+
+    return copy
+
+
+def corrupt_config(directory: Path):
+    (directory / "config.json").write_text('{"format": ')
+
+
+def remove_weights(directory: Path):
+    shutil.rmtree(directory / "params")
+
+
 def truncate_weights(directory: Path):
     for path in (directory / "params").glob("d/*"):
         path.write_bytes(path.read_bytes()[:8])
 
 
-DAMAGE = {
-    "config": lambda directory: (directory / "config.json").write_text('{"format": '),
-    "no weights": lambda directory: shutil.rmtree(directory / "params"),
-    "cut weights": truncate_weights,
-    "vocabulary": lambda directory: (directory / "spiece.model").write_bytes(b"nonsense"),
-}
+def replace_vocabulary(directory: Path):
+    (directory / "spiece.model").write_bytes(b"nonsense")
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "damage", [corrupt_config, remove_weights, truncate_weights, replace_vocabulary]
+)
 @pytest.mark.parametrize("flag", ["--target", "--draft"])
-def test_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_path, damage, flag):
-    directory = tmp_path / "broken"
-    shutil.copytree(tiny_pair / "target", directory)
-    DAMAGE[damage](directory)
+def test_damaged_checkpoints_are_refused(generate, broken, damage, flag):
+    directory = broken(damage)
     assert_refused(generate("x", flag, directory), str(directory))
 
 
