@@ -80,9 +80,9 @@ def network_logits(
 class HeadsLearner(Learner):
     """Draft heads of a target. Losses and accuracies are means over the heads."""
 
-    target: T5Model
     config: HeadsConfig
     options: TrainOptions
+    target: T5Model
 
     def init(self, key: Key[Array, ""]) -> PyTree:
         """Heads that say what the target says one token too early."""
