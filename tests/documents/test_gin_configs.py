@@ -175,12 +175,12 @@ def test_a_part_says_what_it_is_and_can_be_built(path, parse):
         build(name)
 
 
-def test_values_of_a_file_and_of_its_command_reach_the_commands_settings():
-    header = read_header(CONFIGS / "runs" / "eval.gin")
-    words = [word for word in header.command[1:] if word not in header.bindings]
-    args = _parser().parse_args([*words, "--draft", "bigram"])
-    args.gin_bindings = [*header.bindings, "--gin.GAMMA=6"]
-    models, options = settings.read(args)
+def test_values_of_a_file_and_of_its_command_reach_the_commands_settings(parse):
+    _, *words = read_header(CONFIGS / "runs" / "eval.gin").command
+    parse(*words, "--gin.GAMMA=6")
+    args = _parser().parse_args(["evaluate", "--draft", "bigram"])
+    models = gin.get_configurable("Models")(**settings.given(args, settings.Models))
+    options = build("GenerateOptions")
     assert models.target == "gs://my-bucket/t5_1_1_xxl_ende/checkpoint_1020000"
     # A flag, a binding and a value of the file.
     assert (models.draft_name(), options.gamma, options.batch_size) == ("bigram", 6, 8)
