@@ -76,7 +76,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     return found and found["rows"]
 
 
-def _find(rows: Iterable[Any], draft: str | None, temperature: float, **values: float) -> dict:
+def _find(rows: Iterable[Any], draft: str | None, temperature: float, **values: float | int) -> dict:
     """The row as a table shows it; empty where there is none."""
     wanted = {"draft": draft, "temperature": temperature, "lenience": 1.0, **values}
     for row in rows:
