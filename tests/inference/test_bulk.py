@@ -72,8 +72,8 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
     assert [line["index"] for line in found] == list(range(11))
     assert {line["line"]: line["error"][:23] for line in found if "error" in line} == {
         3: "the line is empty: give",
-        6: "byte 1 is 0xff, not U",
-        11: "the text has 40 tokens ",
+        6: "byte 1 is 0xff, not UTF",
+        11: "the text has 40 tokens:",
     }
     assert report.errors == 3
     assert [text.split(":")[0] for text in report.named] == ["line 3", "line 6", "line 11"]
@@ -257,7 +257,7 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
     # Nobody is there to write what is another's.
     (runner.output / names[1]).unlink()
     with pytest.raises(
-        InputError, match="process 1 ended before shard 2 was written .1 are missing"
+        InputError, match="process 1 ended before shard 2 was written .2 are missing"
     ):
         runner(hosts=processes.Hosts(index=0, count=3))
 
