@@ -102,7 +102,7 @@ def test_batches_decoded_without_the_draft_pay_for_looking_at_it():
     """A program without the draft counts its steps; enough of them, and the draft is asked."""
     text = Text(CHEAP).write(0.0, 200)
     pace, steps = text.pace, 0
-    while int(pace.limit(pace.prefill)) == 0:
+    while int(pace.limit()) == 0:
         pace, steps = _without_the_draft(pace), steps + 20
     assert 20 < steps < 1000
     assert int(pace.plain_steps) == int(text.pace.plain_steps) + steps

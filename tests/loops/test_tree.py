@@ -197,8 +197,8 @@ def test_stepping_gives_the_same_text():
 
 
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
-    costs = Costs.by_formula(c=0.6, largest=3, whole=True)
-    costly = Pace.start(costs, tolerance=0.5)
+    costs = Costs.by_formula(c=0.9, largest=3, whole=True)
+    costly = Pace.start(costs, rows=3, tolerance=0.5)
     decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), pace=costly)
     plain = autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
