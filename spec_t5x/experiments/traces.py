@@ -38,11 +38,14 @@ class Trace:
     @classmethod
     def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> "Trace":
         """From what ``dataclasses.asdict`` makes of the lines, or JSON of that."""
-        # JSON has lists for tuples.
-        tuples = ("before", "accepted")
         return cls(
             lines=tuple(
-                TraceLine(**{**line, **{name: tuple(line[name]) for name in tuples}})
+                TraceLine(
+                    before=tuple(line["before"]),
+                    accepted=tuple(line["accepted"]),
+                    rejected=line["rejected"],
+                    corrected=line["corrected"],
+                )
                 for line in lines
             )
         )
