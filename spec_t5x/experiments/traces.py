@@ -6,7 +6,7 @@ blue    the target's own token: the correction, or the one after a whole block
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.text import Text
@@ -36,9 +36,19 @@ class Trace:
     lines: tuple[TraceLine, ...]
 
     @classmethod
-    def from_json(cls, lines: list[Mapping[str, Any]]) -> "Trace":
-        """From what ``dataclasses.asdict`` makes of the lines."""
-        return cls(lines=tuple(TraceLine(**line) for line in lines))
+    def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> "Trace":
+        """From what ``dataclasses.asdict`` makes of the lines, or JSON of that."""
+        return cls(
+            lines=tuple(
+                TraceLine(
+                    before=tuple(line["before"]),
+                    accepted=tuple(line["accepted"]),
+                    rejected=line["rejected"],
+                    corrected=line["corrected"],
+                )
+                for line in lines
+            )
+        )
 
     @property
     def num_tokens(self) -> int:

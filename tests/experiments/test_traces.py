@@ -1,6 +1,7 @@
 """Traces: exact spans for a decode made by hand."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_record_tells_what_became_of_each_token(trace):
     assert trace.counts == "7 tokens with 4 target calls"
     lines = dataclasses.asdict(trace)["lines"]
     assert Trace.from_json(lines) == trace
+    assert Trace.from_json(json.loads(json.dumps(lines))) == trace
 
 
 def test_styled_lines_have_these_spans(trace):

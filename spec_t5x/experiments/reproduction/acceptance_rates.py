@@ -42,9 +42,9 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     texts = pair.texts(options, 60 if quick else 1200)
     settings = {
         "num_tokens": 600 if quick else 10_000,
-        "temperatures": list(_TEMPERATURES),
-        "leniences": list(_LENIENCES) if pair == pairs.ENDE else [1.0],
-        "top_ks": [other.top_k for other in pairs.PAIRS if other.target == pair.target],
+        "temperatures": _TEMPERATURES,
+        "leniences": _LENIENCES if pair == pairs.ENDE else (1.0,),
+        "top_ks": tuple(other.top_k for other in pairs.PAIRS if other.target == pair.target),
         "decoded_texts": 0,
         "batch_size": 16,
         "max_decode_len": _MAX_DECODE_LEN,
@@ -76,7 +76,9 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     return found and found["rows"]
 
 
-def _find(rows: Iterable[Any], draft: str | None, temperature: float, **values: float | int) -> dict:
+def _find(
+    rows: Iterable[Any], draft: str | None, temperature: float, **values: float | int
+) -> dict:
     """The row as a table shows it; empty where there is none."""
     wanted = {"draft": draft, "temperature": temperature, "lenience": 1.0, **values}
     for row in rows:

@@ -39,6 +39,11 @@ def _origins(rows: Sequence[Row]) -> tuple[Origin, ...]:
     return (Origin.CLOSED_FORM, Origin.MEASURED) if rows else (Origin.CLOSED_FORM,)
 
 
+def _points(rows: Sequence[Row], what: str) -> str:
+    """What a caption says of the points, where there are some."""
+    return f" Points: {what}" if rows else ""
+
+
 def _plot_points(
     axes: Axes, rows: Sequence[Row], value: Callable[[Row], float], colour: Callable[[Row], str]
 ) -> list[Artist]:
@@ -110,9 +115,12 @@ def _render_2(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
         Figure(
             name="figure2",
             caption="Tokens that one iteration of Algorithm 1 generates: Equation 1, "
-            "(1 − α^(γ+1)) / (1 − α), and its bound 1 / (1 − α) (section 3.5). Points: 1 + "
-            "accepted drafts per call of the target, in the colour of their γ; what the end of a "
-            "text cuts off is not taken from it, as it is from block efficiency.",
+            "(1 − α^(γ+1)) / (1 − α), and its bound 1 / (1 − α) (section 3.5)."
+            + _points(
+                rows,
+                "1 + accepted drafts per call of the target, in the colour of their γ; what the "
+                "end of a text cuts off is not taken from it, as it is from block efficiency.",
+            ),
             origins=_origins(rows),
             plot=_draw_by_gamma(
                 rows,
@@ -147,8 +155,8 @@ def _render_3(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
     figure = Figure(
         name="figure3",
         caption="The γ that maximizes Theorem 3.8, found by trying every γ (section 3.5); 0, plain "
-        "decoding, where α is not above c (Corollary 3.9). Points: the fastest of the γ that "
-        "Table 2 has measured.",
+        "decoding, where α is not above c (Corollary 3.9)."
+        + _points(best, "the fastest of the γ that Table 2 has measured."),
         origins=_origins(best),
         plot=_draw_3(best),
     )
@@ -194,8 +202,9 @@ def _render_4(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
     rows = speed_ups.rows(found)
     speed = Figure(
         name="figure4_speed",
-        caption="Speed-up over plain decoding by Theorem 3.8, c = 0. Points: measured, where "
-        "drafts and verification have their cost. The paper draws this and the next into one.",
+        caption="Speed-up over plain decoding by Theorem 3.8, c = 0. The paper draws this and "
+        "the next into one."
+        + _points(rows, "measured, where drafts and verification have their cost."),
         origins=_origins(rows),
         plot=_draw_by_gamma(
             rows,
@@ -207,8 +216,8 @@ def _render_4(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
     )
     operations = Figure(
         name="figure4_operations",
-        caption="Arithmetic operations over plain decoding's by Theorem 3.11, ĉ = 0. Points: "
-        "tokens that the target scored for each that was kept.",
+        caption="Arithmetic operations over plain decoding's by Theorem 3.11, ĉ = 0."
+        + _points(rows, "tokens that the target scored for each that was kept."),
         origins=_origins(rows),
         plot=_draw_by_gamma(
             rows,

@@ -15,8 +15,6 @@ from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
 from spec_t5x.experiments.reproduction.plots import new_figure
 
-_MAX_DECODE_LEN = 48
-
 # A sentence whose translation takes several calls, with drafts accepted and rejected.
 _SENTENCE = (
     "The program reads the configuration file when it starts, and it prints a warning if an "
@@ -159,7 +157,7 @@ def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
 
 def draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
     """A row for each run, a bar for each block."""
-    figure, axes = new_figure("milliseconds", "", width=11, height=1.6 + 0.7 * len(runs))
+    figure, axes = new_figure("milliseconds", "", width=11.0, height=1.6 + 0.7 * len(runs))
     axes.grid(visible=False)
     for row, run in enumerate(runs):
         calls = iter(run["appended"])

@@ -130,5 +130,6 @@ def report(tmp_path_factory) -> Path:
         "factors": closed_forms.FACTORS,
         "hostile": Item(HOSTILE, closed_forms.nothing, render_hostile),
     }
-    assert running.reproduce(items, ReproduceOptions(), output, lambda text: None) == 0
+    said: list[str] = []
+    assert running.reproduce(items, ReproduceOptions(), output, said.append) == 0, said
     return output

@@ -42,6 +42,7 @@ def test_curves_are_the_formulas(item, formulas):
     for figure, formula in zip(render(item), formulas, strict=True):
         curves, points = lines(figure)
         assert points == [] and figure.origins == (Origin.CLOSED_FORM,)
+        assert "Points" not in figure.caption
         for gamma in GAMMAS:
             alphas, values = curves[f"γ = {gamma}"].T
             assert alphas[0] == 0 and alphas[-1] == 1
@@ -78,7 +79,7 @@ def test_measured_points_are_drawn_over_the_curves(rows):
         for figure, points in zip(render(item, rows), of_figures, strict=False):
             _, found = lines(figure)
             assert sorted(found) == sorted(points)
-            assert Origin.MEASURED in figure.origins
+            assert Origin.MEASURED in figure.origins and "Points" in figure.caption
     # A measured gamma that the paper does not draw has its curve, too.
     assert "γ = 2" in lines(render(FIGURE_2, rows)[0])[0]
 
