@@ -30,7 +30,7 @@ DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 # Bump when the arrays of a stored file change their meaning.
 CACHE_FORMAT = 2
 # Of one text; a stream of seqio has arrays.
-Ids = Sequence[int] | Int[np.ndarray, "length"]
+Ids = Sequence[int] | Int[np.ndarray, "_"]
 _TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
 
 
