@@ -151,7 +151,7 @@ def test_a_position_that_finds_no_room(tmp_path, disk):
         disk.fill()
         with pytest.raises(OSError, match="File too large$"):
             reading.save_position(tmp_path / "position")
-        with pytest.raises(InputError, match="File too large; that of step 1 stays: make room"):
+        with pytest.raises(InputError, match="too large; the latest checkpoint is of step 1: free"):
             checkpoints.save(2, state, {}, reading.save_position)
         disk.clear()
         assert checkpoints.latest_step == 1
