@@ -121,6 +121,8 @@ class RunCheckpoints:
         }
         metrics = None if score is None else {"score": score}
         with self._writing():
+            # The one before may still be on its way, and so not be deleted.
+            self._manager.wait_until_finished()
             if step == self.latest_step:
                 # Without its score.
                 self._manager.delete(step)
