@@ -63,20 +63,25 @@ class Kept:
         leaves, structure = jax.tree.flatten((args, kwargs))
         signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
         if signature not in self._programs:
-            self._programs[signature] = self._program(directory, signature, args, kwargs)
-        return self._programs[signature](*args, **kwargs)
+            self._programs[signature] = self._program(directory, signature, leaves)
+        return self._programs[signature](*leaves)
 
-    def _program(self, directory: Path, signature, args: tuple, kwargs: dict) -> Callable:
-        function = functools.partial(self._function, **dict(signature[0]))
+    def _program(self, directory: Path, signature, leaves: list) -> Callable:
+        """Takes the leaves of the arguments: JAX describes a program's arguments by odd values."""
+        static, structure, _ = signature
+
+        def function(*leaves):
+            args, kwargs = jax.tree.unflatten(structure, leaves)
+            return self._function(*args, **kwargs, **dict(static))
+
         described = repr((self._function.__module__, self._function.__qualname__, signature))
         # An object that is known by its address cannot be found again.
-        if " at 0x" in described or not _is_known((args, kwargs, dict(signature[0]))):
+        if " at 0x" in described or not _is_known((jax.tree.unflatten(structure, leaves), static)):
             return function
         path = directory / hashlib.sha256((_surroundings() + described).encode()).hexdigest()
-        program = _load(path, signature[1])
+        program = _load(path, jax.tree.structure((tuple(leaves), {})))
         if program is None:
-            lowered = jax.jit(function).lower(*args, **kwargs)
-            program, is_new = _compiled(lowered)
+            program, is_new = _compiled(jax.jit(function).lower(*leaves))
             if is_new:
                 _save(path, program)
         return program
@@ -191,7 +196,8 @@ def _save(path: Path, program: jax.stages.Compiled) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
-    except (OSError, ValueError, NotImplementedError, pickle.PicklingError):
+    # What cannot be written is made again by the next process, whatever the reason.
+    except Exception:
         return
 
 
