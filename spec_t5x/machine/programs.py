@@ -14,7 +14,6 @@ import math
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.cpu_kernels import library
 
 # Bytes of kept programs; of more, those that were not used for longest go.
@@ -57,10 +57,12 @@ class Kept:
 
     def __call__(self, *args, **kwargs):
         directory = _directory()
-        if directory is None or _is_traced((args, kwargs)):
+        if directory is None:
             return self._function(*args, **kwargs)
         static = {name: kwargs.pop(name) for name in self._static if name in kwargs}
         leaves, structure = jax.tree.flatten((args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self._function(*args, **kwargs, **static)
         signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
         if signature not in self._programs:
             self._programs[signature] = self._program(directory, signature, leaves)
@@ -93,10 +95,6 @@ def _directory() -> Path | None:
     if not directory or "://" in directory or jax.device_count() != 1:
         return None
     return Path(directory) / "whole"
-
-
-def _is_traced(arguments: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
 
 
 def _is_known(arguments: Any) -> bool:
@@ -175,9 +173,7 @@ def _load(path: Path, structure: jax.tree_util.PyTreeDef) -> Callable | None:
         return serialize_executable.deserialize_and_load(
             payload, structure, jax.tree.structure(result)
         )
-    except FileNotFoundError:
-        return None
-    # Whatever a damaged file raises: it is made again.
+    # There is no file, or whatever a damaged one raises: it is made again.
     except Exception:
         return None
 
@@ -192,10 +188,7 @@ def _save(path: Path, program: jax.stages.Compiled) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in _beyond(path.parent, MAX_SIZE - len(content)):
             old.unlink(missing_ok=True)
-        # A process that is killed leaves no half of a program.
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        write_whole(path, [content])
     # What cannot be written is made again by the next process, whatever the reason.
     except Exception:
         return
