@@ -5,29 +5,27 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from spec_t5x.cli import settings
+
+_TEXTS = {
+    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
+    "source_column": (int, "of a .tsv, from 0 (of two columns the first, of more the second)"),
+    "target_column": (int, "of a .tsv, from 0 (the one after it)"),
+    "num_columns": (int, "of each line of a .tsv (as of the first line)"),
+    "limit": (int, "take the first N pairs only"),
+    "source_words": (int, "of a file: take the first N words of each source only"),
+    "source_field": ("NAME", "of a .jsonl (article)"),
+    "target_field": ("NAME", "of a .jsonl (highlights)"),
+    "prefix": ("TEXT", "put before every source of a file"),
+    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
+    "split": ("NAME", "of the task (validation)"),
+}
+
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``experiments.text_source.TextSource``: a file, or a seqio task."""
     texts = parser.add_argument_group("texts")
-    texts.add_argument("--data", metavar="FILE", help="pairs, .tsv or .jsonl, gzipped or not")
-    numbers = {
-        "source_column": "of a .tsv, from 0 (of two columns the first, of more the second)",
-        "target_column": "of a .tsv, from 0 (the one after it)",
-        "num_columns": "of each line of a .tsv (as of the first line)",
-        "limit": "take the first N pairs only",
-        "source_words": "of a file: take the first N words of each source only",
-    }
-    for name, text in numbers.items():
-        texts.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    names = {
-        "source_field": "of a .jsonl (article)",
-        "target_field": "of a .jsonl (highlights)",
-        "prefix": "put before every source of a file",
-        "mixture_or_task": "seqio's name, instead of a file",
-        "split": "of the task (validation)",
-    }
-    for name, text in names.items():
-        texts.add_argument(f"--{name}", metavar="TEXT" if name == "prefix" else "NAME", help=text)
+    settings.add_flags(texts, _TEXTS)
     texts.add_argument(
         "--task_module",
         action="append",
