@@ -144,7 +144,7 @@ class Outcome:
 
 @flax.struct.dataclass(kw_only=True)
 class TreeProposal:
-    """What a draft proposes when several drafts may stand for one place.
+    """What a draft proposes when several drafts may stand for one position.
 
     Nodes are numbered as in ``tree_shapes.Tree``; node 0 is the row's last token.
     """
@@ -270,13 +270,13 @@ class Nodes:
     """
 
     tokens: Int[Array, "batch nodes"]
-    # Each token's place in its text; the start token's is 0.
+    # Each token's position in its text; the start token's is 0.
     positions: Int[Array, "batch nodes"]
     # Where its keys and values are written: distinct in each row.
     slots: Int[Array, "batch nodes"]
     # Place in its text of what each slot holds, the new tokens included.
     slot_positions: Int[Array, "batch slots"]
-    # The slots of each token's own text, itself included: one for each place of the text.
+    # The slots of each token's own text, itself included: one for each position of the text.
     visible: Bool[Array, "batch nodes slots"]
     # Whether each row's slots follow one another, as in a tree: writing them is then one
     # update, for which XLA copies nothing.

@@ -277,18 +277,18 @@ class CoupledVerifier(Verifier):
 
 @dataclasses.dataclass(frozen=True)
 class TreeVerifier(Verifier):
-    """Several drafts for one place, without replacement, in a static tree.
+    """Several drafts for one position, without replacement, in a static tree.
 
     How it verifies one is in ``loops/tree.py``.
     """
 
-    # Drafts for the next places; each is continued by one draft a place, up to gamma.
+    # Drafts for the next positions; each is continued by one draft a position, up to gamma.
     widths: tuple[int, ...] = (2,)
 
     def __post_init__(self):
         object.__setattr__(self, "widths", tuple(self.widths))
         if not self.widths or min(self.widths) < 1:
-            raise InputError(f"tree widths are {self.widths}: give at least 1 for each place")
+            raise InputError(f"tree widths are {self.widths}: give at least 1 for each position")
 
     def tree(self, gamma: int) -> Tree:
         """The tree of depth ``gamma``.
@@ -309,7 +309,7 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "multi": TreeVerifier,
     "tree": TreeVerifier,
 }
-# Drafts for each place, where the user does not say.
+# Drafts for each position, where the user does not say.
 DEFAULT_WIDTHS = {"multi": (3,), "tree": (3, 2)}
 
 
@@ -319,7 +319,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     Args:
       name: a key of ``VERIFIERS``.
       lenience: of ``token`` alone, in (0, 1]; below 1 it is lossy (section A.5).
-      widths: drafts for the next place of ``multi`` (one number), for the next places
+      widths: drafts for the next position of ``multi`` (one number), for the next positions
         of ``tree``; empty takes ``DEFAULT_WIDTHS``.
 
     Raises:

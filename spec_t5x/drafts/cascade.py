@@ -143,7 +143,7 @@ class CascadeDraft(DraftBase):
         lengths = jnp.where(context.live, inner.lengths, cache.lengths)
         cache = self.model.rollback(inner.state.cache, lengths)
         probs = None if inner.probs is None else inner.probs[:, :gamma]
-        # Each by the verifier, which draws for every place anew.
+        # Each by the verifier, which draws again for every position.
         return Proposal(tokens, probs, drawn=num), inner.state.replace(cache=cache)
 
     def commit(self, state: CascadeState, outcome: Outcome) -> CascadeState:

@@ -142,7 +142,7 @@ class SharedEncoderDraft(DraftBase):
     def commit_tree(
         self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
     ) -> TransformerState:
-        """Puts what was accepted in its place, and rolls back the rest."""
+        """Keeps what was accepted and rolls back the rest."""
         return self.draft.commit_tree(state, outcome, path)
 
     def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:

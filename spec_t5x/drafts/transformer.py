@@ -118,7 +118,7 @@ class TransformerDraft(DraftBase):
     def commit_tree(
         self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
     ) -> TransformerState:
-        """Puts what was accepted in its place, and rolls back the rest."""
+        """Keeps what was accepted and rolls back the rest."""
         # The cache's length is where the root is, and one further.
         roots = state.cache.lengths - 1
         # The last level was proposed and not fed.

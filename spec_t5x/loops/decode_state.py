@@ -147,7 +147,7 @@ class Verified:
 
     # What was proposed; of a tree, the accepted drafts and then the first refused one.
     drafts: Int[Array, "batch gamma"]
-    # How many of these count, and how many places there were proposals for.
+    # How many of these count, and how many positions had proposals.
     num_drafts: Int[Array, "batch"]
     depths: Int[Array, "batch"]
     # Tokens proposed, all of a tree's.

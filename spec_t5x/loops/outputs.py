@@ -161,7 +161,7 @@ def row_keys(rng: Key[Array, "*batch"], batch: int, num_decodes: int = 1) -> Key
 
     Args:
       rng: one key, from which row b takes ``fold_in(rng, b)``; or ``[batch]`` keys
-        of the caller's, which make a row's text independent of its place.
+        of the caller's, which make a row's output independent of its place in the batch.
       batch: number of inputs.
       num_decodes: sequences for each input.
     """

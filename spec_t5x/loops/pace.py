@@ -1,34 +1,33 @@
 """How many tokens to draft next: as many as pay here and now, none where none pay.
 
-An iteration pays if it brings more tokens than plain steps would in its time. In plain
-steps, an iteration with at most g drafts brings and costs, on average over the rows that
-are still being written,
+An iteration pays if it brings more tokens than plain steps would in its time. Measured in
+plain steps, and averaged over the rows that have not ended, an iteration with at most g drafts
+brings and costs
 
     tokens(g) = 1 + b_1 + b_1 b_2 + … + b_1 … b_g        cost(g) = costs[longest proposal]
 
-where b_i is the rate at which the i-th draft is accepted once those before it were. The costs
-are measured once (``tuning.costs``). The rates are counted while decoding, over the last few
-dozen iterations, so that they follow the text; they start out optimistic. The *limit* of the
-next iteration is the g whose tokens(g) / cost(g) is the largest, and 0, a plain step, where
-that is not above 1.
+where b_i is the acceptance rate of the i-th draft, given that those before it were accepted.
+The costs are measured once (``tuning.costs``). The rates are counted while decoding, over the
+last few dozen iterations, so that they follow the output; they start out optimistic. The
+*limit* of the next iteration is the g with the largest tokens(g) / cost(g), or 0, a plain step,
+where none is above 1.
 
-Rates can be wrong, or out of date: a draft that was of no use may be good for the text that
-follows. A *balance* of plain steps decides whether to look again, and bounds what all
-speculation can lose. An iteration is made only if the balance covers the worst that it can
-lose, and the balance holds
+Rates can be wrong or out of date: a draft that was useless may suit the output that follows. A
+*balance*, in plain steps, decides when to try again, and bounds the total loss of speculation.
+An iteration runs only if the balance covers its largest possible loss. The balance holds
 
-* a small sum to start with, of a few iterations;
+* a small initial sum, worth a few iterations;
 * what speculation gained, up to a cap;
-* a small share of every token written, the tolerance.
+* a small share of every token generated, the tolerance.
 
-Hence a bound for any draft and any text: n tokens cost at most ``n + max(start,
+This gives a bound for any draft and any input: n tokens cost at most ``n + max(start,
 tolerance n)`` plain steps, as far as the costs are right. The rows of a batch are judged
 together.
 
-The decision looks at tokens already written and at costs, never at the drafts to come, so
-texts follow the target's law as before, and greedy texts and those of coupled draws are the
-same token for token. Other sampled texts are other draws of the same law: which draws are
-made depends on the decisions, hence on the costs and on what was decoded before.
+The decision depends on tokens already generated and on costs, never on drafts to come.
+Outputs therefore keep the target's law; greedy outputs and those of coupled draws keep every
+token. Other sampled outputs are other draws from the same law: the decisions, hence the costs
+and earlier batches, determine which random numbers are used.
 """
 
 import dataclasses
@@ -46,24 +45,24 @@ from spec_t5x.types import Array, Bool, Float32, Int
 
 # The most that is ever drafted for an iteration: what a chain pays for at high acceptance.
 MAX_LIMIT = 8
-# Iterations whose loss the tolerance need not have earned: of one row, and of very many, each of
-# which shows something of the draft.
+# Iterations whose loss the initial sum covers: for one row, and for very many, each of which
+# shows something of the draft.
 _START = 8.0
 _START_OF_MANY = 2.0
 # What speculation may lose in the long run, as a share of the tokens written.
 TOLERANCE = 0.01
 # The most that the balance holds, in plain steps.
 CAP = 32.0
-# Iterations that looking again begins with.
+# Iterations that a new trial begins with.
 _LOOK = 3.0
-# A limit is worth it if it is faster by as much: costs are measured, not known.
+# A limit pays if it is faster by at least this much: costs are measured with noise.
 _MARGIN = 0.02
-# Of the rates before anything is counted: their mean, and how many observations it is worth.
+# The prior of the rates: its mean, and the number of observations it is worth.
 _OPTIMISM = 0.7
 _WEIGHT = 2.0
-# Share of what was counted that an iteration forgets.
+# The share of the counts that an iteration forgets.
 _FORGETTING = 1 / 48
-# Tokens of a text, before one has ended.
+# Tokens of an output, before one has ended.
 _TYPICAL_LENGTH = 24.0
 
 
@@ -125,7 +124,7 @@ class Costs:
     def needed(self) -> float:
         """The rate of acceptance at which speculation begins to pay; above 1 where it never does.
 
-        The same for every place, the prefill left out of account.
+        The same at every position; the prefill does not count.
         """
         finite = [(g, cost) for g, cost in enumerate(self.iteration) if g and math.isfinite(cost)]
         for percent in range(101):
@@ -144,13 +143,13 @@ class Pace:
     prefill: Float32[Array, ""]
     # What speculation may lose in the long run, as a share of the tokens written.
     tolerance: Float32[Array, ""]
-    # How often the draft at a place was accepted, of how often all before it were.
+    # How often the draft at a position was accepted, and how often all before it were.
     accepted: Float32[Array, "gamma"]
     reached: Float32[Array, "gamma"]
-    # How often the longest proposal got to a place, of how often it was allowed to.
+    # How often the longest proposal reached a position, and how often it might have.
     offered: Float32[Array, "gamma"]
     asked: Float32[Array, "gamma"]
-    # Tokens of the longest text of a batch, and of this batch so far.
+    # Tokens of a batch's longest output, and of this batch so far.
     length: Float32[Array, ""]
     written: Float32[Array, ""]
     # What speculation may still lose, in plain steps; and the part of the sum to start with
@@ -159,16 +158,15 @@ class Pace:
     advance: Float32[Array, ""]
     # tokens(g) / cost(g) of the limits from 1.
     factors: Float32[Array, "gamma"]
-    # What may be lost on looking once more at a draft that did not pay, in plain steps; 0 where
-    # nobody looks.
+    # What one more trial of a draft that did not pay may lose, in plain steps; 0 outside a trial.
     stake: Float32[Array, ""]
-    # Whether the draft's prefill was made, plain steps that the draft has not been told of, and
-    # what feeding it a block of their tokens costs; see ``before``.
+    # Whether the draft's prefill has run, the plain steps whose tokens it has not been fed, and
+    # the cost of feeding it a block of them; see ``before``.
     prefilled: Bool[Array, ""]
     behind: Int[Array, ""]
     feeding: Float32[Array, ""]
-    # The limit whatever pays, for measuring what it costs; no text then ends before its
-    # longest length. -1 for none.
+    # A limit that ignores what pays, to measure costs: no output then ends before its maximum
+    # length. -1 for none.
     forced: Int[Array, ""]
     # Of all that was decoded: plain steps, iterations, and drafts of their longest proposals.
     plain_steps: Int[Array, ""]
@@ -184,12 +182,12 @@ class Pace:
         tolerance: float = TOLERANCE,
         forced: int | None = None,
     ) -> "Pace":
-        """Before anything was decoded.
+        """The pace before anything is decoded.
 
         Args:
           costs: of the draft.
           rows: sequences that are decoded together.
-          tolerance: what looking for better texts may cost, as a share of the tokens.
+          tolerance: what trials may cost, as a share of the tokens.
           forced: the limit of every iteration, whatever pays: to measure costs.
         """
         return _start(
@@ -207,12 +205,12 @@ class Pace:
 
     @property
     def rates(self) -> Float32[Array, "gamma"]:
-        """b, by place: as counted, and optimistic as far as little was."""
+        """b, by position: as counted, and optimistic where little was counted."""
         return (self.accepted + _WEIGHT * _OPTIMISM) / (self.reached + _WEIGHT)
 
     @property
     def is_forced(self) -> Bool[Array, ""]:
-        """Whether what pays does not matter."""
+        """Whether the limit ignores what pays."""
         return self.forced >= 0
 
     def eos_id(self, eos_id: int) -> Int[Array, ""]:
@@ -226,7 +224,7 @@ class Pace:
 
     @property
     def before(self) -> Float32[Array, ""]:
-        """What has to be paid for the draft to be ready: its prefill, and the text it lacks."""
+        """The cost of making the draft ready: its prefill, and the tokens it was not fed."""
         calls = -(-self.behind // (self.largest + 1))
         return jnp.where(self.prefilled, 0.0, self.prefill) + calls * self.feeding
 
@@ -254,10 +252,10 @@ class Pace:
         )
 
     def end_batch(self) -> "Pace":
-        """After its last."""
+        """After the last step of a batch."""
         length = self.length + (self.written - self.length) / 4
         return self.replace(
-            # A batch of nothing says nothing.
+            # An empty batch shows nothing.
             length=jnp.where(self.written > 0, length, self.length),
             prefilled=jnp.asarray(True),
             behind=jnp.zeros_like(self.behind),
@@ -299,17 +297,17 @@ class Pace:
           tokens: that each live row got, on average.
           longest: drafts of the longest proposal.
           limit: drafts that there could have been.
-          accepted: rows whose draft at the place was accepted.
-          refused: rows that got a token of the target's own at the place.
+          accepted: rows whose draft at the position was accepted.
+          refused: rows that got the target's own token at the position.
           varies: whether the draft may propose less than it is asked for.
         """
-        places, kept = jnp.arange(self.largest), 1 - _FORGETTING
+        positions, kept = jnp.arange(self.largest), 1 - _FORGETTING
         pace = self._charged(tokens, self.costs[longest])
         pace = pace.replace(
             accepted=kept * self.accepted + accepted,
-            reached=kept * self.reached + accepted + jnp.where(places < limit, refused, 0),
-            offered=kept * self.offered + (places < longest),
-            asked=kept * self.asked + (places < limit),
+            reached=kept * self.reached + accepted + jnp.where(positions < limit, refused, 0),
+            offered=kept * self.offered + (positions < longest),
+            asked=kept * self.asked + (positions < limit),
             iterations=self.iterations + 1,
             drafted=self.drafted + longest,
         )
@@ -366,8 +364,8 @@ class Pace:
 
 def _products(rates: Float32[Array, "gamma"]) -> Float32[Array, "gamma gamma"]:
     """``[g, j]`` is the chance that the drafts 0 … j are accepted, where j is up to g; else 0."""
-    places = jnp.arange(rates.shape[0])
-    up_to = places[None, :] <= places[:, None]
+    positions = jnp.arange(rates.shape[0])
+    up_to = positions[None, :] <= positions[:, None]
     reach = jnp.prod(jnp.where(up_to, rates[None, :], 1.0), axis=1)
     return jnp.where(up_to, reach[None, :], 0.0)
 

@@ -337,14 +337,14 @@ def _charged(
 ) -> Pace:
     """The pace after an iteration; ``varies`` if proposals may be shorter than the limit."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
-    places = jnp.arange(pace.largest)[None, :]
+    positions = jnp.arange(pace.largest)[None, :]
     return pace.speculative(
         _mean(iteration.num_appended, live),
         longest=jnp.max(iteration.num_proposed) if varies else limit,
         limit=limit,
-        accepted=jnp.sum(places < accepted, axis=0),
+        accepted=jnp.sum(positions < accepted, axis=0),
         # Not where the row ended with a draft.
-        refused=jnp.sum((places == accepted) & (appended > accepted), axis=0),
+        refused=jnp.sum((positions == accepted) & (appended > accepted), axis=0),
         varies=varies,
     )
 

@@ -1,4 +1,4 @@
-"""Speculative decoding with trees: several drafts for one place, one target call.
+"""Speculative decoding with trees: several drafts for one position, one target call.
 
 As ``speculative.py``, but the draft proposes a static tree. All nodes are scored in ONE
 target call, each attending to the row's text and to its own path. The verifier walks

@@ -1,4 +1,4 @@
-"""Static trees of drafts: several proposals for one place, verified in one call."""
+"""Static trees of drafts: several proposals for one position, verified in one call."""
 
 import dataclasses
 import functools

@@ -281,7 +281,7 @@ def _accept_leading(
     return Verdict(num_accepted=accepted, next_token=target_tokens[accepted])
 
 
-# Several drafts for one place
+# Several drafts for one position
 
 
 def node_verification(
@@ -290,7 +290,7 @@ def node_verification(
     draft_probs: Float[Array, "vocab"],
     target_probs: Float[Array, "vocab"],
 ) -> tuple[Int[Array, ""], Float[Array, "vocab"]]:
-    """Verifies several drafts for one place, drawn without replacement.
+    """Verifies several drafts for one position, drawn without replacement.
 
     Each is tested against what of the target the ones before it left over (recursive
     rejection sampling: Jeon et al. 2024, arXiv 2402.14160). The emitted token follows
@@ -301,7 +301,7 @@ def node_verification(
       children: distinct tokens in the order they were drawn in; one that the draft
         could not draw (probability 0 by then) counts as absent.
       draft_probs: what the first was drawn from.
-      target_probs: the target's distribution at this place.
+      target_probs: the target's distribution at this position.
 
     Returns:
       The index of the accepted child, or ``len(children)``, and the distribution to

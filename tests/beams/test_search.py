@@ -332,7 +332,7 @@ def plain_of_tables(name, width):
 
 @pytest.mark.parametrize(
     ("width", "gamma"),
-    [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (2, 4), (4, 2), (4, 4), (8, 1), (8, 3)],
+    [(1, 3), (2, 1), (2, 4), (4, 2), (8, 3)],
 )
 def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma):
     sources, prompts, steps = rows()
@@ -540,7 +540,7 @@ def search_sentences(generator, texts, width, gamma):
     return jax.device_get((plain, found))
 
 
-@pytest.mark.parametrize(("width", "gamma"), [(1, 4), (2, 3), (4, 3), (8, 1)])
+@pytest.mark.parametrize(("width", "gamma"), [(2, 3), (8, 1)])
 def test_packaged_pair_finds_the_same_hypotheses(packaged, width, gamma):
     plain, found = search_sentences(packaged, SENTENCES, width, gamma)
     assert_same_result(found, plain)
@@ -551,7 +551,7 @@ def test_packaged_pair_finds_the_same_hypotheses(packaged, width, gamma):
     assert np.sum(found.stats.target_calls) < np.sum(plain.stats.target_calls)
 
 
-@pytest.mark.parametrize(("width", "gamma", "count"), [(1, 4, 5), (2, 3, 5), (4, 3, 20), (8, 1, 5)])
+@pytest.mark.parametrize(("width", "gamma", "count"), [(4, 3, 20), (8, 1, 5)])
 def test_packaged_pair_finds_the_same_for_real_sentences(
     packaged, shared_data, width, gamma, count
 ):

@@ -15,7 +15,6 @@ from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream, draft_draws
-from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableTarget
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID, PAD_ID
@@ -163,19 +162,17 @@ def target():
     return TableTarget.create(seed=0, vocab_size=VOCAB, contexts=5)
 
 
-@pytest.mark.parametrize("order", [1, 3])
-def test_the_greedy_text_is_that_of_plain_decoding(order):
+def test_the_greedy_text_is_that_of_plain_decoding():
     key, length = jax.random.key(1), 20
     plain = autoregressive_decode(target(), SOURCES, PROMPTS, key, GREEDY, max_decode_len=length)
     # Counted in the target's own text: some proposals are right.
     ends = [int(n) for n in plain.lengths[:, 0]]
     texts = [row[:n].tolist() for row, n in zip(plain.tokens[:, 0], ends, strict=True)]
-    draft = count_ngrams(join_texts(texts), VOCAB, order=order, min_count=1)
-    for gamma in (0, 3):
-        decoded = speculative_decode(
-            target(), draft, SOURCES, PROMPTS, key, GREEDY, gamma=gamma, max_decode_len=length
-        )
-        np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    draft = count_ngrams(join_texts(texts), VOCAB, order=3, min_count=1)
+    decoded = speculative_decode(
+        target(), draft, SOURCES, PROMPTS, key, GREEDY, gamma=3, max_decode_len=length
+    )
+    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
 
 
@@ -197,13 +194,3 @@ def test_coupled_the_text_depends_on_the_key_alone():
     )
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert np.sum(decoded.stats.accepted) > 0
-
-
-@pytest.mark.parametrize("order", [1, 3])
-def test_sampled_texts_follow_the_targets_law(order):
-    texts = random_texts(2, laws.VOCAB_SIZE)
-    draft = count_ngrams(join_texts(texts), laws.VOCAB_SIZE, order=order)
-    decoded = laws.decode_many(draft, gamma=3)
-    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
-    statistic, threshold = laws.chi_square(decoded, SAMPLED)
-    assert statistic < threshold

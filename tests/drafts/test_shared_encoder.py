@@ -61,12 +61,11 @@ def decode(target, draft, settings, **options):
     ("tied", "options", "decoding"),
     [
         # T5 1.0's output layer is the shared embedding.
-        (True, {}, {}),
-        (False, {"stopping": Stopping(c=0.2)}, {}),
+        (True, {"stopping": Stopping(c=0.2)}, {}),
         (False, {"settings": sampling(0.5)}, {"num_decodes": 2}),
         (False, {}, {"verifier": verifier("tree", widths=(2, 1, 1))}),
     ],
-    ids=["tied", "adaptive", "several decodes", "tree"],
+    ids=["tied, adaptive", "several decodes", "tree"],
 )
 def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
     """Token for token, and iteration by iteration, with the same random numbers."""

@@ -16,6 +16,8 @@ from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.log_probs import token_log_probs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 EOS = 1
 ROOM = 4
 
@@ -23,6 +25,7 @@ ROOM = 4
 START = jax.jit(outputs_lib.start, static_argnums=(1, 3))
 APPEND = jax.jit(outputs_lib.append, static_argnums=4)
 FINISH = jax.jit(outputs_lib.finish, static_argnums=(1, 2))
+ROW_KEYS = jax.jit(outputs_lib.row_keys, static_argnums=(1, 2))
 
 
 def empty(batch, max_decode_len=10, max_decode_steps=None, room=ROOM):
@@ -259,14 +262,14 @@ def bits(keys):
 
 
 def test_one_key_gives_every_row_and_decode_its_own():
-    keys = outputs_lib.row_keys(jax.random.key(0), 5, 3)
+    keys = ROW_KEYS(jax.random.key(0), 5, 3)
     assert keys.shape == (15,)
     assert len(set(bits(keys))) == 15
 
 
 def test_rows_keep_their_keys_in_larger_batches():
-    small = outputs_lib.row_keys(jax.random.key(0), 2, 3)
-    large = outputs_lib.row_keys(jax.random.key(0), 4, 3)
+    small = ROW_KEYS(jax.random.key(0), 2, 3)
+    large = ROW_KEYS(jax.random.key(0), 4, 3)
     assert bits(large)[:6] == bits(small)
 
 
@@ -274,16 +277,16 @@ def test_rows_keep_their_keys_in_larger_batches():
 def test_a_callers_key_gives_the_same_row_keys_at_any_place(num_decodes):
     callers = jax.random.split(jax.random.key(1), 4)
     order = jnp.array([2, 0, 3])
-    keys = outputs_lib.row_keys(callers, 4, num_decodes).reshape(4, num_decodes)
-    moved = outputs_lib.row_keys(callers[order], 3, num_decodes).reshape(3, num_decodes)
+    keys = ROW_KEYS(callers, 4, num_decodes).reshape(4, num_decodes)
+    moved = ROW_KEYS(callers[order], 3, num_decodes).reshape(3, num_decodes)
     assert bits(moved) == bits(keys[order])
     assert len(set(bits(keys))) == 4 * num_decodes
 
 
 def test_row_keys_are_in_the_order_of_repeated_rows():
     callers = jax.random.split(jax.random.key(1), 3)
-    keys = outputs_lib.row_keys(callers, 3, 2)
-    first_row = outputs_lib.row_keys(callers[:1], 1, 2)
+    keys = ROW_KEYS(callers, 3, 2)
+    first_row = ROW_KEYS(callers[:1], 1, 2)
     assert bits(keys[:2]) == bits(first_row)
     np.testing.assert_array_equal(
         outputs_lib.repeat_rows({"row": jnp.arange(3)}, 2)["row"], [0, 0, 1, 1, 2, 2]

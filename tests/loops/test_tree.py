@@ -35,7 +35,7 @@ LENGTH = 14
 
 @functools.cache
 def target():
-    return tiny_t5(0, num_decoder_layers=2)
+    return tiny_t5(0)
 
 
 @functools.cache
@@ -77,12 +77,12 @@ def check_appended(decoded):
     assert np.all(stats.accepted_by_position <= stats.verified_by_position)
 
 
-@pytest.mark.parametrize(("widths", "gamma"), [((3,), 3), ((2, 2), 3)])
-def test_the_greedy_text_is_that_of_plain_decoding(widths, gamma):
-    decoded = decode(TransformerDraft(near()), TreeVerifier(widths), gamma=gamma)
+def test_the_greedy_text_is_that_of_plain_decoding():
+    verifier = TreeVerifier((2, 2))
+    decoded = decode(TransformerDraft(near()), verifier)
     np.testing.assert_array_equal(decoded.tokens, plain().tokens)
     np.testing.assert_allclose(decoded.scores, plain().scores, atol=1e-4)
-    nodes = TreeVerifier(widths).tree(gamma).num_nodes - 1
+    nodes = verifier.tree(3).num_nodes - 1
     np.testing.assert_array_equal(decoded.stats.proposed, nodes * decoded.stats.target_calls)
     check_appended(decoded)
 
@@ -103,10 +103,9 @@ def test_more_children_need_fewer_calls():
     assert calls[0] > calls[1]
 
 
-@pytest.mark.parametrize("widths", [(3,), (2, 1, 2)])
-def test_sampled_texts_follow_the_targets_law(widths):
+def test_sampled_texts_follow_the_targets_law():
     decoded = laws.decode_many(
-        TransformerDraft(laws.other_model()), gamma=3, verifier=TreeVerifier(widths)
+        TransformerDraft(laws.other_model()), gamma=3, verifier=TreeVerifier((2, 1, 2))
     )
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
     statistic, threshold = laws.chi_square(decoded, sampling(1.0))
@@ -152,29 +151,32 @@ def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
     assert statistic > threshold
 
 
-def test_a_row_decodes_alone_as_it_does_in_a_batch():
-    keys = outputs_lib.row_keys(KEY, 3)
-    verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
-    together = decode(draft, verifier, sampling(1.0), rng=keys)
-    alone = speculative_decode(
-        target(),
-        draft,
-        SOURCES[1:2],
-        PROMPTS[1:2],
-        keys[1:2],
-        sampling(1.0),
-        gamma=3,
-        verifier=verifier,
-        max_decode_len=LENGTH,
+def test_a_row_decodes_as_it_does_beside_other_rows():
+    keys, order = outputs_lib.row_keys(KEY, 3), jnp.array([1, 0, 1])
+    together = decode(TransformerDraft(near()), TreeVerifier((2, 2)), sampling(1.0), rng=keys)
+    # As many rows: the program is compiled already.
+    others = jax.device_get(
+        speculative_decode(
+            target(),
+            TransformerDraft(near()),
+            SOURCES[order],
+            PROMPTS[order],
+            keys[order],
+            sampling(1.0),
+            gamma=3,
+            verifier=TreeVerifier((2, 2)),
+            max_decode_len=LENGTH,
+        )
     )
-    for found, expected in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
-        np.testing.assert_allclose(found, expected[1:2], atol=1e-4)
+    for found, expected in zip(jax.tree.leaves(others), jax.tree.leaves(together), strict=True):
+        np.testing.assert_allclose(found, expected[order], atol=1e-4)
 
 
 def test_stepping_gives_the_same_text():
     """And says what was accepted, and which draft was the first to be refused."""
     verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
-    arguments = (target(), draft, SOURCES, PROMPTS, KEY, sampling(1.0))
+    keys = outputs_lib.row_keys(KEY, 3)
+    arguments = (target(), draft, SOURCES, PROMPTS, keys, sampling(1.0))
     steps = speculative_steps(*arguments, gamma=3, verifier=verifier, max_decode_len=LENGTH)
     refused = 0
     while True:
@@ -191,7 +193,7 @@ def test_stepping_gives_the_same_text():
                 assert iteration.num_proposed[row] == accepted + 1
                 assert proposed[accepted] != appended[accepted]
                 refused += 1
-    expected = decode(draft, verifier, sampling(1.0))
+    expected = decode(draft, verifier, sampling(1.0), rng=keys)
     np.testing.assert_array_equal(decoded.tokens, expected.tokens)
     assert refused > 0
 
@@ -199,9 +201,9 @@ def test_stepping_gives_the_same_text():
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
     costs = Costs.by_formula(c=0.9, largest=3, whole=True)
     costly = Pace.start(costs, rows=3, tolerance=0.5)
-    decoded = decode(TransformerDraft(near()), TreeVerifier((3, 2)), pace=costly)
-    plain = autoregressive_decode(target(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH)
-    np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+    poor = TransformerDraft(disturbed(target(), 0.3))
+    decoded = decode(poor, TreeVerifier((3, 2)), pace=costly)
+    np.testing.assert_array_equal(decoded.tokens, plain().tokens)
     assert np.any(decoded.stats.plain_steps > 0)
     assert np.any(decoded.stats.iterations > 1)
     assert np.sum(decoded.stats.accepted) > 0

@@ -120,7 +120,7 @@ CHUNKS = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=15, deadline=None, derandomize=True)
 @given(chunks=CHUNKS)
 def test_cached_logits_are_the_teacher_forced_ones_for_every_chunking(chunks):
     feeder = Feeder()

