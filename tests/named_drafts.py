@@ -38,6 +38,14 @@ _CASES = {
     shared_drafts.FORMAT: ["{}/shared", "{}/narrow"],
 }
 EVERY = ["{}/draft", *(case for kind in (*NAMES, *FORMATS) for case in _CASES[kind])]
+# Those that make programs of their own: tables of another order make none, nor do other names
+# of a directory.
+KINDS = [
+    draft
+    for draft in EVERY
+    if not draft.startswith(("transformer:", "unigram", "bigram", "{}/ngrams", "{}/heads"))
+]
+every_kind_of_draft = pytest.mark.parametrize("draft", KINDS)
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 
