@@ -20,12 +20,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_t5x.checkpoints.loading import (
-    PACKAGED_MODELS,
-    check_same_vocabulary,
-    has_vocabulary,
-    load,
-)
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, open_model
 from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
@@ -117,9 +112,10 @@ class _Maker:
 
     def _transformer(self, argument: str) -> Draft:
         name = argument or self._packaged("transformer")
+        stored = open_model(name)
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
-        inherited = None if has_vocabulary(name) else self.target.vocabulary
-        loaded = load(name, dtype=self.options.dtype, vocabulary=inherited)
+        stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or self.target.vocabulary)
+        loaded = stored.load(dtype=self.options.dtype)
         check_same_vocabulary(self.target, loaded)
         if type(loaded.config) is not type(self.target.config):
             raise InputError(

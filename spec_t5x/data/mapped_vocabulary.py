@@ -111,38 +111,27 @@ class MappedVocabulary(Vocabulary):
         self._tokenizer.save(str(directory / TOKENIZER_NAME))
 
 
-def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
 
-    Of a ``tokenizer.json`` itself, that one.
+    Of a ``tokenizer.json`` itself, that one. None where there is none.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: it cannot be read.
     """
-    whole, vocab, merges = (directory / n for n in (TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME))
-    if directory.is_file():
-        whole = directory
+    whole = path if path.is_file() else path / TOKENIZER_NAME
+    vocab, merges = path / VOCAB_NAME, path / MERGES_NAME
     try:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
-        if vocab.is_file() and merges.is_file():
-            tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            tokenizer.decoder = decoders.ByteLevel()
-            return tokenizer
+        if not (vocab.is_file() and merges.is_file()):
+            return None
+        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises nothing more definite
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"cannot read the tokenizer in {directory} ({reason}): copy its files again"
+            f"cannot read the tokenizer in {path} ({reason}): copy its files again"
         ) from error
-    raise InputError(
-        f"{directory} holds no {TOKENIZER_NAME}, nor {VOCAB_NAME} and {MERGES_NAME}: copy "
-        "them there"
-    )
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Whether ``read_tokenizer`` finds one."""
-    return (directory / TOKENIZER_NAME).is_file() or all(
-        (directory / name).is_file() for name in (VOCAB_NAME, MERGES_NAME)
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

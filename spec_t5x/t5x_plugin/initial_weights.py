@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x import state_utils
 
-from spec_t5x.checkpoints.storage.validate import compress
+from spec_t5x.checkpoints.storage.validate import listed
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
@@ -42,7 +42,7 @@ def weights_alone(
     if wrong:
         raise InputError(
             f"{len(wrong)} of {len(expected)} weights of the initial checkpoint are not the "
-            f"model's ({', '.join(compress(sorted(wrong)))}): give a checkpoint of its sizes"
+            f"model's ({listed(sorted(wrong))}): give a checkpoint of its sizes"
         )
     return {"target": state_dict["target"]}
 

@@ -25,20 +25,11 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
-)
-from spec_t5x.checkpoints.storage.weights import Report, Tensor, Weights, read_tensors
+from spec_t5x.checkpoints.storage.weights import Report, Tensor, read_tensors
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
-
-# ``stored_model.Format``.
-has_vocabulary, read_vocabulary = tokenizer.has_vocabulary, tokenizer.read_vocabulary
 
 # Their names for activations. "gelu_new" and the gated "gelu" are the tanh
 # approximation, which T5X calls "gelu"; the exact, ungated "gelu" has no equal there.
@@ -87,49 +78,33 @@ _ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def recognizes(values: dict[str, Any] | None) -> bool:
-    """See ``stored_model.Format``; ``open_model`` refuses the model types that it cannot run."""
-    return values is not None and "model_type" in values
-
-
 def open_model(
-    directory: Path,
-    values: dict[str, Any],
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: T5Config | None = None,
+    directory: Path, values: dict[str, Any], config: T5Config | None = None
 ) -> StoredModel:
-    """Opens a model that transformers wrote; see ``stored_model.Format``.
+    """Opens a model that transformers wrote; see ``loading.FORMATS``.
 
     Args:
         directory, values: the checkpoint and its config.json.
-        vocabulary: of a directory without ``spiece.model``.
         config: has no effect, since config.json has it.
 
     Raises:
         InputError: files are absent or damaged, or the model does not decode as T5 does.
     """
-    del config
     _check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    if vocabulary is not None and not has_vocabulary(directory, values):
-        chosen = make_vocabulary(vocabulary, config.vocab_size)
-    else:
-        own = read_vocabulary(directory, values)
-        chosen = choose_vocabulary(vocabulary, own, directory, config.vocab_size)
-    check_vocabulary_fits(chosen, config, str(directory))
-    found = open_tensors(directory)
-    rescales = _settle_output_layer(found, values, directory)
+    left = open_tensors(directory)
+    rescales = _settle_output_layer(left, values, directory)
     config = dataclasses.replace(config, logits_via_embedding=rescales)
-    tensors = {
-        path: transposed(found[name]) if is_transposed else found[name]
-        for path, (name, is_transposed) in tensor_names(config).items()
-        if name in found
-    }
+    tensors = {}
+    for path, (name, is_transposed) in tensor_names(config).items():
+        if name in left:
+            tensor = left.pop(name)
+            tensors[path] = transposed(tensor) if is_transposed else tensor
     return StoredModel(
-        weights=Weights(source=str(directory), tensors=tensors, found=found, expected=_shapes),
+        # What belongs to no parameter is refused by its own name.
+        tensors=tensors | left,
         config=config,
-        vocabulary=chosen,
+        vocabulary=tokenizer.read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
     )
@@ -148,7 +123,7 @@ def write_model(
     """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads.
 
     Args:
-        directory, dtype, overwrite, report: as ``stored_model.Writer``.
+        directory, dtype, overwrite, report: as ``convert.WRITERS``.
         stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
             decide.
         extra: has no effect: transformers owns config.json.
@@ -161,19 +136,19 @@ def write_model(
     del extra
     values = config_values(stored.config, dtype, _model_type(stored))
     vocabulary = stored.known_vocabulary()
-    stored.weights.check(stored.config)
-    names, shapes = tensor_names(stored.config), _shapes(stored.config)
-    ordered = {names[path][0]: shapes[names[path][0]] for path in stored.weights.tensors}
+    stored.check()
+    names = tensor_names(stored.config)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, values)
         write_json(stage / "generation_config.json", _SPECIAL_IDS)
         write_json(stage / tokenizer.CONFIG_NAME, tokenizer.tokenizer_values(vocabulary))
         vocabulary.save(stage)
+        source = str(stored.directory)
         tensors = (
-            tensor.T if names[path][1] else tensor
-            for path, tensor in read_tensors(stored.weights, dtype, report)
+            (names[path][0], tensor.T if names[path][1] else tensor)
+            for path, tensor in read_tensors(stored.tensors, source, dtype, report)
         )
-        write_safetensors(stage, ordered, tensors, dtype, shard_bytes)
+        write_safetensors(stage, tensors, shard_bytes)
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
@@ -185,15 +160,6 @@ def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
     ``("encoder.block.0.layer.0.SelfAttention.q.weight", True)``.
     """
     return {path: _tensor_name(path) for path in expected_shapes(config)}
-
-
-def _shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by their names."""
-    shapes, names = expected_shapes(config), tensor_names(config)
-    return {
-        name: shapes[path][::-1] if is_transposed else shapes[path]
-        for path, (name, is_transposed) in names.items()
-    }
 
 
 def _tensor_name(path: str) -> tuple[str, bool]:

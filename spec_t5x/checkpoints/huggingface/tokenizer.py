@@ -15,20 +15,24 @@ from spec_t5x.errors import InputError
 CONFIG_NAME = "tokenizer_config.json"
 
 
-def has_vocabulary(directory: Path, values: dict[str, Any]) -> bool:
-    """Whether the directory has a vocabulary that is read here."""
-    del values
-    return (directory / SPIECE_NAME).is_file() or _is_bytes(_read_if_there(directory, CONFIG_NAME))
-
-
-def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary:
-    """The vocabulary of a checkpoint whose config.json holds ``values``.
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
 
     Raises:
-        InputError: there is none, or one that is not T5's kind.
+        InputError: one that is not T5's kind.
     """
-    tokenizer = _read_if_there(directory, CONFIG_NAME)
-    vocabulary = _base_vocabulary(values, tokenizer, directory)
+    tokenizer, spiece = _read_if_there(directory, CONFIG_NAME), directory / SPIECE_NAME
+    extra_ids = tokenizer.get("extra_ids")
+    if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
+        vocabulary = ByteVocabulary(125 if extra_ids is None else extra_ids)
+    elif spiece.is_file():
+        # mT5's file holds its sentinels already, T5's does not.
+        default = 0 if values["model_type"] == "mt5" else 100
+        vocabulary = SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
+    elif values.get("vocab_size") == ByteVocabulary().vocab_size:
+        vocabulary = ByteVocabulary()
+    else:
+        return None
     _check_added_tokens(tokenizer, vocabulary, directory)
     return vocabulary
 
@@ -48,31 +52,6 @@ def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:
 def _read_if_there(directory: Path, name: str) -> dict[str, Any]:
     path = directory / name
     return read_json(path) if path.is_file() else {}
-
-
-def _is_bytes(tokenizer: dict[str, Any]) -> bool:
-    return str(tokenizer.get("tokenizer_class", "")).startswith("ByT5")
-
-
-def _base_vocabulary(
-    values: dict[str, Any], tokenizer: dict[str, Any], directory: Path
-) -> Vocabulary:
-    spiece = directory / SPIECE_NAME
-    extra_ids = tokenizer.get("extra_ids")
-    if _is_bytes(tokenizer):
-        return ByteVocabulary(125 if extra_ids is None else extra_ids)
-    if spiece.is_file():
-        # mT5's file holds its sentinels already, T5's does not.
-        default = 0 if values["model_type"] == "mt5" else 100
-        return SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
-    if (directory / "tokenizer.json").is_file():
-        raise InputError(
-            f"{directory} has tokenizer.json but no {SPIECE_NAME}: copy {SPIECE_NAME} "
-            "there from the model it was fine-tuned from"
-        )
-    if values.get("vocab_size") == ByteVocabulary().vocab_size:
-        return ByteVocabulary()
-    raise InputError(f"no vocabulary at {spiece}: copy {SPIECE_NAME} there")
 
 
 def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, directory: Path) -> None:

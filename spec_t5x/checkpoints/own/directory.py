@@ -85,6 +85,38 @@ def write_draft(
         (stage / file).write_bytes(save(in_order))
 
 
+def write_target_draft(
+    directory: str | Path,
+    metadata: dict[str, Any],
+    file: str,
+    params: Mapping[str, Any],
+    target: LoadedModel,
+    *,
+    dtype: str,
+    exact: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """``write_draft`` of parameters, stored as ``dtype``, with the marks of their target.
+
+    ``exact`` are more arrays, which are stored as they are.
+    """
+    check_stored_dtype(dtype)
+    marks = {
+        "vocabulary": target.vocabulary.fingerprint(),
+        "fingerprint": target_fingerprint(target),
+    }
+    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
+    write_draft(
+        directory,
+        {**metadata, "target": marks, "stored_dtype": dtype},
+        file,
+        {**stored, **(exact or {})},
+        extra=extra,
+        overwrite=overwrite,
+    )
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in a file that ``write_draft`` wrote, as they are stored.
 
@@ -93,22 +125,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     from safetensors.numpy import load_file
 
-    if not path.is_file():
-        raise InputError(f"no file {path}: copy the whole directory")
     try:
         return load_file(path)
     except Exception as error:  # safetensors raises assorted types
         raise InputError(
             f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
         ) from error
-
-
-def target_marks(target: LoadedModel) -> dict[str, str]:
-    """What a draft's config.json keeps of its target."""
-    return {
-        "vocabulary": target.vocabulary.fingerprint(),
-        "fingerprint": target_fingerprint(target),
-    }
 
 
 def target_fingerprint(target: LoadedModel) -> str:
@@ -130,13 +152,12 @@ def check_belongs(
 ) -> None:
     """Refuses a draft of another target.
 
-    Parameters are compared where there are any to be read: a program's trace has none.
-
     Args:
         what: what the draft is, such as "heads".
         directory: where it was read from.
         metadata: its config.json.
-        target: the model that will verify it.
+        target: the model that will verify it. Its parameters are compared where they can be
+            read: a program's trace has none.
         sizes: by what they are of, the draft's number and the target's.
 
     Raises:
@@ -150,8 +171,8 @@ def check_belongs(
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise InputError(
-                f"{what} {directory} are for {name} {_short(ours)} and target "
-                f"{target.directory} has {_short(theirs)}: give {what} that were trained for "
+                f"{what} {directory} are for {name} {str(ours)[:12]} and target "
+                f"{target.directory} has {str(theirs)[:12]}: give {what} that were trained for "
                 "this target"
             )
 
@@ -167,8 +188,3 @@ def _is_known(values: Any) -> bool:
     if isinstance(values, jax.Array):
         return values.is_fully_addressable or values.is_fully_replicated
     return True
-
-
-def _short(mark: Any) -> str:
-    """Hashes as git shows them."""
-    return mark[:12] if isinstance(mark, str) else str(mark)

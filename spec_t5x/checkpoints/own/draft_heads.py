@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.checkpoints.loading import find_directory
 from spec_t5x.checkpoints.own.directory import (
     check_belongs,
     check_format,
-    check_stored_dtype,
     read_arrays,
-    target_marks,
-    write_draft,
+    write_target_draft,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
+from spec_t5x.checkpoints.storage.validate import check_finite, check_tensors
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.types import PyTree
 
@@ -41,7 +38,6 @@ class LoadedHeads:
     # ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
     params: PyTree
     config: HeadsConfig
-    directory: Path
     # config.json as it stands there.
     metadata: dict[str, Any]
 
@@ -69,19 +65,12 @@ def save_heads(
         InputError: the directory is taken, the parameters do not fit the target or are
             not finite, or an argument is none of the above.
     """
-    check_stored_dtype(dtype)
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
     _check_params(params, config, f"parameters for {directory}")
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
-        "heads": dataclasses.asdict(config),
-        "target": target_marks(target),
-        "stored_dtype": dtype,
-    }
-    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
-    write_draft(directory, metadata, WEIGHTS_NAME, stored, extra=extra, overwrite=overwrite)
+    metadata = {"format": FORMAT, "version": VERSION, "heads": dataclasses.asdict(config)}
+    options = {"dtype": dtype, "extra": extra, "overwrite": overwrite}
+    write_target_draft(directory, metadata, WEIGHTS_NAME, params, target, **options)
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
@@ -97,7 +86,10 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
     """
     directory = find_directory(directory_or_name)
     metadata = read_json(directory / CONFIG_NAME)
-    config = _read_config(metadata, directory / CONFIG_NAME)
+    path = directory / CONFIG_NAME
+    check_format(metadata, path, FORMAT, VERSION, "give heads that spec-t5x train-heads wrote")
+    with describing(path, "heads under 'heads'"):
+        config = HeadsConfig(**metadata["heads"])
     sizes = {
         "states of width": (config.emb_dim, target.config.emb_dim),
         "logits of size": (config.vocab_size, target.config.vocab_size),
@@ -106,15 +98,7 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
     stored = read_arrays(directory / WEIGHTS_NAME)
     params = {name: array.astype(np.float32) for name, array in stored.items()}
     _check_params(params, config, str(directory / WEIGHTS_NAME))
-    return LoadedHeads(
-        params=jax.device_put(params), config=config, directory=directory, metadata=metadata
-    )
-
-
-def _read_config(metadata: dict[str, Any], path: Path) -> HeadsConfig:
-    check_format(metadata, path, FORMAT, VERSION, "give heads that spec-t5x train-heads wrote")
-    with describing(path, "heads under 'heads'"):
-        return HeadsConfig(**metadata["heads"])
+    return LoadedHeads(params=jax.device_put(params), config=config, metadata=metadata)
 
 
 def _check_params(params: PyTree, config: HeadsConfig, source: str) -> None:
@@ -122,5 +106,5 @@ def _check_params(params: PyTree, config: HeadsConfig, source: str) -> None:
         "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
         "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
     }
-    check_shapes({name: np.shape(leaf) for name, leaf in params.items()}, shapes, source)
+    check_tensors(params, shapes, source)
     check_finite(params, source)

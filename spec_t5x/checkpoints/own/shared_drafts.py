@@ -20,14 +20,12 @@ from spec_t5x.checkpoints.loading import find_directory
 from spec_t5x.checkpoints.own.directory import (
     check_belongs,
     check_format,
-    check_stored_dtype,
     read_arrays,
-    target_marks,
-    write_draft,
+    write_target_draft,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.validate import check_finite, check_shapes
+from spec_t5x.checkpoints.storage.validate import check_finite, check_tensors
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
@@ -54,9 +52,6 @@ class LoadedSharedDraft:
     layers: tuple[int, ...]
     # Of a narrow output layer; None where all tokens are known.
     head: NarrowHead | None
-    directory: Path
-    # config.json as it stands there.
-    metadata: dict[str, Any]
 
 
 def save_shared_draft(
@@ -89,7 +84,6 @@ def save_shared_draft(
         InputError: the directory is taken, the parameters do not fit the sizes or are not
             finite, or an argument is none of the above.
     """
-    check_stored_dtype(dtype)
     flat = flatten_dict(params, sep="/")
     num_known = None if head is None else head.ids.shape[0]
     _check_params(flat, config, num_known, f"parameters for {directory}")
@@ -99,13 +93,10 @@ def save_shared_draft(
         "draft": config.to_dict(),
         "layers": list(layers),
         "tokens_known": num_known,
-        "target": target_marks(target),
-        "stored_dtype": dtype,
     }
-    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in flat.items()}
-    if head is not None:
-        stored[_IDS] = np.asarray(head.ids, np.int32)
-    write_draft(directory, metadata, WEIGHTS_NAME, stored, extra=extra, overwrite=overwrite)
+    ids = None if head is None else {_IDS: np.asarray(head.ids, np.int32)}
+    options = {"dtype": dtype, "exact": ids, "extra": extra, "overwrite": overwrite}
+    write_target_draft(directory, metadata, WEIGHTS_NAME, flat, target, **options)
 
 
 def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
@@ -121,7 +112,13 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
     """
     directory = find_directory(directory_or_name)
     metadata = read_json(directory / CONFIG_NAME)
-    config, layers, num_known = _read_config(metadata, directory / CONFIG_NAME)
+    path = directory / CONFIG_NAME
+    remedy = "give a draft that spec-t5x distill wrote for a shared encoder"
+    check_format(metadata, path, FORMAT, VERSION, remedy)
+    with describing(path, "draft under 'draft' and 'layers'"):
+        config = T5Config.from_dict(metadata["draft"])
+        layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
+        num_known = None if num_known is None else int(num_known)
     sizes = {
         field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
         for field in dataclasses.fields(T5Config)
@@ -139,20 +136,7 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
         head=head,
-        directory=directory,
-        metadata=metadata,
     )
-
-
-def _read_config(
-    metadata: dict[str, Any], path: Path
-) -> tuple[T5Config, tuple[int, ...], int | None]:
-    remedy = "give a draft that spec-t5x distill wrote for a shared encoder"
-    check_format(metadata, path, FORMAT, VERSION, remedy)
-    with describing(path, "draft under 'draft' and 'layers'"):
-        layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
-        num_known = None if num_known is None else int(num_known)
-        return T5Config.from_dict(metadata["draft"]), layers, num_known
 
 
 def _check_params(
@@ -164,5 +148,5 @@ def _check_params(
         kernel = jax.ShapeDtypeStruct((config.emb_dim, num_known), jnp.float32)
         own["narrow_head"] = {"kernel": kernel}
     expected = {name: leaf.shape for name, leaf in flatten_dict(own, sep="/").items()}
-    check_shapes({name: np.shape(leaf) for name, leaf in flat.items()}, expected, source)
+    check_tensors(flat, expected, source)
     check_finite(flat, source)

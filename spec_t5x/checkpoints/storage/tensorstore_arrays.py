@@ -24,6 +24,7 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
+from spec_t5x.checkpoints.storage.validate import listed
 from spec_t5x.checkpoints.storage.weights import Tensor
 from spec_t5x.errors import InputError
 
@@ -64,8 +65,6 @@ class ArrayEntry:
     # What TensorStore opens; None for an array that the index holds itself.
     spec: Mapping[str, Any] | None = None
     value: np.ndarray | None = None
-    # Where the index notes it.
-    shape: tuple[int, ...] | None = None
 
 
 def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Tensor]:
@@ -75,11 +74,8 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
         entries: by path.
         source: where they are; messages name it.
 
-    Returns:
-        The arrays that are there, by path. One that is named and not there is left out.
-
     Raises:
-        InputError: the description of an array is damaged.
+        InputError: arrays are absent, or the description of one is damaged.
     """
     import tensorstore as ts
 
@@ -99,15 +95,21 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
         for path, entry in entries.items()
         if entry.value is None
     }
-    tensors = {}
+    tensors, absent = {}, []
     for path, entry in entries.items():
         try:
             array = futures[path].result() if entry.value is None else entry.value
         except (ValueError, OSError) as error:
             if not str(error).startswith("NOT_FOUND"):
                 raise _unreadable(path, source, error) from error
+            absent.append(path)
         else:
             tensors[path] = _tensor(path, array, source)
+    if absent:
+        raise InputError(
+            f"{source}: {len(absent)} of {len(entries)} arrays are not there ({listed(absent)}): "
+            f"{_COPY_AGAIN}"
+        )
     return tensors
 
 

@@ -69,11 +69,11 @@ def write_model(
 ) -> None:
     """``save_t5x`` of a stored model, with ``extra`` entries for ``spec_t5x.json``.
 
-    See ``stored_model.Writer``.
+    See ``convert.WRITERS``.
     """
     step = step_of(Path(directory))
     sidecar = native.describe(stored.config, stored.vocabulary, dtype, dict(extra or {}))
-    stored.weights.check(stored.config)
+    stored.check()
     with staged_directory(directory, overwrite=overwrite, marks=(CHECKPOINT_NAME,)) as stage:
         write_json(stage / SIDECAR_NAME, sidecar)
         if stored.vocabulary is not None:
@@ -104,7 +104,7 @@ def _write_arrays(
     import tensorstore as ts
 
     specs = {}
-    for path, tensor in read_tensors(stored.weights, dtype, report):
+    for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
         name = ".".join(("target", *path.split("/")))
         metadata = array_metadata(tensor, "gzip")
         common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
