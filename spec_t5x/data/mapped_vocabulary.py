@@ -15,8 +15,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
-from spec_t5x.data.wordpiece import TOKENIZER_NAME
+from spec_t5x.data.vocabulary import sha256
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int
 
@@ -37,10 +37,8 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     return np.concatenate([[start_id, eos_id], others])
 
 
-class MappedVocabulary(Vocabulary):
+class MappedVocabulary(TokenizerVocabulary):
     """A tokenizer with its ids renumbered as above."""
-
-    extra_ids = 0
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
@@ -59,21 +57,13 @@ class MappedVocabulary(Vocabulary):
         self._theirs = their_ids(num_ids, start_id, eos_id)
         # The copy at 0 is not what a token of a text becomes.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         # The name of a special token in a text is text.
         self._tokenizer.encode_special_tokens = True
 
     @property
     def vocab_size(self) -> int:
         return len(self._theirs)
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text], 1)[0]
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        del num_threads
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [self.from_theirs(encoding.ids) for encoding in encodings]
 
     def from_theirs(self, ids: Sequence[int]) -> list[int]:
         """Our ids of the tokenizer's.
@@ -92,23 +82,9 @@ class MappedVocabulary(Vocabulary):
         """The tokenizer's ids of ours."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
-    def decode(self, ids: Iterable[int]) -> str:
-        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
-        return self._tokenizer.decode(theirs, skip_special_tokens=False)
-
-    def piece(self, token: int) -> str:
-        theirs = int(self._theirs[token])
-        return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
-
     def segmentation_fingerprint(self) -> str:
         content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
         return sha256(repr(content).encode())
-
-    def save(self, directory: str | Path) -> None:
-        """Writes ``directory/tokenizer.json``; the three numbers are for the caller to keep."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(directory / TOKENIZER_NAME))
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:

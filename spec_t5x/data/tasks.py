@@ -10,10 +10,9 @@ import gin
 import seqio
 import tensorflow as tf
 
-from spec_t5x.data.jsonl import read_json_pairs
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.text_files import is_gzip
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
