@@ -9,9 +9,8 @@ from t5x import models
 
 from spec_t5x.errors import InputError
 from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
-from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
+from spec_t5x.t5x_plugin.decode_settings import BeamSettings, check_prompts, read_settings
 from spec_t5x.t5x_plugin.networks import decoder_only_config
-from spec_t5x.t5x_plugin.prompts import check_prompts
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeModel,
     pick_decodes,

@@ -14,9 +14,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.t5x_plugin.decode_settings import BeamSettings, read_settings
+from spec_t5x.t5x_plugin.decode_settings import BeamSettings, check_prompts, read_settings
 from spec_t5x.t5x_plugin.networks import t5_config
-from spec_t5x.t5x_plugin.prompts import check_prompts
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeModel,
     pick_decodes,
