@@ -118,9 +118,8 @@ class Generator:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
 
         Raises:
-          InputError: what is no text, text that is no Unicode, an empty source, or text
-            longer than ``max_source_len`` tokens or than the target has positions for,
-            unless ``options.truncate``.
+          InputError: no Unicode text, an empty source, or without ``options.truncate`` text
+            that is longer than ``max_source_len`` or the target's positions.
         """
         if not isinstance(text, str):
             raise InputError(f"a text is {text!r}: give a string")

@@ -58,7 +58,7 @@ def open_model(
     if config is None:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
-    step = open_tensors({"step": index.step}, str(found)) if index.step else {}
+    step = open_tensors({"step": index.step}, str(found)) if index.step is not None else {}
     own = {
         "format": index.format,
         "version": index.version,
