@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, open_model
-from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
+from spec_t5x.checkpoints.own import ngram_tables, target_drafts
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -150,12 +150,12 @@ class _Maker:
 
     def _medusa(self, argument: str) -> Draft:
         self._check("medusa", needs_encoder=True)
-        loaded = draft_heads.load_heads(argument or self._packaged("medusa"), self.target)
+        loaded = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft.create(loaded.params, self.model, self.options.settings)
 
     def _shared_encoder(self, argument: str) -> Draft:
         self._check(argument, adapts=True, needs_encoder=True)
-        loaded = shared_drafts.load_shared_draft(argument, self.target)
+        loaded = target_drafts.load_shared_draft(argument, self.target)
         return SharedEncoderDraft.create(
             loaded.params,
             loaded.config,
@@ -236,8 +236,8 @@ NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
 # What makes a draft of a directory of each format; of any other it is a model.
 FORMATS: dict[str, Callable[[_Maker, str], Draft]] = {
     ngram_tables.FORMAT: _Maker._ngram,
-    draft_heads.FORMAT: _Maker._medusa,
-    shared_drafts.FORMAT: _Maker._shared_encoder,
+    target_drafts.HEADS: _Maker._medusa,
+    target_drafts.SHARED: _Maker._shared_encoder,
 }
 
 

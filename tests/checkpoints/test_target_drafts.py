@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.own.directory import target_fingerprint
-from spec_t5x.checkpoints.own.draft_heads import load_heads, save_heads
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.own.shared_drafts import load_shared_draft, save_shared_draft
+from spec_t5x.checkpoints.own.target_drafts import (
+    load_heads,
+    load_shared_draft,
+    save_heads,
+    save_shared_draft,
+    target_fingerprint,
+)
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.draft_heads import load_heads
+from spec_t5x.checkpoints.own.target_drafts import load_heads
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.loops.speculative import speculative_decode
