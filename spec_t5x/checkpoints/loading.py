@@ -18,15 +18,13 @@ from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.checkpoints.t5x.index import find_t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.t5 import T5Config
 
 # Models that ship with the package, by name.
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 
-# Opens all but the weights of a checkpoint: its directory, its config.json (None where there is
-# none, as of T5X) and the network, for a format that does not store it.
-Opener = Callable[[Location, dict[str, Any] | None, ModelConfig | None], StoredModel]
+# Opens all but the weights of a directory with this config.json (None where there is none, as of
+# T5X).
+Opener = Callable[[Location, dict[str, Any] | None], StoredModel]
 FORMATS: dict[str, Opener] = {
     "t5x": t5x.open_model,
     "native": native.open_model,
@@ -44,7 +42,6 @@ def load(
     on_host: bool = False,
     vocabulary: VocabularyLike | None = None,
     shardings: Shardings | None = None,
-    config: T5Config | None = None,
 ) -> LoadedModel:
     """Reads a model of any of ``FORMATS``, recognized by its files.
 
@@ -62,20 +59,16 @@ def load(
         shardings: from the configuration to a tree of shardings like the parameters, such
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once.
-        config: the network of a T5X checkpoint; by default inferred from its shapes.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
-    stored = open_model(directory_or_name, vocabulary=vocabulary, config=config)
+    stored = open_model(directory_or_name, vocabulary=vocabulary)
     return stored.load(dtype=dtype, on_host=on_host, shardings=shardings)
 
 
 def open_model(
-    directory_or_name: str | Path | GcsPath,
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: T5Config | None = None,
+    directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
     """Opens what ``load`` loads; the weights are read later.
 
@@ -85,9 +78,7 @@ def open_model(
     location = locate(directory_or_name)
     directory = location if isinstance(location, GcsPath) else find_directory(location)
     values = _read_config(directory)
-    if config is not None and values is not None:
-        raise InputError(f"{directory} has a {CONFIG_NAME} of its own: leave config out")
-    stored = FORMATS[_format_of(values, directory)](directory, values, config)
+    stored = FORMATS[_format_of(values, directory)](directory, values)
     chosen = choose_vocabulary(
         _of_another_model(vocabulary),
         stored.vocabulary,

@@ -351,11 +351,9 @@ class Generator:
         texts = [texts] if isinstance(texts, str) else texts
         return self._answers(((text, None) for text in texts), options, first)
 
-    def generate_ids(
-        self, ids: Iterable[list[int]], options: GenerateOptions, *, first: int = 0
-    ) -> Iterator[Answer]:
+    def generate_ids(self, ids: Iterable[list[int]], options: GenerateOptions) -> Iterator[Answer]:
         """``generate`` for inputs that are ids already: sources with EOS, prompts without."""
-        return self._answers((("", row) for row in ids), options, first)
+        return self._answers((("", row) for row in ids), options, 0)
 
     def _answers(
         self, inputs: Iterable[tuple[str, list[int] | None]], options: GenerateOptions, first: int

@@ -9,9 +9,8 @@ import pytest
 
 from spec_t5x.checkpoints import loading
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.storage.validate import check_params
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from tests.checkpoints.faults import edit_config, message_of
+from tests.checkpoints.faults import check_params, edit_config, message_of
 
 
 def test_no_directory(tmp_path):

@@ -15,10 +15,9 @@ from spec_t5x.checkpoints.loading import find_directory, load
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.storage import locations
 from spec_t5x.checkpoints.storage.locations import GcsPath, kvstore_spec, locate
-from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.models.seq2seq import T5Model
-from tests.checkpoints.faults import message_of
+from tests.checkpoints.faults import message_of, save_t5x
 
 
 class Bucket(http.server.BaseHTTPRequestHandler):

@@ -107,16 +107,3 @@ def test_overwrites_no_directory_that_is_not_a_checkpoint(
     with pytest.raises(InputError, match="no checkpoint"):
         save_model(precious, random_params(config), config, vocabulary, overwrite=True)
     assert (precious / "thesis.tex").is_file()
-
-
-def test_failed_save_leaves_nothing(tmp_path, vocabulary, configs, random_params):
-    config = configs["1.0"]
-    with pytest.raises(InputError, match="plain numbers"):
-        save_model(
-            tmp_path / "model",
-            random_params(config),
-            config,
-            vocabulary,
-            extra={"when": object()},
-        )
-    assert list(tmp_path.iterdir()) == []

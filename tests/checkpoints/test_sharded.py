@@ -14,7 +14,6 @@ from flax.traverse_util import flatten_dict
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage import weights
-from spec_t5x.checkpoints.t5x.writing import save_t5x
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
 # process. Every process thus holds half of what is sharded.
@@ -24,6 +23,7 @@ import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spec_t5x.checkpoints.storage import weights
 from spec_t5x.models.binding import abstract_params
+from tests.checkpoints.faults import save_t5x
 from spec_t5x.checkpoints.loading import load
 
 address, rank, *directories = sys.argv[1:]

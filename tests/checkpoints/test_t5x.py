@@ -18,9 +18,8 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.models.seq2seq import T5Model
-from tests.checkpoints.faults import message_of
+from tests.checkpoints.faults import message_of, save_t5x
 
 
 def assert_trees_equal(actual, expected):
@@ -68,12 +67,13 @@ def test_what_t5x_wrote_is_read(t5x_data, kind):
 
 def test_needs_neither_t5x_nor_tensorflow(t5x_data):
     program = (
-        "import sys\n"
+        "import jax, sys\n"
         "for name in ('t5x', 'tensorflow', 'seqio', 'orbax'):\n"
         "    sys.modules[name] = None\n"
         "from spec_t5x.checkpoints.loading import load\n"
         "for directory in sys.argv[1:]:\n"
-        "    print(load(directory, vocabulary='bytes').num_params)\n"
+        "    params = load(directory, vocabulary='bytes').params\n"
+        "    print(sum(leaf.size for leaf in jax.tree.leaves(params)))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program, str(t5x_data.legacy), str(t5x_data.orbax)],
@@ -98,16 +98,6 @@ def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
     assert "checkpoint_11 is the latest of 3" in message_of(load, legacy.parent)
 
 
-def test_a_network_is_told_from_its_shapes_or_given(legacy, t5x_data):
-    given = dataclasses.replace(t5x_data.LEGACY, relpos_max_distance=64)
-    assert load(legacy, vocabulary="bytes", config=given).config == given
-    given = dataclasses.replace(t5x_data.LEGACY, num_encoder_layers=3, mlp_dim=16)
-    message = message_of(load, legacy, vocabulary="bytes", config=given)
-    assert message.startswith(f"{legacy}: ")
-    assert "8 missing (encoder/layers_2/attention/key/kernel" in message
-    assert "encoder/layers_0/mlp/wi/kernel is [4, 8], not [4, 16]" in message
-
-
 # --- forms of other years --------------------------------------------------------------
 
 
@@ -118,10 +108,6 @@ def change_specs(tree, change, path=()):
     if "driver" in tree:
         return change(dict(tree), path)
     return {key: change_specs(value, change, (*path, key)) for key, value in tree.items()}
-
-
-def with_gfile(spec, path):
-    return {**spec, "kvstore": {**spec["kvstore"], "driver": "gfile"}}
 
 
 def with_bucket(spec, path):
@@ -139,7 +125,7 @@ def with_cast(spec, path):
     return {"driver": "cast", "dtype": "float32", "base": spec}
 
 
-@pytest.mark.parametrize("change", [with_gfile, with_bucket, with_path_outside, with_cast])
+@pytest.mark.parametrize("change", [with_bucket, with_path_outside, with_cast])
 def test_specifications_written_elsewhere(legacy, t5x_data, change):
     edit_index(legacy, lambda tree: change_specs(tree, change))
     assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
@@ -235,22 +221,6 @@ def test_writes_what_t5x_would(t5x_data, tmp_path):
     assert str(tmp_path).encode() not in b"".join(
         path.read_bytes() for path in directory.rglob("*") if path.is_file()
     )
-
-
-def test_overwrites_a_checkpoint_and_nothing_else(tmp_path, configs, random_params):
-    config, params = configs["1.0"], random_params(configs["1.0"])
-    directory = tmp_path / "checkpoint_1"
-    save_t5x(directory, params, config)
-    assert "exists" in message_of(save_t5x, directory, params, config)
-    other = random_params(config, seed=4)
-    save_t5x(directory, other, config, overwrite=True)
-    assert_trees_equal(weights_of(directory), other)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_1"]
-    precious = tmp_path / "checkpoint_2"
-    precious.mkdir()
-    (precious / "thesis.tex").write_text("...")
-    message = message_of(save_t5x, precious, params, config, overwrite=True)
-    assert "holds no checkpoint" in message
 
 
 # --- vocabularies ----------------------------------------------------------------------

@@ -23,12 +23,12 @@ from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
 from tensorflow.compat.v1.train import summary_iterator as events_in
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.theory import formulas
+from tests.checkpoints.faults import save_t5x
 from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, run_program, t5x_network
 

@@ -56,9 +56,7 @@ _IN_LAYER = {
 _JOINED = {"query": 0, "key": 1, "value": 2}
 
 
-def open_model(
-    directory: Path, values: dict[str, Any], config: GPTConfig | None = None
-) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens a GPT-2 that transformers wrote; see ``loading.FORMATS``.
 
     Args:
@@ -67,12 +65,10 @@ def open_model(
             ``merges.txt``.
         values: its config.json, whose ``bos_token_id`` and ``eos_token_id`` start and end a
             text.
-        config: has no effect, since config.json has it.
 
     Raises:
         InputError: files are absent or damaged, or the network is not GPT-2's.
     """
-    del config
     num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
     left = _settled(open_tensors(directory), values, directory)
     config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in left)

@@ -78,14 +78,11 @@ _ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def open_model(
-    directory: Path, values: dict[str, Any], config: T5Config | None = None
-) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens a model that transformers wrote; see ``loading.FORMATS``.
 
     Args:
         directory, values: the checkpoint and its config.json.
-        config: has no effect, since config.json has it.
 
     Raises:
         InputError: files are absent or damaged, or the model does not decode as T5 does.

@@ -100,11 +100,8 @@ def write_model(
         )
 
 
-def open_model(
-    directory: Path, values: dict[str, Any], config: ModelConfig | None = None
-) -> StoredModel:
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """Opens a checkpoint that ``save_model`` wrote; see ``loading.FORMATS``."""
-    del config
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")

@@ -86,10 +86,10 @@ def check_inside(name: str, source: object) -> str:
     return name
 
 
-def one_line(error: BaseException, limit: int = 160) -> str:
+def one_line(error: BaseException) -> str:
     """The gist of an error, for a message that must stay on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 160 else text[:157] + "..."
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.validate import check_tensors, check_vocabulary_fits
 from spec_t5x.checkpoints.storage.weights import Tensors, array_tensors, read_params
@@ -32,11 +30,6 @@ class LoadedModel:
     directory: Location
     # config.json as it stands there; of a T5X checkpoint its format, version and step.
     metadata: dict[str, Any]
-
-    @property
-    def num_params(self) -> int:
-        """Number of weights; an embedding that is also the output counts once."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, expected_shapes
-from spec_t5x.types import PyTree
+from spec_t5x.models.binding import ModelConfig
 
 # What weights may be stored as.
 _TYPES = ("float32", "bfloat16", "float16", "float64")
@@ -17,18 +15,6 @@ _TYPES = ("float32", "bfloat16", "float16", "float64")
 _NAMED = 6
 # Elements looked at in one go: bounds the memory that the check takes.
 _FINITE_BLOCK = 1 << 24
-
-
-def check_params(params: PyTree, config: ModelConfig, source: str) -> None:
-    """Compares a tree of parameters, without the outer "params", with that of ``config``.
-
-    Raises:
-        InputError: parameters are missing, unexpected or of the wrong shape, or hold NaN or
-            infinity. The message begins with ``source``.
-    """
-    flat = flatten_dict(params, sep="/")
-    check_tensors(flat, expected_shapes(config), source)
-    check_finite(flat, source)
 
 
 def check_tensors(

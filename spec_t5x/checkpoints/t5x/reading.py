@@ -19,7 +19,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
 # Beside T5X's files, which it does not read: the config.json of our own format. With it a
-# checkpoint that ``save_t5x`` wrote needs neither inference nor vocabulary.
+# checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
 SIDECAR_NAME = "spec_t5x.json"
 
 _EMBEDDING = "token_embedder/embedding"
@@ -27,16 +27,13 @@ _LOGITS = "decoder/logits_dense/kernel"
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
-def open_model(
-    location: Location, values: None = None, config: T5Config | None = None
-) -> StoredModel:
-    """Opens a checkpoint that T5X or ``save_t5x`` wrote (T5 1.0, 1.1, Flan, mT5, ByT5).
+def open_model(location: Location, values: None = None) -> StoredModel:
+    """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, ByT5).
 
     Args:
         location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
             such directories, of which the latest is taken; on this machine or in a bucket.
         values: None; see ``loading.FORMATS``.
-        config: the network; by default inferred from the shapes of the parameters.
 
     Raises:
         InputError: there is no such checkpoint, it is damaged, or of another network.
@@ -53,9 +50,9 @@ def open_model(
     sidecar = read_json(path) if path.is_file() else {}
     if sidecar.get("vocabulary") is not None:
         vocabulary = native.read_vocabulary(directory, sidecar)
-    if config is None and sidecar:
+    if sidecar:
         config = native.read_config(sidecar, path)
-    if config is None:
+    else:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
     step = open_tensors({"step": index.step}, str(found)) if index.step is not None else {}
