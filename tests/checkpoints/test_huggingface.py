@@ -275,19 +275,6 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved):
     assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
 
 
-def test_what_was_an_mt5_stays_one(write, tmp_path):
-    model = torch_model("mt5")
-    directory = write(model)
-    convert(directory, tmp_path / "again", to="huggingface")
-    values = json.loads((tmp_path / "again/config.json").read_text())
-    assert values["model_type"] == "mt5"
-    assert values["architectures"] == ["MT5ForConditionalGeneration"]
-    assert values["feed_forward_proj"] == "gated-gelu" and not values["tie_word_embeddings"]
-    assert_same_logits(load(tmp_path / "again"), model)
-    theirs = transformers.MT5ForConditionalGeneration.from_pretrained(tmp_path / "again").eval()
-    assert_same_logits(load(directory), theirs)
-
-
 # --- what is refused ---------------------------------------------------------
 
 

@@ -309,23 +309,6 @@ def test_nothing_of_the_target_is_a_constant(pair):
     assert step._cache_size() == 1
 
 
-def test_microbatches_accumulate_the_same(pair, tmp_path):
-    _, _, draft = pair
-    batch = make_batch((10, 7, 3, 5))
-    found = []
-    for number in (None, 2):
-        model = make_model(pair, weight=0.5)
-        made, _ = make_trainer(model, batch, tmp_path, number, draft.params)
-        with made:
-            summary = made.train(iter([batch]), 1).result()
-            found.append((summary, made.train_state.params))
-    for name in ("forward_kl", "alpha/temperature_0", "expected_tokens/temperature_1"):
-        np.testing.assert_allclose(*(summary[name].value for summary, _ in found), rtol=1e-5)
-    (_, whole), (_, parts) = found
-    for ours, theirs in zip(*map(jax.tree.leaves, (parts, whole)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
-
-
 SHARDED = """
 import sys
 import jax
@@ -359,24 +342,6 @@ class OwnLoss(models.EncoderDecoderModel):
 
     def loss_fn(self, params, batch, dropout_rng):
         raise NotImplementedError
-
-
-class OwnMetrics(models.EncoderDecoderModel):
-    """A model with a metric of its own."""
-
-    def _compute_metrics(self, logits, **kwargs):
-        metrics = super()._compute_metrics(logits, **kwargs)
-        return metrics | {"own": metrics["loss"]}
-
-
-def test_what_a_subclass_has_of_its_own_stays(pair):
-    _, target, draft = pair
-    model = make_model(pair, OwnMetrics)
-    assert isinstance(model, OwnMetrics)
-    batch = make_batch((4, 4))
-    _, metrics = model.eval_fn(draft.params, batch, {COLLECTION: target.params})
-    assert metrics["own"].total == metrics["loss"].total
-    assert {"forward_kl", "alpha/temperature_1"} <= set(metrics)
 
 
 def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):

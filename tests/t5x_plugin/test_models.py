@@ -173,15 +173,6 @@ def test_with_costs_as_many_tokens_as_pay_are_proposed(costs, least, most):
     assert least <= share <= most
 
 
-def test_without_a_key_t5xs_default_is_drawn_with():
-    assert_same(
-        pair("1.1"),
-        make_batch(3),
-        {"verifier": "coupled"},
-        decoder_params={"temperature": 1.0, "topk": 0},
-    )
-
-
 @pytest.mark.parametrize(
     ("num_decodes", "params", "prompted"),
     [(4, {}, False), (1, {}, True), (4, {"alpha": 0.0, "max_decode_len": 14}, True)],
