@@ -58,16 +58,13 @@ def read_settings(
 ) -> SampleSettings | BeamSettings:
     """The settings of one call of ``predict_batch_with_aux``.
 
-    Precedence is T5X's: ``decoder_params``, then what gin or a partial binds to the
-    function, then its defaults (``topk`` is 1 there).
+    Precedence is T5X's: ``decoder_params`` (with ``rng`` and ``eos_id``), then what gin or a
+    partial binds to the function, then its defaults (``topk`` is 1 there).
 
     Args:
       decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``, as gin hands it
         over, in ``functools.partial``, or plain.
-      decoder_params: settings at run time.
-      rng: the call's key; None leaves it to ``decoder_params``, then to T5X's default,
-        ``PRNGKey(0)``.
-      eos_id: the vocabulary's, unless ``decoder_params`` has one.
+      decoder_params, rng, eos_id: of the call and of the vocabulary.
       max_decode_len: width of the batch's targets.
 
     Raises:
@@ -179,14 +176,10 @@ def _is_concrete(value: Any) -> bool:
 
 
 def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
-    """Checks that prompts are whole: no padding before a token, no more tokens than room.
+    """Checks that prompts have no padding before a token and no more tokens than ``room``.
 
     T5X fills a hole with a token of its own and goes on forcing; the loops force a
     prefix. The check runs where the tokens are known, on the host while decoding.
-
-    Args:
-      prompts: the start token first, padded with 0.
-      room: tokens that may follow the start token; None allows the width.
 
     Raises:
       InputError: a fault, in tokens that are known already; else the run fails with it.

@@ -43,9 +43,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         num_decodes: int = 1,
         decoder_params: MutableMapping[str, Any] | None = None,
     ) -> tuple[Array, Mapping[str, Array]]:
-        """Goes on with each prompt of the batch: the text and scores of T5X's own method.
-
-        The arguments and their defaults are T5X's. ``decoder_params`` is only read.
+        """Continues each prompt of the batch; arguments and defaults are T5X's.
 
         Returns:
           As ``SpeculativeEncoderDecoderModel``; the prompts are not part of the text.

@@ -46,10 +46,9 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         num_decodes: int | None = None,
         prompt_with_targets: bool = False,
     ) -> tuple[Array, Mapping[str, Array]]:
-        """Decodes a batch: the text and the scores of T5X's own method.
+        """Decodes a batch: the text and scores, arguments and defaults of T5X's own method.
 
-        The arguments and their defaults are T5X's. ``decoder_params`` is only read. One
-        difference is left: a beam search whose prompt fills the row generates a token,
+        One difference is left: a beam search whose prompt fills the row generates a token,
         where T5X repeats the prompt's last one.
 
         Returns:

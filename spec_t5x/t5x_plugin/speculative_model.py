@@ -41,16 +41,7 @@ class SpeculativeModel:
         c: float | None = None,
         position: float = 0.0,
     ) -> None:
-        """Sets what this model has beyond the stock one's attributes.
-
-        Args:
-          draft: what proposes (``t5x_plugin.drafts``).
-          gamma: tokens proposed in each iteration; 0 is plain decoding.
-          verifier: which proposals to keep. With ``coupled`` a sampled text is that of the
-            stock model, seed for seed.
-          c: time of a draft step in target steps. With it an iteration proposes as many
-            tokens as pay, ``gamma`` at most; every batch starts afresh (``loops/pace.py``).
-          position: of one more position in the target's call, in the same unit.
+        """Sets what this model has beyond the stock one's attributes; see ``speculate``.
 
         Raises:
           InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
@@ -93,10 +84,7 @@ class SpeculativeModel:
         return flax.core.freeze(variables)
 
     def read_draft(self, params: PyTree) -> PyTree:
-        """Parameters of a draft by name, which is checked to be the target's.
-
-        Args:
-          params: the stock model's.
+        """Parameters of a draft by name, for the stock model with these ``params``.
 
         Raises:
           InputError: a draft of another target.
