@@ -155,11 +155,9 @@ def tokenise_lines(
     """The lines' ids, each ending in EOS, as pairs without a source, for language models.
 
     Args:
-        texts: the lines; empty ones are dropped.
-        vocabulary: encodes them.
+        texts, vocabulary: what is encoded; empty lines are dropped.
         max_length: in tokens, EOS included; longer lines are dropped and counted.
-        key: says which texts they are, by its ``repr``.
-        files: what they are read from; a change in their content is noticed.
+        key, files: what the texts depend on, beside the vocabulary.
         cache_dir: where to keep the arrays; None keeps nothing.
 
     Raises:
@@ -181,11 +179,10 @@ def tokenise_texts(
     truncate_sources: bool = False,
     name: object = "texts",
 ) -> TokenisedPairs:
-    """The ids of ``(source, target)``, each ending in EOS.
+    """The ids of ``(source, target)``, each ending in EOS; sources may all be None.
 
     Args:
-        texts: sources are all None for lines that have none.
-        vocabulary: encodes them.
+        texts, vocabulary: what is encoded.
         limits: tokens of source and target, EOS included; longer pairs are dropped and
             counted, and so are pairs with an empty side.
         truncate_sources: cut longer sources instead.

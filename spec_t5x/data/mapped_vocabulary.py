@@ -43,12 +43,7 @@ class MappedVocabulary(TokenizerVocabulary):
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
     ):
-        """Takes the tokenizer and what its model has rows for.
-
-        Args:
-            tokenizer: encodes and decodes.
-            num_ids: the model's number of ids, those that only pad included.
-            start_id, eos_id: the tokenizer's ids that start and end a text.
+        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids.
 
         Raises:
             InputError: one of the ids is out of range.

@@ -181,11 +181,7 @@ def read_features(
 ) -> Iterator[dict[str, Any]]:
     """All features of each example of a split, as numpy arrays, always in one order.
 
-    Args:
-        task: of seqio.
-        split: "train", "validation", "test", or what the task has.
-        lengths: tokens for each feature, for preprocessors that ask for them.
-        limit: take the first so many.
+    ``lengths`` are tokens for each feature; ``limit`` takes the first so many examples.
 
     Raises:
         InputError: the data cannot be read.
@@ -269,12 +265,7 @@ def read_task_lines(
 ) -> Iterator[str]:
     """Yields the text of each example, without the empty ones, always in one order.
 
-    Args:
-        name: of a task or mixture in seqio's registry; ``lm1b`` is there without modules.
-        split: "train", "test", or what the task has.
-        feature: which holds the text.
-        modules: imported first; they register tasks.
-        limit: take the first so many examples of each task.
+    ``feature`` holds the text; the other arguments are those of ``read_task``.
 
     Raises:
         InputError: no such task, data that cannot be read, or no such feature.

@@ -91,16 +91,8 @@ def register_jsonl_task(
 ) -> seqio.Task:
     """``register_tsv_task`` for files of JSON objects, one a line.
 
-    The defaults are those of CNN/DailyMail.
-
-    Args:
-        source_field, target_field: names of the fields that hold the texts.
-        name, train_file, dev_file, test_file, vocabulary_path, extra_ids, prefix, metric:
-            as in ``register_tsv_task``.
-
-    Raises:
-        InputError: the name is taken, a file is absent, empty, or has a line without
-            these fields, or vocabulary or metric are not usable.
+    The texts are in ``source_field`` and ``target_field``; the defaults are those of
+    CNN/DailyMail.
     """
 
     def read(path: str) -> Iterator[tuple[str, str]]:

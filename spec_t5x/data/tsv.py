@@ -89,9 +89,7 @@ def read_json_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields (source, target) of every line of JSON, stripped of surrounding white space.
 
-    Args:
-        path: JSON lines, gzipped or not; other fields and empty lines are ignored.
-        source_field, target_field: the fields' names ("article", "highlights").
+    Other fields and empty lines are ignored.
 
     Raises:
         InputError: the file is absent, empty or not UTF-8, or a line is no JSON object

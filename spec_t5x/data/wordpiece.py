@@ -99,15 +99,9 @@ class WordPieceVocabulary(TokenizerVocabulary):
 
 
 def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> Path:
-    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included.
+    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included, from lines of text.
 
-    Args:
-        texts: lines of text.
-        path: the ``tokenizer.json`` to write.
-        vocab_size: number of pieces.
-
-    Returns:
-        The path.
+    Writes the ``tokenizer.json`` at ``path``, which is returned.
 
     Raises:
         InputError: the texts do not yield that many pieces.

@@ -43,14 +43,9 @@ def save_ngram(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes n-gram tables, completely or not at all.
+    """Writes what ``training.ngram_counts`` counted, completely or not at all.
 
-    Args:
-        directory: where; its parents are made.
-        draft: what ``training.ngram_counts`` counted.
-        vocabulary: what the counted texts were tokenised with.
-        extra: more entries for config.json (corpus, scores, ...).
-        overwrite: whether earlier tables may be replaced.
+    The arguments are those of ``native.save_model``.
 
     Raises:
         InputError: the directory is taken, the vocabulary is of another size, or an
