@@ -1,7 +1,7 @@
 """From one format of checkpoints to another, tensor by tensor.
 
 A destination is written as the source is read: of a model of any size a few tensors are in
-memory at a time (of Hugging Face's format, those of one file, 2 GB).
+memory at a time (of Hugging Face's format, those of one file, 1 GB).
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ _SAFE_TORCH = (2, 6)
 _ROWS = 4096
 
 # What a file of a model holds at most; so much is in memory while it is written.
-SHARD_BYTES = 2 * 10**9
+SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
