@@ -254,15 +254,6 @@ def assert_same(generations, expected):
             assert one == same_score
 
 
-def test_the_tiny_pair_is_worth_testing_with(greedy_alone):
-    """Texts differ and vary, some end early, and drafts are accepted and rejected."""
-    outputs = [group[0] for group in greedy_alone.values()]
-    assert len({g.output for g in outputs}) >= 5
-    assert any(g.output_ids[-1] == EOS_ID and 2 < len(g.output_ids) < 16 for g in outputs)
-    assert any(len(g.output_ids) == 16 for g in outputs)
-    assert 0.2 < sum(g.accepted for g in outputs) / sum(g.target_calls for g in outputs) < 2
-
-
 @pytest.mark.parametrize("batch_size", [2, 5])
 def test_greedy_outputs_do_not_depend_on_the_batch(generator, greedy_alone, batch_size):
     """Whatever the batch size and the place in it; the last batch is a partial one."""
@@ -438,10 +429,6 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
         "float32"
     )
     assert "not finite" in message_of(second.__getitem__, 0)
-
-
-def test_no_token_is_streamed_of_logits_that_are_not_finite(with_poisoned_target):
-    assert "not finite" in message_of(next, with_poisoned_target.steps(UNSOUND, GREEDY))
 
 
 def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(generator):

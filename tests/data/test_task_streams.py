@@ -126,7 +126,7 @@ def test_a_position_that_finds_no_room(tmp_path, disk):
         assert checkpoints.latest_step == 1
 
 
-@pytest.mark.parametrize("name", [MIXTURE, "stream_a", GENERATED])
+@pytest.mark.parametrize("name", [MIXTURE, GENERATED])
 def test_a_stream_goes_on_from_its_position(name, tmp_path):
     undisturbed = arrays(stream(name).batches(), 40)
     interrupted = stream(name)

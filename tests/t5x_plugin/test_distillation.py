@@ -292,23 +292,6 @@ def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
     assert infos == "infos"
 
 
-def test_nothing_of_the_target_is_a_constant(pair):
-    """At the sizes of the paper it would not fit into a program."""
-    _, target, draft = pair
-    model = make_model(pair)
-    batch = make_batch((10, 7))
-    grad = jax.grad(lambda *args: model.loss_fn(*args)[0])
-    jaxpr = jax.make_jaxpr(grad)(draft.params, batch, None, {COLLECTION: target.params})
-    # Masks and relative positions alone.
-    assert not [each for each in jaxpr.consts if jnp.issubdtype(each.dtype, jnp.floating)]
-    assert sum(np.size(each) for each in jaxpr.consts) < 1000
-    other = jax.tree.map(lambda leaf: 0.5 * leaf, target.params)
-    step = jax.jit(model.loss_fn)
-    losses = [step(draft.params, batch, None, {COLLECTION: p})[0] for p in (target.params, other)]
-    assert losses[0] != losses[1]
-    assert step._cache_size() == 1
-
-
 SHARDED = """
 import sys
 import jax
