@@ -8,7 +8,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface import tokenizer
 from spec_t5x.checkpoints.huggingface.files import (
     SHARD_BYTES,
     open_tensors,
@@ -26,6 +25,12 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.weights import Report, Tensor, read_tensors
+from spec_t5x.data.vocabulary import (
+    SPIECE_NAME,
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+)
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
@@ -41,6 +46,8 @@ _ACTIVATIONS = {
     "silu": ("silu",),
     "gelu_new": ("gelu",),
 }
+
+_TOKENIZER = "tokenizer_config.json"
 
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
@@ -101,7 +108,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         # What belongs to no parameter is refused by its own name.
         tensors=tensors | left,
         config=config,
-        vocabulary=tokenizer.read_vocabulary(directory, values),
+        vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
     )
@@ -138,7 +145,7 @@ def write_model(
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, values)
         write_json(stage / "generation_config.json", _SPECIAL_IDS)
-        write_json(stage / tokenizer.CONFIG_NAME, tokenizer.tokenizer_values(vocabulary))
+        write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
         vocabulary.save(stage)
         source = str(stored.directory)
         tensors = (
@@ -232,8 +239,7 @@ def _check_supported(values: dict[str, Any], directory: Path) -> None:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
     if "quantization_config" in values:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
+    generation = _read_if_there(directory / "generation_config.json")
     for name, needed in _SPECIAL_IDS.items():
         found = values.get(name, generation.get(name))
         if found not in (None, needed, [needed]):
@@ -328,3 +334,57 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
         return False
     tied = values.get("tie_word_embeddings", not is_mt5) is not False
     return tied if is_mt5 else values.get("scale_decoder_outputs", tied) is not False
+
+
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
+
+    Raises:
+        InputError: one that is not T5's kind.
+    """
+    tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
+    extra_ids = tokenizer.get("extra_ids")
+    if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
+        vocabulary = ByteVocabulary(125 if extra_ids is None else extra_ids)
+    elif spiece.is_file():
+        # mT5's file holds its sentinels already, T5's does not.
+        default = 0 if values["model_type"] == "mt5" else 100
+        vocabulary = SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
+    elif values.get("vocab_size") == ByteVocabulary().vocab_size:
+        vocabulary = ByteVocabulary()
+    else:
+        return None
+    _check_added_tokens(tokenizer, vocabulary, directory)
+    return vocabulary
+
+
+def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:
+    """tokenizer_config.json for transformers."""
+    is_bytes = isinstance(vocabulary, ByteVocabulary)
+    return {
+        "tokenizer_class": "ByT5Tokenizer" if is_bytes else "T5Tokenizer",
+        "extra_ids": vocabulary.extra_ids,
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, directory: Path) -> None:
+    """Refuses tokens that exist in the tokenizer alone: their text would be lost."""
+    decoder = tokenizer.get("added_tokens_decoder") or {}
+    others = _read_if_there(directory / "added_tokens.json")
+    with describing(f"tokenizer of {directory}", "added tokens"):
+        added = {int(i): token.get("content") for i, token in decoder.items()}
+        added |= {int(i): token for token, i in others.items()}
+    foreign = sorted(i for i in added if i >= vocabulary.vocab_size)
+    if foreign:
+        raise InputError(
+            f"{directory} adds token {added[foreign[0]]!r} with id {foreign[0]} to "
+            f"the {vocabulary.vocab_size} of its vocabulary: give a model without "
+            "added tokens"
+        )
