@@ -212,12 +212,8 @@ def write_safetensors(
 
 
 def _write_shard(directory: Path, number: int, tensors: dict[str, np.ndarray]) -> list[str]:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    path = directory / f"shard-{number}"
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
-    # safetensors makes files that nobody else may read.
-    path.chmod(mode)
+    # ``save_file`` makes files that nobody else may read.
+    (directory / f"shard-{number}").write_bytes(save(tensors, metadata={"format": "pt"}))
     return list(tensors)
