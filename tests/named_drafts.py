@@ -12,7 +12,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import FORMATS, NAMES
-from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
+from spec_t5x.checkpoints.own import ngram_tables, target_drafts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
@@ -20,30 +20,29 @@ from spec_t5x.types import EOS_ID
 
 # Of the pair's target, which has three.
 _LAYERS = (0, 2)
-# ``{}`` is the directory that ``write`` is given.
+# ``{}`` is the directory that ``write`` is given. A name without a case is the draft of a format
+# below, or another order of one table.
 _CASES = {
-    "transformer": ["transformer:{}/draft"],
-    "unigram": ["unigram:{}/ngrams"],
+    "transformer": ["{}/draft"],
+    "unigram": [],
     "bigram": ["bigram:{}/ngrams"],
-    "ngram": ["ngram:{}/ngrams"],
+    "ngram": [],
     "copy": ["copy:2"],
     "uniform": ["uniform"],
-    "medusa": ["medusa:{}/heads"],
+    "medusa": [],
     "early_exit": ["early_exit:1"],
     "mixed": ["mixed:{}/draft", "mixed:{}/shared"],
     "cascade": ["cascade:{}/draft,bigram:{}/ngrams"],
     ngram_tables.FORMAT: ["{}/ngrams"],
-    draft_heads.FORMAT: ["{}/heads"],
+    target_drafts.HEADS: ["{}/heads"],
     # What ``spec-t5x distill`` writes.
-    shared_drafts.FORMAT: ["{}/shared", "{}/narrow"],
+    target_drafts.SHARED: ["{}/shared", "{}/narrow"],
 }
-EVERY = ["{}/draft", *(case for kind in (*NAMES, *FORMATS) for case in _CASES[kind])]
+EVERY = [case for kind in (*NAMES, *FORMATS) for case in _CASES[kind]]
 # Those that make programs of their own: tables of another order make none, nor do other names
 # of a directory.
 KINDS = [
-    draft
-    for draft in EVERY
-    if not draft.startswith(("transformer:", "unigram", "bigram", "{}/ngrams", "{}/heads"))
+    draft for draft in EVERY if not draft.startswith(("unigram", "bigram", "{}/ngrams", "{}/heads"))
 ]
 every_kind_of_draft = pytest.mark.parametrize("draft", KINDS)
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
@@ -64,7 +63,7 @@ def write(directory: Path) -> None:
     width = target.config.emb_dim
     shapes = {"wi": (2, 2 * width, 8), "wo": (2, 8, width)}
     params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    draft_heads.save_heads(directory / "heads", params, target)
+    target_drafts.save_heads(directory / "heads", params, target)
 
     def noisy(leaf):
         return leaf * (1 + 0.1 * rng.normal(size=leaf.shape)).astype(np.float32)
@@ -75,4 +74,4 @@ def write(directory: Path) -> None:
     own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
     narrow = narrowed_params(own, params, config, head.ids)
     for name, tree, options in (("shared", own, {}), ("narrow", narrow, {"head": head})):
-        shared_drafts.save_shared_draft(directory / name, tree, config, _LAYERS, target, **options)
+        target_drafts.save_shared_draft(directory / name, tree, config, _LAYERS, target, **options)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,28 +17,23 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import comparison as comparison_lib
-from spec_t5x.experiments.acceptance import achieved
 from spec_t5x.experiments.comparison import compare
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import (
-    DEFAULT_MAX_SOURCE_LENGTH,
     GenerateOptions,
-    Generation,
     Generator,
     bucket,
 )
-from spec_t5x.loops import speculative
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.theory import formulas
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import verifier
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 # Up to 16 tokens each: one program serves them all.
 TEXTS = ["My sister", "Wir gehen morgen.", "Der alte Tisch", "a green bird", "It is wet."]
@@ -78,16 +72,6 @@ def message_of(function, *args, **kwargs) -> str:
 # --- loading and options -----------------------------------------------------
 
 
-def test_the_longest_source_is_the_checkpoints(tiny_pair, tmp_path, generator):
-    assert generator.max_source_len == 48
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_pair / "draft", copy)
-    values = json.loads((copy / "config.json").read_text())
-    del values["max_source_length"]
-    (copy / "config.json").write_text(json.dumps(values))
-    assert Generator.load(copy).max_source_len == DEFAULT_MAX_SOURCE_LENGTH
-
-
 def test_networks_compute_in_the_dtype_that_was_asked_for(tiny_pair):
     options = DraftOptions(dtype="bfloat16")
     loaded = Generator.load(tiny_pair / "target", tiny_pair / "draft", options)
@@ -113,24 +97,13 @@ def test_a_draft_with_another_vocabulary_is_refused_by_its_first_other_piece(tin
     [
         ({"gamma": -1}, "gamma is -1"),
         ({"num_decodes": 0}, "num_decodes is 0"),
-        ({"max_decode_len": 0}, "max_decode_len is 0"),
-        ({"batch_size": -2}, "batch_size is -2"),
         # JAX would take it for seed 0.
         ({"seed": 2**32}, "seed is 4294967296"),
-        ({"seed": -1}, "seed is -1"),
         ({"max_source_len": 1}, "max_source_len is 1"),
-        ({"max_source_len": 0}, "max_source_len is 0"),
         ({"temperature": -0.5}, "temperature is -0.5"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_k": -3}, "top_k is -3"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"top_p": float("nan")}, "top_p is nan"),
         ({"top_k": 5, "top_p": 0.9}, "top_k is 5 and top_p is 0.9"),
         ({"verifier": "trust"}, "verifier is 'trust'"),
-        ({"lenience": 1.5, "verifier": "token"}, "lenience is 1.5"),
         ({"lenience": 0.5}, "lenience is 0.5 and verifier 'block'"),
-        ({"widths": (2, 0), "verifier": "tree"}, "(2, 0)"),
         ({"widths": (2,)}, "widths are (2,) and verifier 'block'"),
         ({"beams": -1}, "beams is -1"),
         ({"beam_alpha": float("nan")}, "beam_alpha is nan"),
@@ -142,68 +115,28 @@ def test_options_that_cannot_be_are_refused_with_their_value(changes, expected):
     assert expected in message_of(GenerateOptions, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"gamma": "four"}, "gamma is 'four'"),
-        ({"gamma": 2.5}, "gamma is 2.5"),
-        ({"temperature": None}, "temperature is None"),
-        ({"truncate": "yes"}, "truncate is 'yes'"),
-        ({"max_source_len": "long"}, "max_source_len is 'long'"),
-    ],
-)
-def test_options_of_another_type_are_refused_with_their_value(unchecked, changes, expected):
-    """gin binds whatever a file says."""
-    assert expected in message_of(GenerateOptions, **changes)
-
-
-def test_options_take_numbers_of_numpy(unchecked):
-    made = GenerateOptions(gamma=np.int64(2), temperature=np.float32(0.5), top_k=np.int32(3))
-    assert made.sampling().top_k == 3
-    assert GenerateOptions(temperature=1).temperature == 1
-
-
 # --- tokens and batches ------------------------------------------------------
 
 
-def test_a_text_at_the_limit_fits_and_one_token_more_is_refused(generator):
+def test_a_text_at_the_limit_fits_and_a_longer_one_is_refused_or_cut(generator):
     ids = generator.tokenize("Die Katze", options())
     assert ids == [*generator.vocabulary.encode("Die Katze"), EOS_ID]
-    at_limit = options(max_source_len=len(ids))
-    assert generator.tokenize("Die Katze", at_limit) == ids
+    assert generator.tokenize("Die Katze", options(max_source_len=len(ids))) == ids
     message = message_of(generator.tokenize, "Die Katze", options(max_source_len=len(ids) - 1))
     assert f"has {len(ids)} tokens and the encoder takes {len(ids) - 1}" in message
-    assert "'Die Katze'" in message
-
-
-def test_truncation_keeps_the_beginning_and_the_end_token(generator):
-    ids = generator.tokenize("Die Katze", options())
     cut = generator.tokenize("Die Katze", options(max_source_len=4, truncate=True))
     assert cut == [*ids[:3], EOS_ID]
-    uncut = generator.tokenize("Die Katze", options(truncate=True))
-    assert uncut == ids
 
 
-def test_an_option_raises_or_lowers_the_checkpoints_limit(generator):
-    long = "Es regnet. " * 10
-    assert "takes 48" in message_of(generator.tokenize, long, options())
-    assert len(generator.tokenize(long, options(max_source_len=500))) > 48
-
-
-@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\N{NO-BREAK SPACE}"])
+@pytest.mark.parametrize("text", ["", "\N{NO-BREAK SPACE}"])
 def test_empty_text_is_refused(generator, text):
     assert "the text is empty" in message_of(generator.tokenize, text, options())
-
-
-def test_text_that_is_no_unicode_is_refused(generator):
-    """What Python makes of bytes in the command line that are not UTF-8."""
-    assert r"'Stra\udcdfe' is not UTF-8" in message_of(generator.tokenize, "Stra\udcdfe", options())
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_bad_text_among_good_ones_is_an_error_of_its_own(generator, greedy_alone):
     texts = [TEXTS[0], "", None, TEXTS[1], "x" * 500, TEXTS[2]]
-    for size in (1, 2, 4):
+    for size in (1, 2):
         answers = list(generator.generate(texts, options(batch_size=size)))
         sound = [place for place, answer in enumerate(answers) if answer.error is None]
         assert sound == [0, 3, 5]
@@ -211,10 +144,6 @@ def test_a_bad_text_among_good_ones_is_an_error_of_its_own(generator, greedy_alo
         assert "the text is empty" in message_of(answers[1].__getitem__, 0)
         assert "a text is None: give a string" in message_of(answers[2].__getitem__, 0)
         assert answers[1] == []
-
-
-def test_a_string_is_one_text(generator, greedy_alone):
-    assert_same(generator.generate(TEXTS[0], GREEDY), [greedy_alone[TEXTS[0]]])
 
 
 def test_texts_may_come_one_by_one_and_answers_do_not_wait_for_all(generator, greedy_alone):
@@ -237,13 +166,6 @@ def test_options_may_be_given_one_by_one(generator):
     assert [len(outputs[0].output_ids) for outputs in plain] == [3, 3]
     assert "there is no option 'gama'" in message_of(lambda: generator.generate("a", gama=3))
     assert "give GenerateOptions" in message_of(generator.generate, "a", {"gamma": 3})
-
-
-def test_a_generator_is_shown_in_a_line_and_can_be_compared(generator):
-    shown = repr(generator)
-    assert len(shown) < 120 and "TransformerDraft" in shown and "120 ids" in shown
-    assert generator == generator and hash(generator) == hash(generator)
-    assert generator != generator.plain()
 
 
 def test_with_auto_texts_are_the_same_and_acceptance_is_remembered(generator, greedy_alone):
@@ -311,10 +233,6 @@ def test_batches_hold_the_inputs_in_order_and_padding_rows_that_end_at_once(gene
     assert batches[-1].tokens[1].tolist() == [EOS_ID] + [PAD_ID] * 15
 
 
-def test_no_input_gives_no_output(generator):
-    assert list(generator.generate([], GREEDY)) == []
-
-
 # --- outputs -----------------------------------------------------------------
 
 
@@ -336,16 +254,7 @@ def assert_same(generations, expected):
             assert one == same_score
 
 
-def test_the_tiny_pair_is_worth_testing_with(greedy_alone):
-    """Texts differ and vary, some end early, and drafts are accepted and rejected."""
-    outputs = [group[0] for group in greedy_alone.values()]
-    assert len({g.output for g in outputs}) >= 5
-    assert any(g.output_ids[-1] == EOS_ID and 2 < len(g.output_ids) < 16 for g in outputs)
-    assert any(len(g.output_ids) == 16 for g in outputs)
-    assert 0.2 < sum(g.accepted for g in outputs) / sum(g.target_calls for g in outputs) < 2
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [2, 5])
 def test_greedy_outputs_do_not_depend_on_the_batch(generator, greedy_alone, batch_size):
     """Whatever the batch size and the place in it; the last batch is a partial one."""
     size = options(batch_size=batch_size)
@@ -354,13 +263,7 @@ def test_greedy_outputs_do_not_depend_on_the_batch(generator, greedy_alone, batc
     assert_same(generator.generate(other, size), [greedy_alone[text] for text in other])
 
 
-def test_greedy_outputs_do_not_depend_on_longer_neighbours(generator, greedy_alone):
-    texts = ["My sister", LONGER, "a green bird"]
-    outputs = generator.generate(texts, options(batch_size=3))
-    assert_same(outputs, [greedy_alone[text] for text in texts])
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [2, 5])
 def test_sampled_outputs_depend_on_place_and_seed_alone(generator, batch_size):
     """Of all inputs: a text keeps its output when the others are exchanged."""
     size = dataclasses.replace(SAMPLED, batch_size=batch_size)
@@ -377,10 +280,9 @@ def test_sampled_outputs_depend_on_place_and_seed_alone(generator, batch_size):
     assert texts_of(reseeded) != texts_of(alone)
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_plain_equals_gamma_0(generator, settings):
+def test_plain_equals_gamma_0(generator):
     """Text, score and calls, seed for seed."""
-    settings = dataclasses.replace(settings, batch_size=2)
+    settings = dataclasses.replace(SAMPLED, batch_size=2)
     plain = list(generator.plain().generate(TEXTS, settings))
     for ours, theirs in zip(
         plain, generator.generate(TEXTS, dataclasses.replace(settings, gamma=0)), strict=True
@@ -390,16 +292,6 @@ def test_plain_equals_gamma_0(generator, settings):
         assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-3)
         assert (theirs[0].accepted, theirs[0].proposed, theirs[0].alpha) == (0, 0, None)
         assert (ours[0].accepted, ours[0].block_efficiency) == (None, None)
-
-
-def test_greedy_scores_and_texts_are_the_plain_loops(generator, greedy_alone):
-    plain = generator.plain().generate(TEXTS, options(batch_size=2))
-    for text, (ours,) in zip(TEXTS, plain, strict=True):
-        (theirs,) = greedy_alone[text]
-        assert ours.output_ids == theirs.output_ids
-        assert ours.output == theirs.output == generator.vocabulary.decode(ours.output_ids)
-        assert ours.score == pytest.approx(theirs.score, abs=1e-3)
-        assert ours.target_calls == len(ours.output_ids) >= theirs.target_calls
 
 
 def token_logits(model: T5Model, source: list[int], output: list[int]) -> np.ndarray:
@@ -476,15 +368,6 @@ def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
 # --- stepping ----------------------------------------------------------------
 
 
-def test_a_step_is_one_program_and_one_round_trip(generator, monkeypatch):
-    fetched, get = [], jax.device_get
-    # Nothing but the iteration says whether all rows have ended.
-    monkeypatch.setattr(speculative, "done", None)
-    monkeypatch.setattr(jax, "device_get", lambda tree: (fetched.append(tree), get(tree))[1])
-    steps = generator.steps(TEXTS[0], GREEDY)
-    assert len(list(steps)) == len(fetched) - 1  # the last one is of the text
-
-
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_steps_replay_what_generate_gives(generator, settings):
     for place, (expected,) in enumerate(generator.generate(TEXTS[:3], settings)):
@@ -506,9 +389,6 @@ def test_steps_need_a_draft_and_one_decode(generator):
     assert "num_decodes is 2" in message
 
 
-# --- comparison --------------------------------------------------------------
-
-
 # --- what is not finite ------------------------------------------------------
 
 # Only the second has a word of this piece.
@@ -528,10 +408,9 @@ def with_poisoned_target(generator) -> Generator:
     return dataclasses.replace(generator, target=poisoned(generator, generator.target))
 
 
-@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
 @pytest.mark.parametrize(
-    "change",
-    [{}, {"temperature": 1.0}, {"beams": 3, "num_decodes": 2}],
+    ("drafted", "change"),
+    [(True, {}), (False, {"temperature": 1.0}), (True, {"beams": 3, "num_decodes": 2})],
     ids=["greedy", "sampled", "beams"],
 )
 def test_logits_that_are_not_finite_are_an_error_of_their_input(
@@ -552,10 +431,6 @@ def test_logits_that_are_not_finite_are_an_error_of_their_input(
     assert "not finite" in message_of(second.__getitem__, 0)
 
 
-def test_no_token_is_streamed_of_logits_that_are_not_finite(with_poisoned_target):
-    assert "not finite" in message_of(next, with_poisoned_target.steps(UNSOUND, GREEDY))
-
-
 def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(generator):
     model = poisoned(generator, generator.draft.model)
     ill = generator.with_draft(generator.draft.replace(model=model))
@@ -568,9 +443,7 @@ def test_a_drafts_logits_that_are_not_finite_are_an_error_where_they_decide(gene
     assert texts_of(ill.generate(texts, GREEDY)) == texts_of(plain)
 
 
-def test_an_evaluation_of_what_is_not_finite_has_no_figures(with_poisoned_target):
-    pairs = [(SOUND, "x"), (UNSOUND, "y")]
-    assert UNSOUND in message_of(evaluate, with_poisoned_target, pairs, options(batch_size=2))
+# --- comparison --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -594,7 +467,6 @@ def test_comparison_counts_what_was_decoded(comparison, greedy_alone):
     assert comparison.block_efficiency == pytest.approx(num_tokens / calls)
     accepted = sum(g.accepted for g in outputs)
     assert comparison.accepted_plus_one == pytest.approx(1 + accepted / calls)
-    assert comparison.to_dict()["block_efficiency"] == comparison.block_efficiency
     assert 0 < comparison.alpha < 1
 
 
@@ -618,15 +490,9 @@ def test_comparison_derives_rates_and_predictions_from_its_times(comparison):
     assert made_up.predicted_with_verification == pytest.approx(1.875 / 2.25)
     values = json.loads(json.dumps(made_up.to_dict()))
     assert "outputs" not in values
+    assert values["block_efficiency"] == made_up.block_efficiency
     assert (values["c"], values["verification_cost"]) == (0.25, 1.5)
     assert values["speed_up"] == pytest.approx(40 / 15)
-
-
-def test_sampled_texts_are_not_said_to_be_identical(generator):
-    sampled = compare(generator, TEXTS[:2], dataclasses.replace(SAMPLED, batch_size=2), repeats=1)
-    assert sampled.identical is None
-    assert sampled.divergences == []
-    assert_same(sampled.outputs, generator.generate(TEXTS[:2], SAMPLED))
 
 
 def test_a_divergence_is_reported_with_its_place_and_margin(generator, greedy_alone, monkeypatch):
@@ -657,30 +523,7 @@ def test_a_divergence_is_reported_with_its_place_and_margin(generator, greedy_al
         assert divergence.margin == pytest.approx(margin, abs=1e-3)
 
 
-def test_comparing_needs_a_draft_that_proposes(generator):
-    for which, settings in ((generator.plain(), options()), (generator, options(gamma=0))):
-        assert "nothing to compare with" in message_of(compare, which, TEXTS, settings)
-
-
-def test_rounding_takes_no_measured_alpha_above_1():
-    """A draft that equals its target; ``theory`` refuses more than 1."""
-    output = Generation(
-        input="",
-        output="",
-        output_ids=[5, 6, 7, 8],
-        score=0.0,
-        target_calls=1,
-        accepted_by_position=[1, 1, 1],
-        verified_by_position=[1, 1, 1],
-        alpha=1.0000002,
-    )
-    found = achieved([output])
-    assert found.alpha.value == found.observed.value == 1.0
-    assert found.block_efficiency.value == formulas.expected_tokens(1.0, 3) == 4
-
-
-@pytest.mark.parametrize("name", ["token", "tree"])
-def test_step_times_are_positive_and_give_c(generator, name):
+def test_step_times_are_positive_and_give_c(generator):
     times = measure_step_times(
         generator.target,
         generator.draft,
@@ -688,7 +531,7 @@ def test_step_times_are_positive_and_give_c(generator, name):
         gamma=3,
         max_decode_len=16,
         settings=sampling(0.0),
-        verifier=verifier(name),
+        verifier=verifier("token"),
         repeats=3,
     )
     assert min(times.target, times.draft, times.verification) > 0
@@ -760,14 +603,6 @@ def test_evaluation_pools_acceptance_over_all_sequences(generator, greedy_alone)
     assert single.intervals == {}
 
 
-def test_evaluation_of_plain_decoding_has_no_acceptance(generator):
-    evaluation = evaluate(generator.plain(), [("Die Katze", "the cat")], options(batch_size=2))
-    assert evaluation.target_calls == evaluation.num_tokens > 0
-    acceptance = (evaluation.block_efficiency, evaluation.alpha)
-    assert (*acceptance, evaluation.acceptance_by_position) == (None, None, None)
-    assert evaluation.intervals == {}
-
-
 def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
     assert "none of 2 sources" in message_of(evaluate, generator, SKIPPED, options())
     pairs = [("Die Katze", "the cat")]
@@ -778,12 +613,6 @@ def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
 
 
 # --- verifiers and beams -----------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["token", "multi", "rejection"])
-def test_every_verifier_keeps_the_greedy_text(generator, greedy_alone, name):
-    found = generator.generate(TEXTS, options(batch_size=5, verifier=name))
-    assert texts_of(found) == [greedy_alone[text][0].output for text in TEXTS]
 
 
 def test_coupled_the_text_is_that_of_plain_decoding(generator):

@@ -1,7 +1,7 @@
 """Reading and writing models: the one place that knows on-disk names.
 
 ``loading`` lists the formats that are read and ``convert`` those that are written; each is a
-folder, whose modules implement ``storage.stored_model.Format`` and ``Writer``: ``own``,
+folder, whose ``open_model`` makes a ``storage.stored_model.StoredModel``: ``own``,
 ``huggingface`` and ``t5x``. ``storage`` has what they share: files that are written whole
 (``files``), directories and buckets (``locations``), weights that are read by slices
 (``weights``), and checks of names, shapes and types (``validate``). ``make_draft`` makes

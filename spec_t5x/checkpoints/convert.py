@@ -1,9 +1,10 @@
 """From one format of checkpoints to another, tensor by tensor.
 
 A destination is written as the source is read: of a model of any size a few tensors are in
-memory at a time.
+memory at a time (of Hugging Face's format, those of one file, 1 GB).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
-from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.storage.weights import Report
 from spec_t5x.checkpoints.t5x import writing as t5x
@@ -20,7 +21,10 @@ from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
 
-WRITERS: dict[str, Writer] = {
+# Each writes a ``StoredModel`` tensor by tensor, completely or not at all. Beside directory and
+# model it takes ``dtype`` (of the stored weights), ``extra`` (entries for its description of the
+# model), ``overwrite`` (whether an earlier checkpoint may be replaced) and ``report``.
+WRITERS: dict[str, Callable[..., None]] = {
     "t5x": t5x.write_model,
     "huggingface": huggingface_t5.write_model,
     "native": native.write_model,
@@ -70,7 +74,7 @@ def convert(
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
-    stored.weights.check(stored.config)
+    stored.check()
     WRITERS[to](
         directory,
         stored,
@@ -84,7 +88,7 @@ def convert(
 
 def _common_dtype(stored: StoredModel) -> str:
     """What holds all weights of a model as they are: bfloat16 only where all of them are."""
-    types = {tensor.dtype for tensor in stored.weights.tensors.values()}
+    types = {tensor.dtype for tensor in stored.tensors.values()}
     return "bfloat16" if types == {"bfloat16"} else "float32"
 
 

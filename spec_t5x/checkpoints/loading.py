@@ -1,6 +1,8 @@
 """Reading a checkpoint of any supported format, and comparing two of them."""
 
+import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,26 @@ from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location, locate
-from spec_t5x.checkpoints.storage.stored_model import Format, LoadedModel, Shardings, StoredModel
-from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
+from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.checkpoints.t5x.index import find_t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
 
 # Models that ship with the package, by name.
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 
-# The first that recognizes a config.json reads the directory.
-FORMATS: tuple[Format, ...] = (t5x, native, gpt2, huggingface_t5)
+# Opens all but the weights of a directory with this config.json (None where there is none, as of
+# T5X).
+Opener = Callable[[Location, dict[str, Any] | None], StoredModel]
+FORMATS: dict[str, Opener] = {
+    "t5x": t5x.open_model,
+    "native": native.open_model,
+    "gpt2": gpt2.open_model,
+    "huggingface": huggingface_t5.open_model,
+}
 
 _GIVE = "give a spec_t5x, Hugging Face or T5X checkpoint"
 
@@ -33,7 +42,6 @@ def load(
     on_host: bool = False,
     vocabulary: VocabularyLike | None = None,
     shardings: Shardings | None = None,
-    config: T5Config | None = None,
 ) -> LoadedModel:
     """Reads a model of any of ``FORMATS``, recognized by its files.
 
@@ -51,51 +59,44 @@ def load(
         shardings: from the configuration to a tree of shardings like the parameters, such
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once.
-        config: the network of a T5X checkpoint; by default inferred from its shapes.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
-    stored = open_model(directory_or_name, vocabulary=vocabulary, config=config)
+    stored = open_model(directory_or_name, vocabulary=vocabulary)
     return stored.load(dtype=dtype, on_host=on_host, shardings=shardings)
 
 
 def open_model(
-    directory_or_name: str | Path | GcsPath,
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: T5Config | None = None,
+    directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
     """Opens what ``load`` loads; the weights are read later.
 
     Raises:
         InputError: as ``load``, for all but the weights themselves.
     """
-    format_, directory, values = _recognize(directory_or_name)
-    if config is not None and values is not None:
-        raise InputError(f"{directory} has a {CONFIG_NAME} of its own: leave config out")
-    vocabulary = _of_another_model(vocabulary)
-    return format_.open_model(directory, values, vocabulary=vocabulary, config=config)
+    location = locate(directory_or_name)
+    directory = location if isinstance(location, GcsPath) else find_directory(location)
+    values = _read_config(directory)
+    stored = FORMATS[_format_of(values, directory)](directory, values)
+    chosen = choose_vocabulary(
+        _of_another_model(vocabulary),
+        stored.vocabulary,
+        stored.directory,
+        stored.config.vocab_size,
+    )
+    if chosen is not None:
+        check_vocabulary_fits(chosen, stored.config, stored.directory)
+    return dataclasses.replace(stored, vocabulary=chosen)
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """Reads the vocabulary of a model without its weights.
+    """The vocabulary of a model; its weights are not read.
 
     Raises:
-        InputError: as ``load``, for what concerns the vocabulary.
+        InputError: as ``open_model``, or there is none.
     """
-    format_, directory, values = _recognize(directory_or_name)
-    return format_.read_vocabulary(directory, values)
-
-
-def has_vocabulary(directory_or_name: str | Path | GcsPath) -> bool:
-    """Whether a model has a vocabulary; T5X's checkpoints have none.
-
-    Raises:
-        InputError: there is no such model.
-    """
-    format_, directory, values = _recognize(directory_or_name)
-    return format_.has_vocabulary(directory, values)
+    return open_model(directory_or_name).known_vocabulary()
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
@@ -156,16 +157,16 @@ def packaged_names() -> list[str]:
     return [name for name in names if (PACKAGED_MODELS / name / CONFIG_NAME).is_file()]
 
 
-def _recognize(
-    directory_or_name: str | Path | GcsPath,
-) -> tuple[Format, Location, dict[str, Any] | None]:
-    """A model's format, its directory, and the config.json there, None where there is none."""
-    location = locate(directory_or_name)
-    directory = location if isinstance(location, GcsPath) else find_directory(location)
-    values = _read_config(directory)
-    for format_ in FORMATS:
-        if format_.recognizes(values):
-            return format_, directory, values
+def _format_of(values: dict[str, Any] | None, directory: Location) -> str:
+    """The format of a directory with this config.json, as ``FORMATS`` has it."""
+    if values is None:
+        return "t5x"
+    if values.get("format") == native.FORMAT:
+        return "native"
+    if values.get("model_type") == "gpt2":
+        return "gpt2"
+    if "model_type" in values:
+        return "huggingface"
     raise InputError(
         f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: {_GIVE}"
     )

@@ -20,13 +20,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_t5x.checkpoints.loading import (
-    PACKAGED_MODELS,
-    check_same_vocabulary,
-    has_vocabulary,
-    load,
-)
-from spec_t5x.checkpoints.own import draft_heads, ngram_tables, shared_drafts
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, open_model
+from spec_t5x.checkpoints.own import ngram_tables, target_drafts
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -96,30 +91,31 @@ class _Maker:
     def make(self, text: str) -> Draft:
         name, _, argument = text.partition(":")
         if name not in NAMES or Path(text).expanduser().is_dir():
-            return self._from_directory(text)
-        return NAMES[name](self, argument)
+            name, argument = _kind_of(text), text
+        self._check(name, text)
+        return (NAMES | {_SHARED: _Maker._shared_encoder})[name](self, argument)
 
-    def _from_directory(self, text: str) -> Draft:
-        directory = locate(text)
-        if isinstance(directory, GcsPath):
-            return self._transformer(text)
-        recover(directory)
-        if not directory.is_dir():
-            directory = PACKAGED_MODELS / text
-        if not directory.is_dir() or not text:
+    def _check(self, name: str, text: str) -> None:
+        """Refuses the options and the target that a draft cannot have."""
+        if self.options.stopping is not None and name not in _ADAPTIVE:
             raise InputError(
-                f"no draft {text!r}: give the directory of a checkpoint or one of "
-                f"{', '.join(NAMES)}"
+                f"gamma cannot adapt with draft {text!r}: use transformer or mixed, or leave "
+                "adaptive out"
             )
-        config = directory / CONFIG_NAME
-        kind = read_json(config).get("format") if config.is_file() else None
-        return FORMATS.get(kind, _Maker._transformer)(self, text)
+        if self.options.settings is not None and name in _WITHOUT_TEMPERATURE:
+            raise InputError(f"draft {text!r} has no temperature of its own: leave it out")
+        if name in _OF_ENCODER_DECODERS and isinstance(self.target.config, GPTConfig):
+            raise InputError(
+                f"draft {text!r} is for encoder-decoder targets and {self.target.directory} is a "
+                "decoder alone: use transformer, an n-gram draft or copy"
+            )
 
     def _transformer(self, argument: str) -> Draft:
         name = argument or self._packaged("transformer")
+        stored = open_model(name)
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
-        inherited = None if has_vocabulary(name) else self.target.vocabulary
-        loaded = load(name, dtype=self.options.dtype, vocabulary=inherited)
+        stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or self.target.vocabulary)
+        loaded = stored.load(dtype=self.options.dtype)
         check_same_vocabulary(self.target, loaded)
         if type(loaded.config) is not type(self.target.config):
             raise InputError(
@@ -134,32 +130,27 @@ class _Maker:
         )
 
     def _ngram(self, argument: str, order: int | None = None) -> Draft:
-        self._check("ngram")
         directory = argument or self._packaged("ngram")
         draft = ngram_tables.load_ngram(directory, self.target, order=order)
         return draft.replace(settings=self.options.settings)
 
     def _copy(self, argument: str) -> Draft:
-        self._check("copy", has_temperature=False)
         if not argument:
             return CopyDraft(self.model.vocab_size)
         min_match = _number("copy", argument)
         return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
 
     def _uniform(self, argument: str) -> Draft:
-        self._check("uniform", has_temperature=False)
         if argument:
             raise InputError(f"draft uniform:{argument}: uniform takes no argument")
         return UniformDraft(self.model.vocab_size)
 
     def _medusa(self, argument: str) -> Draft:
-        self._check("medusa", needs_encoder=True)
-        loaded = draft_heads.load_heads(argument or self._packaged("medusa"), self.target)
+        loaded = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft.create(loaded.params, self.model, self.options.settings)
 
     def _shared_encoder(self, argument: str) -> Draft:
-        self._check(argument, adapts=True, needs_encoder=True)
-        loaded = shared_drafts.load_shared_draft(argument, self.target)
+        loaded = target_drafts.load_shared_draft(argument, self.target)
         return SharedEncoderDraft.create(
             loaded.params,
             loaded.config,
@@ -171,7 +162,6 @@ class _Maker:
         )
 
     def _early_exit(self, argument: str) -> Draft:
-        self._check("early_exit", needs_encoder=True)
         half = (self.model.config.num_decoder_layers + 1) // 2
         layers = _number("early_exit", argument) if argument else half
         return EarlyExitDraft.create(self.model, layers, self.options.settings)
@@ -180,7 +170,6 @@ class _Maker:
         return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
-        self._check("cascade")
         directory, _, inner = argument.partition(",")
         middle = self._transformer(directory)
         cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
@@ -201,28 +190,6 @@ class _Maker:
             )
         return drafts[kind]
 
-    def _check(
-        self,
-        name: str,
-        *,
-        adapts: bool = False,
-        has_temperature: bool = True,
-        needs_encoder: bool = False,
-    ) -> None:
-        """Refuses the options and the target that a draft cannot have."""
-        if self.options.stopping is not None and not adapts:
-            raise InputError(
-                f"gamma cannot adapt with draft {name!r}: use transformer or mixed, or leave "
-                "adaptive out"
-            )
-        if self.options.settings is not None and not has_temperature:
-            raise InputError(f"draft {name!r} has no temperature of its own: leave it out")
-        if needs_encoder and isinstance(self.target.config, GPTConfig):
-            raise InputError(
-                f"draft {name!r} is for encoder-decoder targets and {self.target.directory} is a "
-                "decoder alone: use transformer, an n-gram draft or copy"
-            )
-
 
 # What makes a draft of each name, from what stands after the colon.
 NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
@@ -237,12 +204,33 @@ NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
     "mixed": _Maker._mixed,
     "cascade": _Maker._cascade,
 }
-# What makes a draft of a directory of each format; of any other it is a model.
-FORMATS: dict[str, Callable[[_Maker, str], Draft]] = {
-    ngram_tables.FORMAT: _Maker._ngram,
-    draft_heads.FORMAT: _Maker._medusa,
-    shared_drafts.FORMAT: _Maker._shared_encoder,
+# What a directory of each format holds; of any other it is a model.
+_SHARED = "shared encoder"
+FORMATS = {
+    ngram_tables.FORMAT: "ngram",
+    target_drafts.HEADS: "medusa",
+    target_drafts.SHARED: _SHARED,
 }
+_ADAPTIVE = ("transformer", "mixed", _SHARED)
+_WITHOUT_TEMPERATURE = ("copy", "uniform")
+_OF_ENCODER_DECODERS = ("medusa", "early_exit", _SHARED)
+
+
+def _kind_of(text: str) -> str:
+    """The name of the draft in a directory, here or in a bucket, or of a packaged name."""
+    directory = locate(text)
+    if isinstance(directory, GcsPath):
+        return "transformer"
+    recover(directory)
+    if not directory.is_dir():
+        directory = PACKAGED_MODELS / text
+    if not directory.is_dir() or not text:
+        raise InputError(
+            f"no draft {text!r}: give the directory of a checkpoint or one of {', '.join(NAMES)}"
+        )
+    config = directory / CONFIG_NAME
+    kind = read_json(config).get("format") if config.is_file() else None
+    return FORMATS.get(kind, "transformer")
 
 
 def _number(name: str, argument: str) -> int:

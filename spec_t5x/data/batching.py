@@ -132,17 +132,43 @@ def tokenise_file(
         for source, target in read_pairs(path, *columns):
             yield source and source_prefix + source, target
 
-    def tokenise() -> TokenisedPairs:
-        pairs = tokenise_texts(texts(), vocabulary, limits, truncate_sources=truncate_sources)
-        if not len(pairs):
-            raise InputError(
-                f"{path}: all {pairs.num_dropped} pairs are empty or longer than "
-                f"{max_source_length}/{max_target_length} tokens: raise the limits"
-            )
-        return pairs
-
     key = (columns, limits, source_prefix, truncate_sources)
-    return cached(tokenise, cache_dir, "pairs", vocabulary, key, [path])
+    return _cached(
+        lambda: tokenise_texts(
+            texts(), vocabulary, limits, truncate_sources=truncate_sources, name=path
+        ),
+        cache_dir,
+        ("pairs", vocabulary.segmentation_fingerprint(), key),
+        [path],
+    )
+
+
+def tokenise_lines(
+    texts: Iterable[str],
+    vocabulary: Vocabulary,
+    max_length: int,
+    *,
+    key: object = None,
+    files: Sequence[str | Path] = (),
+    cache_dir: str | Path | None = None,
+) -> TokenisedPairs:
+    """The lines' ids, each ending in EOS, as pairs without a source, for language models.
+
+    Args:
+        texts, vocabulary: what is encoded; empty lines are dropped.
+        max_length: in tokens, EOS included; longer lines are dropped and counted.
+        key, files: what the texts depend on, beside the vocabulary.
+        cache_dir: where to keep the arrays; None keeps nothing.
+
+    Raises:
+        InputError: no line is left.
+    """
+    return _cached(
+        lambda: tokenise_texts(((None, text) for text in texts), vocabulary, (0, max_length)),
+        cache_dir,
+        ("lines", vocabulary.segmentation_fingerprint(), (max_length, key)),
+        files,
+    )
 
 
 def tokenise_texts(
@@ -151,15 +177,19 @@ def tokenise_texts(
     limits: tuple[int, int],
     *,
     truncate_sources: bool = False,
+    name: object = "texts",
 ) -> TokenisedPairs:
-    """The ids of ``(source, target)``, each ending in EOS.
+    """The ids of ``(source, target)``, each ending in EOS; sources may all be None.
 
     Args:
-        texts: sources are all None for lines that have none.
-        vocabulary: encodes them.
+        texts, vocabulary: what is encoded.
         limits: tokens of source and target, EOS included; longer pairs are dropped and
             counted, and so are pairs with an empty side.
         truncate_sources: cut longer sources instead.
+        name: of the texts, for a message.
+
+    Raises:
+        InputError: none is left.
     """
     texts, threads, num_dropped = iter(texts), os.cpu_count() or 1, 0
 
@@ -180,8 +210,13 @@ def tokenise_texts(
                 else:
                     num_dropped += 1
 
-    pairs = join_pairs(encoded())
-    return dataclasses.replace(pairs, num_dropped=num_dropped)
+    pairs = dataclasses.replace(join_pairs(encoded()), num_dropped=num_dropped)
+    if not len(pairs):
+        raise InputError(
+            f"{name}: all {num_dropped} are empty or longer than {limits[1]} tokens (sources "
+            f"{limits[0]}): raise the limits"
+        )
+    return pairs
 
 
 def join_pairs(pairs: Iterable[tuple[Ids, Ids]], num_dropped: int = 0) -> TokenisedPairs:
@@ -201,33 +236,21 @@ def join_pairs(pairs: Iterable[tuple[Ids, Ids]], num_dropped: int = 0) -> Tokeni
     )
 
 
-def cached(
+def _cached(
     make: Callable[[], TokenisedPairs],
     cache_dir: str | Path | None,
-    name: str,
-    vocabulary: Vocabulary,
-    key: object,
+    key: tuple[str, str, object],
     files: Sequence[str | Path],
 ) -> TokenisedPairs:
-    """What ``make`` returns, or what an earlier call kept.
-
-    Args:
-        make: tokenises.
-        cache_dir: where the arrays are kept; None keeps nothing.
-        name: begins the file's name.
-        vocabulary, key, files: on which the arrays depend: how texts are segmented, the
-            ``repr`` of the settings, and the content of the files.
-    """
+    """What ``make`` returns, or what an earlier call with this key and these files kept."""
     # The reader says what is wrong with a file that is absent.
     if cache_dir is None or not all(map(os.path.isfile, files)):
         return make()
-    digest = hashlib.sha256(
-        repr((CACHE_FORMAT, vocabulary.segmentation_fingerprint(), key)).encode()
-    )
+    digest = hashlib.sha256(repr((CACHE_FORMAT, *key[1:])).encode())
     for file in files:
         with open(file, "rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    cache = Path(cache_dir) / f"{name}-{digest.hexdigest()[:24]}.npz"
+    cache = Path(cache_dir) / f"{key[0]}-{digest.hexdigest()[:24]}.npz"
     if cache.is_file():
         return load_tokenised(cache)
     pairs = make()

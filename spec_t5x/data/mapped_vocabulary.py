@@ -15,8 +15,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
-from spec_t5x.data.wordpiece import TOKENIZER_NAME
+from spec_t5x.data.vocabulary import sha256
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int
 
@@ -37,20 +37,13 @@ def their_ids(num_ids: int, start_id: int, eos_id: int) -> Int[Array, "ours"]:
     return np.concatenate([[start_id, eos_id], others])
 
 
-class MappedVocabulary(Vocabulary):
+class MappedVocabulary(TokenizerVocabulary):
     """A tokenizer with its ids renumbered as above."""
-
-    extra_ids = 0
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
     ):
-        """Takes the tokenizer and what its model has rows for.
-
-        Args:
-            tokenizer: encodes and decodes.
-            num_ids: the model's number of ids, those that only pad included.
-            start_id, eos_id: the tokenizer's ids that start and end a text.
+        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids.
 
         Raises:
             InputError: one of the ids is out of range.
@@ -59,21 +52,13 @@ class MappedVocabulary(Vocabulary):
         self._theirs = their_ids(num_ids, start_id, eos_id)
         # The copy at 0 is not what a token of a text becomes.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         # The name of a special token in a text is text.
         self._tokenizer.encode_special_tokens = True
 
     @property
     def vocab_size(self) -> int:
         return len(self._theirs)
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text], 1)[0]
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        del num_threads
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [self.from_theirs(encoding.ids) for encoding in encodings]
 
     def from_theirs(self, ids: Sequence[int]) -> list[int]:
         """Our ids of the tokenizer's.
@@ -92,57 +77,32 @@ class MappedVocabulary(Vocabulary):
         """The tokenizer's ids of ours."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
-    def decode(self, ids: Iterable[int]) -> str:
-        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
-        return self._tokenizer.decode(theirs, skip_special_tokens=False)
-
-    def piece(self, token: int) -> str:
-        theirs = int(self._theirs[token])
-        return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
-
     def segmentation_fingerprint(self) -> str:
         content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
         return sha256(repr(content).encode())
 
-    def save(self, directory: str | Path) -> None:
-        """Writes ``directory/tokenizer.json``; the three numbers are for the caller to keep."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(directory / TOKENIZER_NAME))
 
-
-def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
 
-    Of a ``tokenizer.json`` itself, that one.
+    Of a ``tokenizer.json`` itself, that one. None where there is none.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: it cannot be read.
     """
-    whole, vocab, merges = (directory / n for n in (TOKENIZER_NAME, VOCAB_NAME, MERGES_NAME))
-    if directory.is_file():
-        whole = directory
+    whole = path if path.is_file() else path / TOKENIZER_NAME
+    vocab, merges = path / VOCAB_NAME, path / MERGES_NAME
     try:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
-        if vocab.is_file() and merges.is_file():
-            tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            tokenizer.decoder = decoders.ByteLevel()
-            return tokenizer
+        if not (vocab.is_file() and merges.is_file()):
+            return None
+        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises nothing more definite
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"cannot read the tokenizer in {directory} ({reason}): copy its files again"
+            f"cannot read the tokenizer in {path} ({reason}): copy its files again"
         ) from error
-    raise InputError(
-        f"{directory} holds no {TOKENIZER_NAME}, nor {VOCAB_NAME} and {MERGES_NAME}: copy "
-        "them there"
-    )
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Whether ``read_tokenizer`` finds one."""
-    return (directory / TOKENIZER_NAME).is_file() or all(
-        (directory / name).is_file() for name in (VOCAB_NAME, MERGES_NAME)
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

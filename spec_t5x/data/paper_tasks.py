@@ -106,13 +106,7 @@ def _register(
 
 
 def register_text_task(name: str, source: seqio.DataSource, feature: str = "text") -> seqio.Task:
-    """Registers a task whose examples are plain texts, for ``task_lines``.
-
-    Args:
-        name: the task's.
-        source: of examples with a string ``feature``; all their features are kept.
-        feature: the text.
-    """
+    """Registers a task whose examples have a plain text ``feature``, for ``read_task_lines``."""
     # A string has no ids, so no vocabulary is of use.
     text = seqio.Feature(
         vocabulary=seqio.PassThroughVocabulary(size=0), add_eos=False, dtype=tf.string, rank=0

@@ -49,9 +49,7 @@ class TaskEvaluator:
     def evaluate(self, step: int, write: Write) -> dict[str, dict[str, float]]:
         """The figures of each task.
 
-        Args:
-            step: of the training, for the files' names.
-            write: the model; called once for each task.
+        ``step`` is for the files' names; ``write``, the model, is called once for each task.
 
         Raises:
             InputError: the predictions cannot be written.
@@ -86,13 +84,7 @@ class TaskEvaluator:
 def text_task(
     name: str, pairs: Sequence[tuple[str, str]], vocabulary: Vocabulary, metric: Metric
 ) -> seqio.Task:
-    """A task of one split, ``validation``, that is in no registry.
-
-    Args:
-        name: names its files of predictions.
-        pairs: texts, prefixes included.
-        vocabulary: the model's.
-        metric: scores the texts.
+    """A task of one split, ``validation``, that is in no registry; ``pairs`` have prefixes.
 
     Raises:
         InputError: there are no pairs, or seqio has no such vocabulary.

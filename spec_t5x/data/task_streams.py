@@ -50,10 +50,9 @@ class PairedTask:
         """Looks the name up.
 
         Args:
-            name: in seqio's registry.
+            name, modules: as of ``task_examples.find_tasks``.
             vocabulary: the model's, in the place of the task's own.
             lengths: tokens that ``inputs`` and ``targets`` are cut to, EOS included.
-            modules: imported first; they register tasks.
 
         Raises:
             InputError: a module cannot be imported, no such task, or one without sources or

@@ -10,10 +10,9 @@ import gin
 import seqio
 import tensorflow as tf
 
-from spec_t5x.data.jsonl import read_json_pairs
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.text_files import is_gzip
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
@@ -92,16 +91,8 @@ def register_jsonl_task(
 ) -> seqio.Task:
     """``register_tsv_task`` for files of JSON objects, one a line.
 
-    The defaults are those of CNN/DailyMail.
-
-    Args:
-        source_field, target_field: names of the fields that hold the texts.
-        name, train_file, dev_file, test_file, vocabulary_path, extra_ids, prefix, metric:
-            as in ``register_tsv_task``.
-
-    Raises:
-        InputError: the name is taken, a file is absent, empty, or has a line without
-            these fields, or vocabulary or metric are not usable.
+    The texts are in ``source_field`` and ``target_field``; the defaults are those of
+    CNN/DailyMail.
     """
 
     def read(path: str) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,11 @@
-"""Texts in tab-separated files, gzipped or not."""
+"""Texts in tab-separated files and in files of JSON objects, one a line, gzipped or not."""
 
+import itertools
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spec_t5x.data.text_files import text_lines
+from spec_t5x.data.text_files import json_object, text_lines
 from spec_t5x.errors import InputError
 
 # What tf.strings.strip removes, so that seqio tasks see the same texts. str.strip
@@ -57,3 +58,61 @@ def read_columns(
                 "them by tabs, or set num_columns"
             )
         yield tuple(found[column].strip(_BLANKS) for column in columns)
+
+
+def read_lines(
+    files: Sequence[str | Path],
+    *,
+    columns: Sequence[int] = (0,),
+    num_columns: int = 1,
+    limit: int | None = None,
+) -> Iterator[str]:
+    """Yields the texts of the files in order, stripped, without the empty ones.
+
+    Args:
+        files: plain text, one example a line, or tab-separated; gzipped or not.
+        columns: which of a line's columns are texts, from 0, each of them an example.
+        num_columns: the number that every line must have.
+        limit: take the first so many texts.
+
+    Raises:
+        InputError: as ``read_columns``, or no file or no column is given.
+    """
+    if not files or not columns:
+        raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")
+    rows = (row for file in files for row in read_columns(file, columns, num_columns))
+    return itertools.islice((text for row in rows for text in row if text), limit)
+
+
+def read_json_pairs(
+    path: str | Path, source_field: str, target_field: str
+) -> Iterator[tuple[str, str]]:
+    """Yields (source, target) of every line of JSON, stripped of surrounding white space.
+
+    Other fields and empty lines are ignored.
+
+    Raises:
+        InputError: the file is absent, empty or not UTF-8, or a line is no JSON object
+            with both fields, of which both are texts.
+    """
+    pairs = 0
+    for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json_object(line)
+            yield _text(values, source_field), _text(values, target_field)
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        pairs += 1
+    if not pairs:
+        raise InputError(f"{path} is empty: give a file with at least one line")
+
+
+def _text(values: dict, field: str) -> str:
+    if not isinstance(values.get(field), str):
+        raise InputError(
+            f"field {field!r} is {values.get(field)!r}, not a text: fix the line, or name another "
+            f"of its fields ({', '.join(values)})"
+        )
+    return values[field].strip()

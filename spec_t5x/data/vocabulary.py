@@ -193,7 +193,6 @@ def train_sentencepiece(
     vocab_size: int,
     *,
     character_coverage: float = 0.9999,
-    seed: int = 0,
 ) -> Path:
     """Trains a unigram vocabulary with T5's special ids and no BOS.
 
@@ -207,7 +206,6 @@ def train_sentencepiece(
         model_prefix_path: ``<prefix>.model`` and ``<prefix>.vocab`` are written.
         vocab_size: number of pieces, the three special ones included.
         character_coverage: share of the characters that get a piece.
-        seed: equal seeds and texts give equal vocabularies.
 
     Returns:
         The path of the model file.
@@ -217,7 +215,8 @@ def train_sentencepiece(
     """
     prefix = Path(model_prefix_path)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    sentencepiece.set_random_generator_seed(seed)
+    # Equal texts give equal vocabularies.
+    sentencepiece.set_random_generator_seed(0)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(text_iterator),

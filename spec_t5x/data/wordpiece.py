@@ -22,10 +22,57 @@ SPECIAL_PIECES = ("[START]", "[END]", "[UNK]")
 _ALPHABET = 500
 
 
-class WordPieceVocabulary(Vocabulary):
-    """A WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote."""
+class TokenizerVocabulary(Vocabulary):
+    """A tokenizer of the ``tokenizers`` library; its ids are ours."""
 
     extra_ids = 0
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        self._tokenizer = tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text], 1)[0]
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+        del num_threads
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self.from_theirs(encoding.ids) for encoding in encodings]
+
+    def from_theirs(self, ids: list[int]) -> list[int]:
+        """Our ids of the tokenizer's."""
+        return ids
+
+    def to_theirs(self, ids: Iterable[int]) -> list[int]:
+        """The tokenizer's ids of ours."""
+        return list(ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
+        return self._tokenizer.decode(theirs, skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        (theirs,) = self.to_theirs([token])
+        return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
+
+    def segmentation_fingerprint(self) -> str:
+        return sha256(self._tokenizer.to_str().encode())
+
+    def save(self, directory: str | Path) -> None:
+        """Writes ``directory/tokenizer.json``."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / TOKENIZER_NAME))
+
+
+class WordPieceVocabulary(TokenizerVocabulary):
+    """A WordPiece vocabulary from a ``tokenizer.json`` that ``train_wordpiece`` wrote.
+
+    Upper case is lost in a text, and spaces beside punctuation are guessed.
+    """
 
     def __init__(self, path: str | Path):
         """Loads the file.
@@ -34,62 +81,27 @@ class WordPieceVocabulary(Vocabulary):
             InputError: it is absent, not such a file, or its first ids are not the
                 special pieces.
         """
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise InputError(f"no vocabulary at {self.path}: give a {TOKENIZER_NAME}")
-        self._content = self.path.read_bytes()
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(self._content)
+            super().__init__(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises nothing more definite
             raise InputError(
-                f"{self.path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
+                f"{path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
             ) from error
         found = tuple(map(self.piece, (PAD_ID, EOS_ID, UNK_ID)))
         if found != SPECIAL_PIECES:
             raise InputError(
-                f"{self.path} begins with {', '.join(map(str, found))}, not with "
-                f"{', '.join(SPECIAL_PIECES)}: train it with train_wordpiece"
+                f"{path} begins with {', '.join(found)}, not with {', '.join(SPECIAL_PIECES)}: "
+                "train it with train_wordpiece"
             )
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        del num_threads
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """As the protocol; upper case is lost, and spaces beside punctuation are guessed."""
-        return self._tokenizer.decode(ids_before_eos(ids, self.vocab_size))
-
-    def piece(self, token: int) -> str:
-        return self._tokenizer.id_to_token(token)
-
-    def segmentation_fingerprint(self) -> str:
-        return sha256(self._content)
-
-    def save(self, directory: str | Path) -> None:
-        """Copies the file to ``directory/tokenizer.json``."""
-        destination = Path(directory) / TOKENIZER_NAME
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        destination.write_bytes(self._content)
 
 
 def train_wordpiece(texts: Iterable[str], path: str | Path, vocab_size: int) -> Path:
-    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included.
+    """Trains a vocabulary of ``vocab_size`` pieces, the special ones included, from lines of text.
 
-    Args:
-        texts: lines of text.
-        path: the ``tokenizer.json`` to write.
-        vocab_size: number of pieces.
-
-    Returns:
-        The path.
+    Writes the ``tokenizer.json`` at ``path``, which is returned.
 
     Raises:
         InputError: the texts do not yield that many pieces.

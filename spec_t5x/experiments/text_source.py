@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.jsonl import read_json_pairs
 from spec_t5x.data.metrics import metric_by_name, metric_intervals
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import numbers
-from collections.abc import Iterator
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import Sampling, sampling
@@ -66,59 +65,46 @@ class GenerateOptions:
             if not isinstance(value, _NUMBERS.get(field.type, field.type)):
                 wanted = getattr(field.type, "__name__", field.type)
                 raise InputError(f"{field.name} is {value!r}: give a value of type {wanted}")
-        for is_wrong, message in self._mistakes():
-            if is_wrong:
-                raise InputError(message)
+        self._check()
 
-    def _mistakes(self) -> Iterator[tuple[bool, str]]:
-        """Whether each of the mistakes is made, and what to say then."""
+    def _check(self) -> None:
         gamma, length, beams = self.gamma, self.max_decode_len, self.beams
-        if gamma != AUTO:
-            yield (
-                not isinstance(gamma, numbers.Integral),
-                f"gamma is {gamma!r}: give a whole number from 0 (0 is plain decoding), or {AUTO} "
-                "for as many as pay",
-            )
-            yield gamma < 0, f"gamma is {gamma}: give at least 0 (0 is plain decoding)"
-            yield (
-                gamma > length,
-                f"gamma is {gamma} and max_decode_len {length}: give at most as many drafts as "
-                "tokens",
-            )
-        for name in ("num_decodes", "max_decode_len", "batch_size"):
+        least = {"num_decodes": 1, "max_decode_len": 1, "batch_size": 1, "max_source_len": 2}
+        for name, number in least.items():
             value = getattr(self, name)
-            yield value < 1, f"{name} is {value}: give at least 1"
-        yield not 0 <= self.seed < 2**32, f"seed is {self.seed}: give 0 to {2**32 - 1}"
-        longest = self.max_source_len
-        yield (
-            longest is not None and longest < 2,
-            f"max_source_len is {longest}: give at least 2",
-        )
+            if value is not None and value < number:
+                raise InputError(f"{name} is {value}: give at least {number}")
+        if gamma != AUTO and not (isinstance(gamma, numbers.Integral) and 0 <= gamma <= length):
+            raise InputError(
+                f"gamma is {gamma!r} and max_decode_len {length}: give a whole number of at most "
+                f"that, from 0 (0 is plain decoding), or {AUTO} for as many as pay"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed is {self.seed}: give 0 to {2**32 - 1}")
         # They check what they are made of.
         self.sampling()
         self.make_verifier()
         for name in ("top_k", "top_p"):
             value = getattr(self, name)
-            yield (
-                value > 0 and not self.temperature,
-                f"{name} is {value} and temperature 0, which takes the likeliest token: give a "
-                f"temperature, or leave {name} out",
+            if value > 0 and not self.temperature:
+                raise InputError(
+                    f"{name} is {value} and temperature 0, which takes the likeliest token: give "
+                    f"a temperature, or leave {name} out"
+                )
+        if not 0 <= self.beam_alpha < float("inf"):
+            raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
+        if beams < 0:
+            raise InputError(f"beams is {beams}: give at least 0 (0 does not search)")
+        if beams and self.temperature > 0:
+            raise InputError(
+                f"beams is {beams} and temperature {self.temperature}: a beam search does not "
+                "sample; set one of them to 0"
             )
-        yield beams < 0, f"beams is {beams}: give at least 0 (0 does not search)"
-        yield (
-            not 0 <= self.beam_alpha < float("inf"),
-            f"beam_alpha is {self.beam_alpha}: give a finite number from 0",
-        )
-        yield (
-            beams and self.temperature > 0,
-            f"beams is {beams} and temperature {self.temperature}: a beam search does not sample; "
-            "set one of them to 0",
-        )
-        yield (
-            beams and self.num_decodes > beams,
-            f"num_decodes is {self.num_decodes} and beams {beams}: a search returns at most its "
-            "beams",
-        )
+        if beams and self.num_decodes > beams:
+            raise InputError(
+                f"num_decodes is {self.num_decodes} and beams {beams}: a search returns at most "
+                "its beams"
+            )
 
     def make_verifier(self) -> Verifier:
         """Which drafts to keep."""

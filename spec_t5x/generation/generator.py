@@ -118,9 +118,8 @@ class Generator:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
 
         Raises:
-          InputError: what is no text, text that is no Unicode, an empty source, or text
-            longer than ``max_source_len`` tokens or than the target has positions for,
-            unless ``options.truncate``.
+          InputError: no Unicode text, an empty source, or without ``options.truncate`` text
+            that is longer than ``max_source_len`` or the target's positions.
         """
         if not isinstance(text, str):
             raise InputError(f"a text is {text!r}: give a string")
@@ -150,11 +149,6 @@ class Generator:
     def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
         limit = self._longest_prompt(options)
         ids = self.vocabulary.encode(text)
-        if ids and not limit:
-            raise InputError(
-                f"max_decode_len is {options.max_decode_len} and leaves a prompt none of the "
-                f"{self.target.max_positions} positions: lower max_decode_len"
-            )
         if len(ids) > limit and not options.truncate:
             given = options.max_source_len == limit
             change = "raise max_source_len" if given else "lower max_decode_len"
@@ -352,11 +346,9 @@ class Generator:
         texts = [texts] if isinstance(texts, str) else texts
         return self._answers(((text, None) for text in texts), options, first)
 
-    def generate_ids(
-        self, ids: Iterable[list[int]], options: GenerateOptions, *, first: int = 0
-    ) -> Iterator[Answer]:
+    def generate_ids(self, ids: Iterable[list[int]], options: GenerateOptions) -> Iterator[Answer]:
         """``generate`` for inputs that are ids already: sources with EOS, prompts without."""
-        return self._answers((("", row) for row in ids), options, first)
+        return self._answers((("", row) for row in ids), options, 0)
 
     def _answers(
         self, inputs: Iterable[tuple[str, list[int] | None]], options: GenerateOptions, first: int
@@ -463,37 +455,38 @@ class Generator:
         speculative = self.draft is not None and options.gamma not in (0, AUTO)
         skipped = prompt_lengths(batch)
         for row, text in enumerate(batch.texts):
-            calls = int(result.stats.target_calls[row])
+            error = _unsound("target", text, result.scores[row])
             efficiency = float(result.stats.block_efficiency[row]) if speculative else None
-            error, outputs = _unsound("target", text, result.scores[row]), []
-            for beam in reversed(range(options.beams - options.num_decodes, options.beams)):
-                ids = result.tokens[row, beam, skipped[row] : result.lengths[row, beam]].tolist()
-                outputs.append(
-                    Generation(
-                        input=text,
-                        output=self.vocabulary.decode(ids),
-                        output_ids=ids,
-                        score=float(result.scores[row, beam]),
-                        target_calls=calls,
-                        block_efficiency=efficiency,
-                    )
+            best = range(options.beams - options.num_decodes, options.beams)
+            outputs = [
+                Generation(
+                    **self._output(text, result, (row, beam), skipped[row]),
+                    target_calls=int(result.stats.target_calls[row]),
+                    block_efficiency=efficiency,
                 )
-            yield Answer(() if error else outputs, error)
+                for beam in reversed(() if error else best)
+            ]
+            yield Answer(outputs, error)
 
-    def _generation(
-        self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
-    ) -> Generation:
-        """The output without the ``skipped`` tokens of its prompt."""
-        at = (row, decode)
+    def _output(
+        self, text: str, decoded: Decoded | BeamResult, at: tuple[int, int], skipped: int
+    ) -> dict:
+        """What every output has, without the ``skipped`` tokens of its prompt."""
         ids = decoded.tokens[at][skipped : decoded.lengths[at]].tolist()
-        common = {
+        return {
             "input": text,
             "output": self.vocabulary.decode(ids),
             "output_ids": ids,
             "score": float(decoded.scores[at]),
         }
+
+    def _generation(
+        self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
+    ) -> Generation:
+        at = (row, decode)
+        common = self._output(text, decoded, at, skipped)
         if decoded.stats is None:
-            return Generation(**common, target_calls=len(ids))
+            return Generation(**common, target_calls=len(common["output_ids"]))
         stats = decoded.stats
         verified = stats.verified[at]
         return Generation(

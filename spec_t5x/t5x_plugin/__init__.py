@@ -4,7 +4,7 @@ T5X is imported by these modules alone; nothing else of the package needs it.
 
 * ``speculation.speculate`` makes a T5X model decode speculatively: what a gin include
   binds ``MODEL`` to;
-* ``encoder_decoder`` and ``decoder_only`` are the models;
+* ``speculative_model`` has the models;
 * ``drafts`` describes drafts and places their parameters in the model's tree;
 * ``restoring`` restores target and draft from two checkpoints;
 * ``distillation.distill`` makes a T5X model learn from a target under T5X's trainer, and

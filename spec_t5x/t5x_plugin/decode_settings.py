@@ -1,4 +1,4 @@
-"""What T5X would call its decoding function with, read for the package's loops.
+"""What T5X would call its decoding function with, read for the package's loops; prompts.
 
 A T5X model holds a ``decode_fn`` (gin's, a partial, or the plain function) and gets
 ``decoder_params`` at run time. Both are read here; what the package's loops cannot
@@ -18,8 +18,9 @@ import numpy as np
 from t5x import decoding
 
 from spec_t5x.errors import InputError
+from spec_t5x.loops.outputs import first_hole
 from spec_t5x.sampling.distributions import Sampling, sampling
-from spec_t5x.types import Array
+from spec_t5x.types import PAD_ID, Array, Int
 
 # What the model itself hands to T5X's functions.
 _OF_THE_MODEL = ("inputs", "cache", "tokens_to_logits", "num_decodes", "cache_offset")
@@ -57,16 +58,13 @@ def read_settings(
 ) -> SampleSettings | BeamSettings:
     """The settings of one call of ``predict_batch_with_aux``.
 
-    Precedence is T5X's: ``decoder_params``, then what gin or a partial binds to the
-    function, then its defaults (``topk`` is 1 there).
+    Precedence is T5X's: ``decoder_params`` (with ``rng`` and ``eos_id``), then what gin or a
+    partial binds to the function, then its defaults (``topk`` is 1 there).
 
     Args:
       decode_fn: ``t5x.decoding.temperature_sample`` or ``beam_search``, as gin hands it
         over, in ``functools.partial``, or plain.
-      decoder_params: settings at run time.
-      rng: the call's key; None leaves it to ``decoder_params``, then to T5X's default,
-        ``PRNGKey(0)``.
-      eos_id: the vocabulary's, unless ``decoder_params`` has one.
+      decoder_params, rng, eos_id: of the call and of the vocabulary.
       max_decode_len: width of the batch's targets.
 
     Raises:
@@ -175,3 +173,34 @@ def _beam_settings(values, defaults, max_decode_len: int) -> BeamSettings:
 
 def _is_concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
+
+
+def check_prompts(prompts: Int[Array, "batch width"], room: int | None = None) -> None:
+    """Checks that prompts have no padding before a token and no more tokens than ``room``.
+
+    T5X fills a hole with a token of its own and goes on forcing; the loops force a
+    prefix. The check runs where the tokens are known, on the host while decoding.
+
+    Raises:
+      InputError: a fault, in tokens that are known already; else the run fails with it.
+    """
+    check = functools.partial(_check, room=prompts.shape[1] - 1 if room is None else room)
+    if isinstance(prompts, jax.core.Tracer):
+        jax.debug.callback(check, prompts)
+    else:
+        check(prompts)
+
+
+def _check(prompts: Int[Array, "batch width"], room: int) -> None:
+    hole = first_hole(prompts)
+    if hole is not None:
+        raise InputError(
+            f"prompt {hole} of the batch has padding or an end of sequence before its end: "
+            "give prompts without holes"
+        )
+    longest = np.count_nonzero(np.asarray(prompts)[:, 1:] != PAD_ID, axis=1).max(initial=0)
+    if longest > room:
+        raise InputError(
+            f"a prompt holds {longest} tokens and max_decode_len is {room}: raise max_decode_len "
+            "or shorten the prompts"
+        )

@@ -21,7 +21,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
@@ -34,8 +33,6 @@ from spec_t5x.models.decoder_only import (
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.sampling.distributions import Sampling, sampling
-from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.types import PyTree
 
 # Drafts by name that ask nothing of the target but its vocabulary.
@@ -59,100 +56,52 @@ class DraftSource(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftSampling:
-    """How the draft samples and when it stops; the defaults are the target's settings."""
-
-    # None takes the target's temperature, top_k and top_p.
-    temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 0.0
-    # Adapts gamma: the time of a draft step in target steps. None does not adapt.
-    adaptive: float | None = None
-    # The time of a position in the target's call; None is 0.1 on a CPU and 0 elsewhere.
-    adaptive_position: float | None = None
-
-    def settings(self) -> Sampling | None:
-        """The draft's own distribution, or None."""
-        if self.temperature is None:
-            if self.top_k or self.top_p:
-                raise InputError(
-                    f"the draft's top_k is {self.top_k} and top_p {self.top_p} without a "
-                    "temperature: give it too"
-                )
-            return None
-        return sampling(self.temperature, self.top_k, self.top_p)
-
-    def stopping(self) -> Stopping | None:
-        """When to stop early, or None."""
-        if self.adaptive is None:
-            return None
-        return Stopping(c=self.adaptive, position=self.adaptive_position)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelDraft:
     """A smaller model of the target's kind, restored from a checkpoint of its own.
 
-    Its sizes come from ``size``, a name of ``models.sizes``, from ``config``, or from
-    ``module``, a network of T5X: one of the three.
+    Its sizes come from ``size``, a name of ``models.sizes``, or from ``config``.
     """
 
     size: str | None = None
     config: T5Config | DecoderOnlyConfig | None = None
-    module: Any = None
     # What it computes in where ``size`` gives the sizes.
     dtype: str = "bfloat16"
-    sampling: DraftSampling = DraftSampling()
 
     def __post_init__(self):
-        given = [name for name in ("size", "config", "module") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if (self.size is None) == (self.config is None):
             raise InputError(
-                f"ModelDraft was given {' and '.join(given) or 'no sizes'}: give one of size, "
-                "config and module"
+                f"ModelDraft has size {self.size!r} and config {self.config!r}: give one of them"
             )
-        self._config()
-        self.sampling.settings()
+        if self.size is not None:
+            config = dataclasses.replace(size(self.size), dtype=self.dtype)
+            object.__setattr__(self, "config", config)
+            object.__setattr__(self, "size", None)
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Initial variables of the network."""
         del vocabulary
-        config = self._config()
-        if config.vocab_size != target.vocab_size:
+        if self.config.vocab_size != target.vocab_size:
             raise InputError(
-                f"the draft embeds {config.vocab_size} ids and the target {target.vocab_size}: "
-                "give a draft padded to the target's size"
+                f"the draft embeds {self.config.vocab_size} ids and the target "
+                f"{target.vocab_size}: give a draft padded to the target's size"
             )
-        if isinstance(config, DecoderOnlyConfig):
-            return init_variables(DecoderOnlyTransformer(config), rng)
+        if isinstance(self.config, DecoderOnlyConfig):
+            return init_variables(DecoderOnlyTransformer(self.config), rng)
         tokens = jnp.ones((1, 1), jnp.int32)
-        return Transformer(config).init(rng, tokens, tokens, tokens, enable_dropout=False)
+        return Transformer(self.config).init(rng, tokens, tokens, tokens, enable_dropout=False)
 
     def make(self, target: Target, params: PyTree, vocabulary: seqio.Vocabulary) -> Draft:
         """The draft with its restored parameters."""
         del vocabulary
-        config = self._config()
-        if isinstance(target, DecoderOnlyModel) != isinstance(config, DecoderOnlyConfig):
+        if isinstance(target, DecoderOnlyModel) != isinstance(self.config, DecoderOnlyConfig):
             raise InputError(
-                f"the draft is a {type(config).__name__} and the target a "
+                f"the draft is a {type(self.config).__name__} and the target a "
                 f"{type(target).__name__}: give a draft of the target's kind"
             )
         if isinstance(target, DecoderOnlyModel):
-            model = target.replace(params=params, module=DecoderOnlyTransformer(config))
-        else:
-            model = T5Model(params=params, module=Transformer(config))
-        return TransformerDraft(
-            model, settings=self.sampling.settings(), stopping=self.sampling.stopping()
-        )
-
-    def _config(self) -> T5Config | DecoderOnlyConfig:
-        if self.config is not None:
-            return self.config
-        if self.size is not None:
-            return dataclasses.replace(size(self.size), dtype=self.dtype)
-        # T5X's decoders count their layers without saying of what.
-        is_decoder_only = hasattr(getattr(self.module, "config", None), "num_layers")
-        return decoder_only_config(self.module) if is_decoder_only else t5_config(self.module)
+            module = DecoderOnlyTransformer(self.config)
+            return TransformerDraft(target.replace(params=params, module=module))
+        return TransformerDraft(T5Model(params=params, module=Transformer(self.config)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +114,6 @@ class NamedDraft:
     """
 
     name: str
-    sampling: DraftSampling = DraftSampling()
 
     def variables(
         self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
@@ -231,11 +179,7 @@ class NamedDraft:
             directory=Path("the T5X checkpoint"),
             metadata={},
         )
-        options = DraftOptions(
-            settings=self.sampling.settings(),
-            stopping=self.sampling.stopping(),
-            dtype=target.module.config.dtype,
-        )
+        options = DraftOptions(dtype=target.module.config.dtype)
         with jax.ensure_compile_time_eval():
             return make_draft(self.name, loaded, target, options)
 

@@ -24,7 +24,6 @@ from t5x import models, partitioning, train_state, trainer, utils
 
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
-from spec_t5x.checkpoints.storage.weights import read_params
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
@@ -102,10 +101,7 @@ class FrozenTarget:
             flax.core.unfreeze(self.mesh_axes(partitioner)),
             is_leaf=lambda axes: axes is None or isinstance(axes, jax.sharding.PartitionSpec),
         )
-        params = read_params(
-            self._stored.weights, self._stored.config, dtype=self._dtype, shardings=shardings
-        )
-        return flax.core.freeze(params)
+        return flax.core.freeze(self._stored.read_params(dtype=self._dtype, shardings=shardings))
 
 
 class DraftInitializer:

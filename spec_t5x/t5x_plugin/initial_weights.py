@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x import state_utils
 
-from spec_t5x.checkpoints.storage.validate import compress
+from spec_t5x.checkpoints.storage.validate import listed
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
@@ -22,11 +22,7 @@ def weights_alone(
 ) -> PyTree:
     """What ``utils.RestoreCheckpointConfig.state_transformation_fns`` holds.
 
-    Args:
-      state_dict: of the checkpoint; its leaves are arrays or say where these are.
-      target_state_dict: of the training.
-      is_resuming: whether the checkpoint is one of the training's own, which it goes on from
-        as any other.
+    With ``is_resuming`` the checkpoint is one of the training's own and stays as it is.
 
     Raises:
       InputError: the checkpoint's weights are not those of the network, by name and, where
@@ -38,19 +34,15 @@ def weights_alone(
         {name: _shape(leaf) for name, leaf in state_utils.flatten_state_dict(part).items()}
         for part in (state_dict["target"], target_state_dict["target"])
     )
-    wrong = [name for name in found.keys() | expected if _differs(name, found, expected)]
+    # Where a checkpoint does not store a shape, any will do.
+    wrong = {name for name in found if found[name] not in (None, expected.get(name, ()))}
+    wrong |= found.keys() ^ expected.keys()
     if wrong:
         raise InputError(
             f"{len(wrong)} of {len(expected)} weights of the initial checkpoint are not the "
-            f"model's ({', '.join(compress(sorted(wrong)))}): give a checkpoint of its sizes"
+            f"model's ({listed(sorted(wrong))}): give a checkpoint of its sizes"
         )
     return {"target": state_dict["target"]}
-
-
-def _differs(name: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    if name not in found or name not in expected:
-        return True
-    return found[name] is not None and found[name] != expected[name]
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:

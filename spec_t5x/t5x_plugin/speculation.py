@@ -3,10 +3,12 @@
 from t5x import models
 
 from spec_t5x.errors import InputError
-from spec_t5x.t5x_plugin.decoder_only import SpeculativeDecoderOnlyModel
 from spec_t5x.t5x_plugin.drafts import DraftSource
-from spec_t5x.t5x_plugin.encoder_decoder import SpeculativeEncoderDecoderModel
-from spec_t5x.t5x_plugin.subclassing import remade
+from spec_t5x.t5x_plugin.speculative_model import (
+    SpeculativeDecoderOnlyModel,
+    SpeculativeEncoderDecoderModel,
+    remade,
+)
 from spec_t5x.verifiers import verifier as make_verifier
 
 # What decoding no longer calls.

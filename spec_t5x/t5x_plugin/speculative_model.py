@@ -1,26 +1,42 @@
-"""What the speculative T5X models share: the draft, its parameters, T5X's return values.
+"""The T5X models that decode speculatively and keep T5X's contract.
 
 A speculative model is T5X's in everything but ``predict_batch_with_aux``: training, scoring
 and feature conversion stay T5X's own. Decoding runs the package's loops with the package's
 network over the same parameters.
 """
 
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
 import flax.core
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from t5x import models
 
 from spec_t5x.beams.hypotheses import BeamResult
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DecodeStats
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.draws import Stream, t5x_stream
-from spec_t5x.t5x_plugin.decode_settings import SampleSettings
+from spec_t5x.t5x_plugin.decode_settings import (
+    BeamSettings,
+    SampleSettings,
+    check_prompts,
+    read_settings,
+)
 from spec_t5x.t5x_plugin.drafts import DraftSource
-from spec_t5x.types import Array, Int, PyTree
+from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
+from spec_t5x.types import PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
 # The draft's part of the tree of parameters.
@@ -41,16 +57,7 @@ class SpeculativeModel:
         c: float | None = None,
         position: float = 0.0,
     ) -> None:
-        """Sets what this model has beyond the stock one's attributes.
-
-        Args:
-          draft: what proposes (``t5x_plugin.drafts``).
-          gamma: tokens proposed in each iteration; 0 is plain decoding.
-          verifier: which proposals to keep. With ``coupled`` a sampled text is that of the
-            stock model, seed for seed.
-          c: time of a draft step in target steps. With it an iteration proposes as many
-            tokens as pay, ``gamma`` at most; every batch starts afresh (``loops/pace.py``).
-          position: of one more position in the target's call, in the same unit.
+        """Sets what this model has beyond the stock one's attributes; see ``speculate``.
 
         Raises:
           InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
@@ -93,10 +100,7 @@ class SpeculativeModel:
         return flax.core.freeze(variables)
 
     def read_draft(self, params: PyTree) -> PyTree:
-        """Parameters of a draft by name, which is checked to be the target's.
-
-        Args:
-          params: the stock model's.
+        """Parameters of a draft by name, for the stock model with these ``params``.
 
         Raises:
           InputError: a draft of another target.
@@ -136,6 +140,172 @@ class SpeculativeModel:
             rescale_log_probs=settings.rescale_log_probs,
             pace=None if self._costs is None else Pace.start(self._costs, rows=starts.size),
         )
+
+
+class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderModel):
+    """``t5x.models.EncoderDecoderModel`` with a draft.
+
+    ``speculation.speculate`` makes one of a stock model.
+    """
+
+    def _make_network(self) -> Transformer:
+        return Transformer(t5_config(self.module))
+
+    def _target(self, params: PyTree) -> T5Model:
+        return T5Model(params=params, module=self._network)
+
+    def predict_batch_with_aux(
+        self,
+        params: PyTree,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        decoder_params: MutableMapping[str, Any] | None = None,
+        return_all_decodes: bool | None = None,
+        num_decodes: int | None = None,
+        prompt_with_targets: bool = False,
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """Decodes a batch: the text and scores, arguments and defaults of T5X's own method.
+
+        One difference is left: a beam search whose prompt fills the row generates a token,
+        where T5X repeats the prompt's last one.
+
+        Returns:
+          ``[batch, length]`` tokens, or ``[batch, num_decodes, length]`` by increasing
+          score if ``return_all_decodes``; and for each of them ``scores`` and the counts
+          of ``acceptance_aux``.
+
+        Raises:
+          InputError: a setting that cannot be honoured.
+        """
+        defaults = self._default_decoder_params
+        return_all_decodes = (
+            defaults.return_all_decodes if return_all_decodes is None else return_all_decodes
+        )
+        num_decodes = defaults.num_decodes if num_decodes is None else num_decodes
+        targets = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
+        settings = read_settings(
+            self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len=targets.shape[1]
+        )
+        target_params, draft_params = split_params(params)
+        target = self._target(target_params)
+        draft = self._draft.make(target, draft_params, self.output_vocabulary)
+        inputs = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+        prompts = jnp.zeros((targets.shape[0], 1), jnp.int32)
+        if prompt_with_targets:
+            # T5X takes the end of sequence out of a prompt, so that it does not end the row.
+            prompts = targets * (targets != self._eos_id)
+            check_prompts(prompts)
+        arguments = (target, draft, inputs, prompts, settings)
+        common = {"num_decodes": num_decodes, "max_decode_len": targets.shape[1]}
+        if isinstance(settings, BeamSettings):
+            result = self._search(*arguments, **common)
+        else:
+            # T5X's encoder-decoders force prompts token by token: every row starts at 0.
+            starts = jnp.zeros(targets.shape[0], jnp.int32)
+            result = self._sample(*arguments, starts=starts, **common)
+        return pick_decodes(result, return_all_decodes)
+
+    def _search(
+        self,
+        target: T5Model,
+        draft: Draft,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        settings: BeamSettings,
+        *,
+        num_decodes: int,
+        max_decode_len: int,
+    ) -> BeamResult:
+        room = settings.max_decode_len or max_decode_len
+        if prompts.shape[1] > 1 + room:
+            check_prompts(prompts, room)
+            prompts = prompts[:, : 1 + room]
+        common = {
+            "beams": num_decodes,
+            "alpha": settings.alpha,
+            "max_decode_len": room,
+            "eos_id": settings.eos_id,
+        }
+        if self._gamma == 0:
+            return beam_search(target, inputs, prompts, **common)
+        if not isinstance(draft, TransformerDraft):
+            raise InputError(
+                f"decode_fn is beam_search and the draft a {type(draft).__name__}: search with "
+                "a ModelDraft, or with gamma 0"
+            )
+        return speculative_beam_search(
+            target, draft.model, inputs, prompts, gamma=self._gamma, **common
+        )
+
+
+class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
+    """``t5x.models.DecoderOnlyModel`` with a draft, causal or with a prefix.
+
+    ``speculation.speculate`` makes one of a stock model.
+    """
+
+    def _make_network(self) -> DecoderOnlyTransformer:
+        return DecoderOnlyTransformer(decoder_only_config(self.module))
+
+    def _target(self, params: PyTree) -> DecoderOnlyModel:
+        return DecoderOnlyModel(
+            params=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
+        )
+
+    def predict_batch_with_aux(
+        self,
+        params: PyTree,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        *,
+        return_all_decodes: bool = False,
+        num_decodes: int = 1,
+        decoder_params: MutableMapping[str, Any] | None = None,
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """Continues each prompt of the batch; arguments and defaults are T5X's.
+
+        Returns:
+          As ``SpeculativeEncoderDecoderModel``; the prompts are not part of the text.
+
+        Raises:
+          InputError: a batch without prompts, or a setting that cannot be honoured.
+        """
+        if "decoder_causal_attention" not in batch:
+            raise InputError(
+                "the batch has no decoder_causal_attention: give inputs and targets in "
+                "task_feature_lengths"
+            )
+        tokens = jnp.asarray(batch["decoder_input_tokens"], jnp.int32)
+        prompts = tokens * jnp.asarray(batch["decoder_causal_attention"], jnp.int32)
+        check_prompts(prompts)
+        max_decode_len = tokens.shape[1]
+        settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
+        if isinstance(settings, BeamSettings):
+            raise InputError(
+                "decode_fn is beam_search: decode a decoder-only model with temperature_sample"
+            )
+        target_params, draft_params = split_params(params)
+        target = self._target(target_params)
+        lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
+        result = self._sample(
+            target,
+            self._draft.make(target, draft_params, self.output_vocabulary),
+            prompts,
+            prompts,
+            settings,
+            starts=lengths,
+            num_decodes=num_decodes,
+            max_decode_len=max_decode_len,
+        )
+        without = jax.vmap(_without_prefix)(result.tokens, lengths)
+        return pick_decodes(result.replace(tokens=without), return_all_decodes)
+
+
+def _without_prefix(tokens: Array, length: Array) -> Array:
+    """``[decodes, length]`` tokens of one input, moved left over the prompt; then padding."""
+    positions = jnp.arange(tokens.shape[1])
+    moved = jnp.roll(tokens, -length, axis=1)
+    return jnp.where((positions < tokens.shape[1] - length)[None, :], moved, PAD_ID)
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
@@ -199,3 +369,33 @@ def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
         name: jnp.broadcast_to(getattr(stats, name)[:, None], shape)
         for name in ("target_calls", "steps")
     }
+
+
+def remade(
+    model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
+) -> Any:
+    """The same model, its attributes included, as an instance of ``made``.
+
+    What a subclass of ``stock`` has of its own (features, losses, metrics, …) stays: the
+    result is an instance of it, too.
+
+    Args:
+      model: a ``stock``, or of a subclass.
+      stock: T5X's class.
+      made: a subclass of ``stock``.
+      unused: methods of ``stock`` that ``made`` no longer calls.
+
+    Raises:
+      InputError: the model's class overrides one of these.
+    """
+    own = type(model)
+    for name in unused:
+        if getattr(own, name, None) is not getattr(stock, name, None):
+            raise InputError(
+                f"{own.__name__} overrides {stock.__name__}.{name}, which {made.__name__} would "
+                f"not call: give a model that leaves it as {stock.__name__} has it"
+            )
+    made_of = made if own is stock else type(made.__name__, (made, own), {})
+    result = made_of.__new__(made_of)
+    vars(result).update(vars(model))
+    return result

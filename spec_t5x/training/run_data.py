@@ -16,11 +16,16 @@ import gin
 
 from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
-from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise_file
-from spec_t5x.data.lines import read_lines, tokenise_cached
+from spec_t5x.data.batching import (
+    DEFAULT_BUCKETS,
+    Batches,
+    TokenisedPairs,
+    tokenise_file,
+    tokenise_lines,
+)
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.tsv import read_lines, read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     SentencePieceVocabulary,
@@ -387,7 +392,7 @@ class TextOptions(TrainingData):
         files, split, limit = self._part(part)
         of_task = (self.task, split, self.task_feature, self.task_modules)
         key = of_task if self.task else (tuple(self.columns), self.num_columns)
-        return tokenise_cached(
+        return tokenise_lines(
             self._lines(part),
             vocabulary,
             self.max_length,
@@ -403,7 +408,7 @@ class TextOptions(TrainingData):
             columns = {"columns": self.columns, "num_columns": self.num_columns}
             return read_lines(paths, **columns, limit=limit)
         # Imported here: seqio brings TensorFlow along, seconds that files do not need.
-        from spec_t5x.data.task_lines import read_task_lines
+        from spec_t5x.data.task_examples import read_task_lines
 
         task = {"feature": self.task_feature, "modules": self.task_modules}
         return read_task_lines(self.task, split, **task, limit=limit)

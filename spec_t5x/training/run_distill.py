@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.own.shared_drafts import save_shared_draft
+from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError

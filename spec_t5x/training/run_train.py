@@ -17,8 +17,8 @@ import gin
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.directory import check_stored_dtype
-from spec_t5x.checkpoints.own.draft_heads import save_heads
 from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.own.target_drafts import save_heads
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike

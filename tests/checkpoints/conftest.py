@@ -55,20 +55,8 @@ def random_params() -> Callable[..., PyTree]:
 @pytest.fixture(scope="session")
 def spiece(tmp_path_factory) -> Path:
     """A SentencePiece model of 40 pieces."""
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "lazy",
-        "dogs",
-        "while",
-        "seven",
-        "wizards",
-        "box",
-    ]
+    text = "the quick brown fox jumps over lazy dogs while seven wizards box"
+    words = text.split(" ")
     lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
     prefix = tmp_path_factory.mktemp("vocabulary") / "tiny"
     return train_sentencepiece(lines, prefix, 40)

@@ -1,9 +1,11 @@
-"""Checkpoints that are damaged, and what is said of them."""
+"""Checkpoints that are written or damaged, and what is said of them."""
 
 import json
 
 import pytest
 
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.t5x.writing import write_model
 from spec_t5x.errors import InputError
 
 
@@ -21,3 +23,15 @@ def edit_config(directory, *remove, **changes):
     path = directory / "config.json"
     values = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
+
+
+def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32", overwrite=False):
+    """A checkpoint of T5X's legacy format, of parameters in memory."""
+    stored = StoredModel.of_params(directory, params, config, vocabulary)
+    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
+
+
+def check_params(params, config, source):
+    """Names, shapes and values of parameters in memory."""
+    stored = StoredModel.of_params(source, params, config, None)
+    stored.read_params(dtype="float32", on_host=True)

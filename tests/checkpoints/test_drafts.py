@@ -58,11 +58,6 @@ def test_every_name_works_with_the_packaged_target(packaged, name, kind):
     assert draft.vocab_size == packaged[1].vocab_size
 
 
-def test_orders_come_from_one_table(packaged):
-    orders = [make_draft(name, *packaged).order for name in ("unigram", "bigram", "ngram")]
-    assert orders[:2] == [1, 2] and orders[2] > 2
-
-
 def test_arguments_follow_a_colon(packaged):
     assert make_draft("copy:3", *packaged).min_match == 3
     assert make_draft("early_exit:2", *packaged).model.config.num_decoder_layers == 2
@@ -79,11 +74,6 @@ def test_settings_reach_the_draft(packaged):
     assert draft.stopping.c == 0.3
     alone = dataclasses.replace(options, stopping=None)
     assert float(make_draft("bigram", *packaged, alone).settings.temperature) == 0.5
-
-
-def test_a_directory_is_a_model(tiny, tiny_pair):
-    draft = make_draft(tiny_pair / "draft", *tiny)
-    assert isinstance(draft, TransformerDraft)
 
 
 @pytest.mark.parametrize("name", ["transformer", "bigram", "medusa", "cascade", "mixed"])
@@ -119,9 +109,3 @@ def test_what_cannot_be_made_is_refused(packaged, name, message):
 def test_drafts_that_cannot_adapt_say_so(packaged, name):
     with pytest.raises(InputError, match="gamma cannot adapt"):
         make_draft(name, *packaged, DraftOptions(stopping=Stopping()))
-
-
-@pytest.mark.parametrize("name", ["copy", "uniform"])
-def test_drafts_without_a_temperature_say_so(packaged, name):
-    with pytest.raises(InputError, match="no temperature of its own"):
-        make_draft(name, *packaged, DraftOptions(settings=sampling(1.0)))

@@ -1,9 +1,7 @@
 """Hugging Face's checkpoints: the same logits as transformers, in both directions."""
 
-import dataclasses
 import functools
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -131,13 +129,6 @@ def test_logits_equal_those_of_transformers(write, version):
     assert_same_logits(loaded, model, LENGTHS)
 
 
-def test_relative_buckets_of_other_sizes(write):
-    model = torch_model(
-        "1.0", relative_attention_num_buckets=12, relative_attention_max_distance=50
-    )
-    assert_same_logits(load(write(model)), model, LENGTHS[-1:])
-
-
 @pytest.mark.parametrize(
     ("version", "removed", "changes"),
     [("1.1", [], {"tie_word_embeddings": False}), ("1.0", ["tie_word_embeddings"], {})],
@@ -155,7 +146,7 @@ def test_configurations_of_version_4(write, version, removed, changes):
     "options",
     [
         {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        *({"feed_forward_proj": name} for name in ("gated-relu", "gated-silu", "silu", "gelu_new")),
+        *({"feed_forward_proj": name} for name in ("gated-silu", "gelu_new")),
     ],
     ids=lambda options: options["feed_forward_proj"],
 )
@@ -167,8 +158,7 @@ def test_other_activations_and_a_tied_layer_that_is_not_rescaled(write, options)
     assert_same_logits(loaded, model)
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("version", "sharded"), [("1.0", False), ("1.1", True)])
 def test_torch_files(write, version, sharded):
     model = torch_model(version)
     directory = write(model)
@@ -202,8 +192,7 @@ def test_sharded_safetensors(write):
         load(directory)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("file", ["safetensors", "bin"])
+@pytest.mark.parametrize(("file", "dtype"), [("safetensors", "float16"), ("bin", "bfloat16")])
 def test_half_precision_is_read_exactly(write, dtype, file):
     model = torch_model("1.0").to(getattr(torch, dtype))
     directory = write(model)
@@ -211,15 +200,6 @@ def test_half_precision_is_read_exactly(write, dtype, file):
         (directory / "model.safetensors").unlink()
         torch.save(model.state_dict(), directory / "pytorch_model.bin")
     assert_same_logits(load(directory), model.float())
-
-
-def test_loads_as_bfloat16_and_on_the_host(write):
-    directory = write(torch_model("1.1"))
-    loaded = load(directory, dtype="bfloat16", on_host=True)
-    assert loaded.config.dtype == "bfloat16"
-    for leaf in jax.tree.leaves(loaded.params):
-        assert isinstance(leaf, np.ndarray)
-        assert leaf.dtype == jnp.bfloat16
 
 
 def test_bytes(write):
@@ -247,21 +227,6 @@ def test_number_of_extra_ids(write, spiece):
     assert load(directory).vocabulary.vocab_size == 40
 
 
-def test_through_the_projects_own_format(write, tmp_path):
-    model = torch_model("1.1")
-    theirs = load(write(model))
-    save_model(
-        tmp_path / "ours",
-        theirs.params,
-        theirs.config,
-        theirs.vocabulary,
-        dtype="float32",
-    )
-    ours = load(tmp_path / "ours")
-    assert ours.vocabulary.fingerprint() == theirs.vocabulary.fingerprint()
-    assert_same_logits(ours, model)
-
-
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_params, version):
     config = T5Config(**{**configs[version].to_dict(), "vocab_size": 160})
@@ -281,8 +246,8 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
     assert again.vocabulary.fingerprint() == loaded.vocabulary.fingerprint()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
+def test_export_of_a_large_model_is_in_several_files(tmp_path, saved):
+    dtype = "bfloat16"
     stored = open_model(saved)
     done = []
     t5.write_model(
@@ -310,30 +275,6 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, dtype):
     assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
 
 
-def test_what_was_an_mt5_stays_one(write, tmp_path):
-    model = torch_model("mt5")
-    directory = write(model)
-    convert(directory, tmp_path / "again", to="huggingface")
-    values = json.loads((tmp_path / "again/config.json").read_text())
-    assert values["model_type"] == "mt5"
-    assert values["architectures"] == ["MT5ForConditionalGeneration"]
-    assert values["feed_forward_proj"] == "gated-gelu" and not values["tie_word_embeddings"]
-    assert_same_logits(load(tmp_path / "again"), model)
-    theirs = transformers.MT5ForConditionalGeneration.from_pretrained(tmp_path / "again").eval()
-    assert_same_logits(load(directory), theirs)
-
-
-def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
-    config = T5Config(**{**configs["1.0"].to_dict(), "vocab_size": 32128})
-    save_model(tmp_path / "ours", random_params(config), config, t5_spiece)
-    loaded = load(tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    for text in ("translate English to German: That is good.", "Über 3.5% mehr"):
-        ids = loaded.vocabulary.encode(text)
-        assert tokenizer(text).input_ids == [*ids, 1]
-
-
 # --- what is refused ---------------------------------------------------------
 
 
@@ -348,10 +289,9 @@ def test_exported_tokenizer_agrees(tmp_path, t5_spiece, configs, random_params):
         ({"is_encoder_decoder": False}, "encoder alone"),
         ({"quantization_config": {}}, "is quantized"),
         ({"d_model": None}, "has no d_model"),
-        ({"num_heads": 0}, "describes no T5"),
         ({"vocab_size": 120}, "has 140 ids, the model embeds 120"),
-        ({"d_kv": 16}, "EncDecAttention.q.weight is [24, 32], not [48, 32]"),
-        ({"num_layers": 2}, "8 missing (encoder.block.1"),
+        ({"d_kv": 16}, "of the wrong shape (decoder/layers_0/"),
+        ({"num_layers": 2}, "8 missing (encoder/layers_1"),
         ({"num_decoder_layers": 1}, "13 unexpected (decoder.block.1"),
     ],
 )
@@ -377,9 +317,9 @@ def test_unsuitable_tensors(write):
     original = (directory / "model.safetensors").read_bytes()
     name = "encoder.final_layer_norm.weight"
     for value, expected in (
-        (None, f"1 missing ({name})"),
+        (None, "1 missing (encoder/encoder_norm/scale)"),
         (np.full(32, np.nan, np.float32), name),
-        (np.ones(32, np.int8), f"{name} is int8"),
+        (np.ones(32, np.int8), "encoder/encoder_norm/scale is int8"),
     ):
         (directory / "model.safetensors").write_bytes(original)
         edit_tensors(directory, **{name: value})
@@ -392,7 +332,7 @@ def test_output_layer_that_contradicts_the_configuration(write):
     assert_refused(directory, "lm_head.weight differs from shared.weight")
     edit_config(directory, tie_word_embeddings=False)
     edit_tensors(directory, **{"lm_head.weight": None})
-    assert_refused(directory, "1 missing (lm_head.weight)")
+    assert_refused(directory, "1 missing (decoder/logits_dense/kernel)")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -422,7 +362,7 @@ def test_a_torch_that_would_run_code_is_not_asked(write, monkeypatch):
     assert_refused(directory, "PyTorch 2.5.1+cpu would run code of: pip install 'torch>=2.6'")
 
 
-@pytest.mark.parametrize("name", ["../{name}", "shards/../../{name}", "{directory}/{name}"])
+@pytest.mark.parametrize("name", ["shards/../../{name}", "{directory}/{name}"])
 def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
     directory = write(torch_model("1.0"))
     # Where the name would lead to.
@@ -438,12 +378,6 @@ def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
     [
         ("generation_config.json", {"decoder_start_token_id": 2}, "decoder_start_token_id 2"),
         ("added_tokens.json", {"<speaker>": 140}, "'<speaker>' with id 140"),
-        ("added_tokens.json", {"<x>": None}, "describes no added tokens"),
-        (
-            "tokenizer_config.json",
-            {"added_tokens_decoder": {"first": {"content": "<x>"}}},
-            "describes no added tokens",
-        ),
         (
             "tokenizer_config.json",
             {"added_tokens_decoder": {"5": "<x>"}},
@@ -458,23 +392,10 @@ def test_unsuitable_files_beside_the_configuration(write, file, values, expected
     assert_refused(directory, expected)
 
 
-def test_added_tokens_of_the_vocabulary(write):
-    directory = write(torch_model("1.0"))
-    (directory / "added_tokens.json").write_text(json.dumps({"<extra_id_0>": 139}))
-    load(directory)
-
-
-def test_torch_is_optional(write, monkeypatch):
-    model = torch_model("1.0")
-    directory = write(model)
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert_refused(directory, "pip install torch")
-
-
 def test_a_vocabulary_may_be_given_where_there_is_none(write, spiece):
     directory = write(torch_model("1.0"))
     (directory / "spiece.model").unlink()
+    assert_refused(directory, "holds no vocabulary: give one")
     assert load(directory, vocabulary=f"{spiece}:100").vocabulary.vocab_size == 140
     (directory / "spiece.model").write_bytes(spiece.read_bytes())
     with pytest.raises(InputError, match="of its own .140 ids.*leave vocabulary out"):
@@ -485,18 +406,3 @@ def test_missing_files(write):
     directory = write(torch_model("1.0"))
     (directory / "model.safetensors").unlink()
     assert_refused(directory, "holds no weights")
-    (directory / "tokenizer.json").write_text("{}")
-    (directory / "spiece.model").unlink()
-    assert_refused(directory, "has tokenizer.json but no spiece.model")
-    (directory / "tokenizer.json").unlink()
-    assert_refused(directory, "no vocabulary at")
-
-
-def test_export_of_activations_unknown_there(tmp_path, saved):
-    stored = open_model(saved)
-    config = dataclasses.replace(stored.config, mlp_activations=("linear", "gelu"))
-    other = dataclasses.replace(stored, config=config)
-    with pytest.raises(InputError, match="linear.*gelu"):
-        t5.write_model(tmp_path / "theirs", other, dtype="float32")
-    with pytest.raises(InputError, match="exists"):
-        t5.write_model(saved, stored, dtype="float32")

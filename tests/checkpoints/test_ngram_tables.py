@@ -1,20 +1,16 @@
 """N-gram tables on disk: round trips, and every fault in one line."""
 
-import itertools
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.ngram_tables import load_ngram, save_ngram
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
-from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of
 
 ORDER = 3
@@ -50,22 +46,6 @@ def test_lower_orders_come_from_the_same_file(directory, draft):
     assert "order is 4: give 1 to 3" in message_of(load_ngram, directory, order=4)
 
 
-def test_unigrams_alone(tmp_path, draft, vocabulary):
-    save_ngram(tmp_path / "unigrams", draft.with_order(1), vocabulary)
-    np.testing.assert_array_equal(load_ngram(tmp_path / "unigrams").unigram, draft.unigram)
-
-
-def test_config_says_what_was_counted(directory, vocabulary):
-    assert json.loads((directory / "config.json").read_text()) == {
-        "format": "spec_t5x_ngram",
-        "version": 1,
-        "order": 3,
-        "vocab_size": 40,
-        "vocabulary": vocabulary.fingerprint(),
-        "counted": {"texts": 80},
-    }
-
-
 def test_gets_the_size_of_its_target(directory, saved):
     target = load(saved)
     draft = load_ngram(directory, target)
@@ -85,15 +65,7 @@ def test_refuses_a_target_of_another_vocabulary(directory, saved, tmp_path, draf
     assert str(saved) in message
     # Of the same size, with other pieces.
     edit_config(directory, vocabulary="0123456789abcdef")
-    message = message_of(load_ngram, directory, target)
-    assert f"(fingerprints 0123456789ab and {target.vocabulary.fingerprint()[:12]})" in message
-    assert "train-ngram" in message
-
-
-def test_overwrites_only_when_told(directory, draft, vocabulary):
-    assert "exists" in message_of(save_ngram, directory, draft, vocabulary)
-    save_ngram(directory, draft.with_order(2), vocabulary, overwrite=True)
-    assert load_ngram(directory).order == 2
+    assert "(40 and 40 ids)" in message_of(load_ngram, directory, target)
 
 
 def test_refuses_to_save_what_does_not_belong_together(tmp_path, draft, vocabulary):
@@ -123,14 +95,6 @@ def test_a_damaged_config(directory):
     assert "no distribution over 41 tokens" in message_of(load_ngram, directory)
 
 
-def test_missing_or_cut_off_tables(directory):
-    path = directory / "ngrams.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert f"cannot read the weights in {path}" in message_of(load_ngram, directory)
-    path.unlink()
-    assert f"no file {path}" in message_of(load_ngram, directory)
-
-
 def falsify_first(value):
     def change(table):
         table[0] = value
@@ -143,16 +107,13 @@ def falsify_first(value):
     ("name", "change"),
     [
         ("2.children", falsify_first(7)),
-        ("3.children", lambda table: table[:-1]),
         ("2.tokens", falsify_first(40)),
         ("3.tokens", lambda table: table[::-1].copy()),
         ("3.num_successors", falsify_first(30)),
         ("2.successors", falsify_first(40)),
         ("2.successors", lambda table: table.astype(np.float32)),
-        ("2.successors", lambda table: -table.astype(np.int32)),
         ("2.masses", falsify_first(65_535)),
         ("3.masses", lambda table: np.append(table, table[:1])),
-        ("3.masses", lambda table: table[None]),
     ],
 )
 def test_tables_that_do_not_fit_together(directory, name, change):
@@ -162,45 +123,3 @@ def test_tables_that_do_not_fit_together(directory, name, change):
     save_file(arrays, path)
     message = message_of(load_ngram, directory)
     assert f"the tables of order {name[0]} are missing or do not fit together" in message
-
-
-@pytest.mark.parametrize("unigram", [np.full(40, 0.5), np.full(40, np.nan), None])
-def test_unigrams_that_are_no_distribution(directory, unigram):
-    path = directory / "ngrams.safetensors"
-    arrays = load_file(path)
-    del arrays["unigram"]
-    if unigram is not None:
-        arrays["unigram"] = unigram.astype(np.float32)
-    save_file(arrays, path)
-    assert "no distribution over 40 tokens" in message_of(load_ngram, directory)
-
-
-def test_the_packaged_table_knows_some_german(shared_data):
-    """Held-out text is the less surprising the more of its past is looked at."""
-    draft = load_ngram("ende-ngram", load("ende-target"))
-    encode = load_vocabulary("ende-target").encode
-    pairs = read_pairs(shared_data / "ende" / "dev.tsv.gz", 2, 2, 3)
-    texts = [[PAD_ID, *encode(text), EOS_ID] for text, _ in itertools.islice(pairs, 60)]
-    windows = [
-        (text[i - 1], text[i], text[i + 1]) for text in texts for i in range(1, len(text) - 1)
-    ]
-    windows = jnp.asarray(windows[:200])
-
-    def mean_log_prob(order):
-        law = jax.jit(jax.vmap(draft.with_order(order).next_probs))
-        laws = law(windows[:, 2 - (order - 1) : 2])
-        return float(jnp.mean(jnp.log(jnp.take_along_axis(laws, windows[:, 2:], axis=1))))
-
-    unigrams, bigrams, trigrams = map(mean_log_prob, (1, 2, 3))
-    assert unigrams > -np.log(8000)
-    assert bigrams > unigrams + 0.5
-    assert trigrams > bigrams + 0.1
-
-
-def test_a_models_vocabulary_is_read_without_its_weights(saved, tmp_path):
-    expected = load(saved).vocabulary.fingerprint()
-    for path in sorted((saved / "params").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    assert load_vocabulary(saved).fingerprint() == expected
-    (tmp_path / "bare").mkdir()
-    assert "holds no config.json" in message_of(load_vocabulary, tmp_path / "bare")

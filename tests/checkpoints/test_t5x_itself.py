@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -162,17 +161,6 @@ def test_the_weights_come_back_bit_for_bit(directories, params, version, kind):
     assert loaded.config == CONFIGS[version]
     assert loaded.metadata["step"] == 7
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params[version])
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_bfloat16_saved_by_t5x(t5x_data, tmp_path, params, kind):
-    """As T5X keeps checkpoints at half the size."""
-    config = CONFIGS["byt5"]
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params["byt5"])
-    save = t5x_data.save_legacy if kind == "legacy" else t5x_data.save_orbax
-    save(tmp_path / "model", half, config, dtype=jnp.bfloat16)
-    loaded = load(tmp_path / "model", vocabulary="bytes", dtype="bfloat16")
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, half)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -8,14 +8,6 @@ from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
 
-def test_t5s_own_has_100_extra_ids_in_32128_rows(t5_spiece):
-    vocabulary = make_vocabulary(t5_spiece, 32128)
-    assert (vocabulary.extra_ids, vocabulary.vocab_size) == (100, 32100)
-    assert vocabulary.piece(32099).endswith("<extra_id_0>")
-    assert make_vocabulary(t5_spiece, 32000).extra_ids == 0
-    assert make_vocabulary(str(t5_spiece), 32100).extra_ids == 100
-
-
 # The tiny vocabulary has 40 pieces: with or without 100 extra ids it is padded to 256 or 128.
 @pytest.mark.parametrize(("rows", "extra_ids"), [(40, 0), (128, 0), (140, 100), (256, 100)])
 def test_extra_ids_are_told_from_the_rows(spiece, rows, extra_ids):
@@ -27,12 +19,6 @@ def test_what_cannot_be_told_is_asked_for(spiece, rows):
     with pytest.raises(InputError, match=rf"embeds {rows} ids.*tiny.model:100 or tiny.model:0"):
         make_vocabulary(spiece, rows)
     assert make_vocabulary(f"{spiece}:56", rows).vocab_size == 96
-
-
-def test_both_are_possible(spiece, monkeypatch):
-    monkeypatch.setattr("spec_t5x.checkpoints.storage.vocabularies._PADDING", 1024)
-    with pytest.raises(InputError, match="is ambiguous"):
-        make_vocabulary(spiece, 1024)
 
 
 def test_a_file_that_holds_its_sentinels(spiece, tmp_path):

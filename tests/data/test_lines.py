@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from spec_t5x.data.batching import Batches
-from spec_t5x.data.lines import read_lines, tokenise_cached, tokenise_lines
+from spec_t5x.data.batching import Batches, tokenise_lines
+from spec_t5x.data.tsv import read_lines
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 
@@ -55,7 +55,7 @@ def test_a_line_is_the_start_token_its_ids_and_the_end():
 
 
 def test_no_line_left_is_refused():
-    with pytest.raises(InputError, match="all 1 lines are empty or longer than 4 tokens"):
+    with pytest.raises(InputError, match="all 1 are empty or longer than 4 tokens"):
         tokenise_lines(["abcdef"], VOCABULARY, max_length=4)
 
 
@@ -65,7 +65,7 @@ def test_ids_are_kept_and_a_changed_file_is_noticed(tmp_path):
     options = {"key": 0, "files": [file], "cache_dir": tmp_path / "cache"}
 
     def tokenise(text, key=0):
-        lines = tokenise_cached([text], VOCABULARY, 9, **options | {"key": key})
+        lines = tokenise_lines([text], VOCABULARY, 9, **options | {"key": key})
         return VOCABULARY.decode(lines.target_ids.tolist())
 
     assert tokenise("abc") == "abc"

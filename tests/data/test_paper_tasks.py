@@ -1,6 +1,5 @@
 """The paper's tasks: names, texts, ids and metrics, without a download."""
 
-import gin
 import pytest
 
 from spec_t5x.data.metrics import METRICS
@@ -17,7 +16,7 @@ from spec_t5x.data.paper_tasks import (  # noqa: E402
     register_paper_tasks,
 )
 from spec_t5x.data.task_examples import read_task  # noqa: E402
-from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
+from spec_t5x.data.tasks import register_jsonl_task  # noqa: E402
 
 # As TFDS has them.
 SOURCES = {
@@ -177,23 +176,6 @@ def test_modules_are_imported_first(tmp_path, monkeypatch):
 # --- the same tasks over local files -----------------------------------------
 
 
-def test_local_files_with_prefix_and_metric(tmp_path, spiece):
-    path = tmp_path / "pairs.tsv"
-    rows = zip(SOURCES[WMT_ENDE]["en"], SOURCES[WMT_ENDE]["de"], strict=True)
-    path.write_text("".join(f"{en}\t{de}\n" for en, de in rows), encoding="utf-8")
-    task = register_tsv_task(
-        "paper_local_ende",
-        *(str(path), str(path), str(spiece)),
-        prefix=paper_tasks.TRANSLATE_PREFIX,
-        metric="bleu_intl",
-    )
-    assert task.metric_fns == [METRICS["bleu_intl"]]
-    (read,) = read_task(task.name, "validation", SentencePieceVocabulary(spiece))
-    assert [e.source for e in read.examples] == INPUTS[WMT_ENDE]
-    with pytest.raises(InputError, match="no metric 'x'"):
-        register_tsv_task("paper_x", *(str(path), str(path), str(spiece)), metric="x")
-
-
 def test_json_lines_of_articles(tmp_path, spiece):
     path = tmp_path / "pairs.jsonl"
     path.write_text(
@@ -206,27 +188,3 @@ def test_json_lines_of_articles(tmp_path, spiece):
     (read,) = read_task(task.name, "validation", SentencePieceVocabulary(spiece))
     assert [e.source for e in read.examples] == INPUTS[CNN_DAILYMAIL]
     assert [e.target for e in read.examples] == TARGETS[CNN_DAILYMAIL]
-
-
-def test_gin_names_the_vocabulary_of_the_tasks(spiece):
-    with gin.unlock_config():
-        gin.parse_config(f"register_paper_tasks.vocabulary_path = '{spiece}'")
-    try:
-        register_paper_tasks()
-        task = seqio.TaskRegistry.get(WMT_ENDE)
-        assert task.output_features["targets"].vocabulary.vocab_size == 50
-    finally:
-        gin.clear_config()
-        register_paper_tasks()
-
-
-@TASKS
-def test_tfds_has_the_data_sets_and_their_features(name, tmp_path):
-    """By TFDS's own code, which says so without a download."""
-    import tensorflow_datasets as tfds
-
-    tfds_name = seqio.TaskRegistry.get(name).source.tfds_dataset.name
-    builder = tfds.builder(tfds_name, data_dir=str(tmp_path))
-    features = set(builder.info.features)
-    assert features >= set(SOURCES[name])
-    assert builder.info.full_name.startswith(tfds_name.partition(":")[0])

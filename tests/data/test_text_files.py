@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from spec_t5x.data.jsonl import read_json_pairs
-from spec_t5x.data.text_files import is_jsonl, text_lines
-from spec_t5x.data.tsv import read_pairs
+from spec_t5x.data.text_files import is_jsonl
+from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.errors import InputError
 
 # More than a reader takes from a disk at once.
@@ -33,16 +32,6 @@ def test_columns_are_stripped_but_no_break_spaces_stay(write, compress):
     assert list(read_pairs(path, 1, 1, 2)) == [("two", "two"), ("four", "four")]
 
 
-def test_other_characters_that_end_lines_elsewhere_end_none_here(write):
-    path = write("a\u2028b\tc\x0bd\n".encode())
-    assert list(text_lines(path)) == ["a\u2028b\tc\x0bd"]
-
-
-def test_a_byte_order_mark_is_no_text(write):
-    path = write("\ufeffeins\ttwo\n".encode())
-    assert list(read_pairs(path, 0, 1, 2)) == [("eins", "two")]
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_a_line_in_another_encoding_is_named(write, compress):
     good = "f\u00fcnf\tfive\n".encode() * MANY
@@ -56,10 +45,8 @@ def test_a_line_in_another_encoding_is_named(write, compress):
 # By name: compressed bytes hold the time, and processes that collect tests must agree on names.
 UNREADABLE = {
     "empty": (b"", "is empty: give a file"),
-    "empty, compressed": (gzip.compress(b""), "is empty: give a file"),
     "one column": (b"one column\n", "line 1: 1 columns, not 2: separate them by tabs"),
     "three columns": (b"a\tb\na\tb\tc\n", "line 2: 3 columns, not 2"),
-    "an empty line": (b"a\tb\n\n", "line 2: 1 columns, not 2"),
     "cut short": (
         gzip.compress(b"a\tb\n" * MANY)[:-9],
         rf"after line {MANY} \(.*\): give a complete file",
@@ -78,15 +65,9 @@ def test_what_cannot_be_read_is_said(write, content, message):
     assert "\n" not in str(raised.value)
 
 
-def test_an_absent_file(tmp_path):
-    with pytest.raises(InputError, match="no file .*nowhere"):
-        list(read_pairs(tmp_path / "nowhere.tsv", 0, 1, 2))
-
-
-@pytest.mark.parametrize("column", [-1, 2])
-def test_a_column_that_is_not_there(write, column):
-    with pytest.raises(InputError, match=f"column {column} of 2"):
-        next(read_pairs(write(b"a\tb\n"), 0, column, 2))
+def test_a_column_that_is_not_there(write):
+    with pytest.raises(InputError, match="column 2 of 2"):
+        next(read_pairs(write(b"a\tb\n"), 0, 2, 2))
 
 
 ROWS = [
@@ -109,17 +90,11 @@ def test_json_pairs_are_read(tmp_path, name):
     assert read_json(path, "highlights", "article")[1] == ("Einer", "Noch einer")
 
 
-def test_other_files_are_no_json_lines():
-    assert not is_jsonl("pairs.tsv.gz")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
         ("\n\n", "is empty"),
         ('{"article": "x", "highlights": "y"}\n{', "line 2: not JSON"),
-        ("[1]", "line 1: .* is not a JSON object"),
         ('{"article": "x"}', r"line 1: field 'highlights' is None.*\(article\)"),
         ('{"article": 3, "highlights": "y"}', "field 'article' is 3"),
         (b'{"article": "x", "highlights": "y"}\n"\xdf"', "line 2: byte 2 is 0xdf, not UTF-8"),

@@ -12,7 +12,7 @@ from spec_t5x.models.partitioning import make_mesh
 from tests.named_drafts import every_named_draft, named
 from tests.simulated_devices import printed_by
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 TEXTS = ["a green bird sings", "My sister reads a book", "Es regnet", "cat table"]
 OPTIONS = GenerateOptions(gamma=2, max_decode_len=12, batch_size=4)

@@ -12,7 +12,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 TRAINING = Path(__file__).parents[2] / "docs" / "training.md"
 HEADING = "## Your own data, end to end"
@@ -38,9 +38,9 @@ TOY = {
         "T5Config.num_encoder_layers": 1,
         "T5Config.num_decoder_layers": 4,
         "T5Config.dropout_rate": 0.0,
-        "TRAIN_STEPS": 60,
+        "TRAIN_STEPS": 40,
     },
-    "distill": {**_SHORT, "TRAIN_STEPS": 40, "TrainOptions.eval_period": 20},
+    "distill": {**_SHORT, "TRAIN_STEPS": 20, "TrainOptions.eval_period": 10},
 }
 
 

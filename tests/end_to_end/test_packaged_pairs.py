@@ -1,23 +1,25 @@
-"""The packaged pairs for summaries and for unconditional text."""
+"""The packaged pairs for summaries and for unconditional text, and the packaged heads."""
 
 import pytest
 
 from spec_t5x.experiments.reproduction.example_texts import DESCRIPTIONS
 from spec_t5x.generation import GenerateOptions, Generator
 
+SENTENCES = ["Where is the station?", "This package contains the documentation.", "I am tired."]
 # One shape for all texts of a pair: each program is compiled once.
 TEXTS = {
-    "summaries": list(DESCRIPTIONS[:4]),
-    "lm": ["the file", "he was not", "this is", ""],
+    ("summaries-target", "summaries-draft"): list(DESCRIPTIONS[:4]),
+    ("lm-target", "lm-draft"): ["the file", "he was not", "this is", ""],
+    ("ende-target", "ende-heads"): [*SENTENCES, "Good morning."],
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_same_text_in_fewer_calls(name):
-    generator = Generator.load(f"{name}-target", f"{name}-draft")
+@pytest.mark.parametrize(("target", "draft"), TEXTS)
+def test_same_text_in_fewer_calls(target, draft):
+    generator, texts = Generator.load(target, draft), TEXTS[target, draft]
     options = GenerateOptions(gamma=4, batch_size=4, max_decode_len=32, truncate=True)
-    plain = [outputs[0] for outputs in generator.plain().generate(TEXTS[name], options)]
-    ours = [outputs[0] for outputs in generator.generate(TEXTS[name], options)]
+    plain = [outputs[0] for outputs in generator.plain().generate(texts, options)]
+    ours = [outputs[0] for outputs in generator.generate(texts, options)]
     assert [o.output_ids for o in ours] == [o.output_ids for o in plain]
     assert all(o.output.strip() for o in ours)
     calls = sum(o.target_calls for o in ours)

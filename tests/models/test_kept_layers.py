@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.storage.validate import check_params
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params, with_shared
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
@@ -43,7 +43,7 @@ def test_rules_that_keep_nothing(rule, message):
 def test_the_kept_layers_stand_in_their_order():
     model = tiny_t5(0, num_encoder_layers=2, num_decoder_layers=4)
     params, config = keep_layers(model.params, model.config, encoder=(1,), decoder=(0, 3))
-    check_params(params, config, "the smaller one")
+    StoredModel.of_params("smaller", params, config, None).check()
     assert (config.num_encoder_layers, config.num_decoder_layers) == (1, 2)
     assert params["encoder"]["layers_0"] is model.params["encoder"]["layers_1"]
     assert params["decoder"]["layers_0"] is model.params["decoder"]["layers_0"]
@@ -65,7 +65,7 @@ def test_a_draft_is_its_own_parameters_and_those_of_the_target():
     assert list(own) == ["decoder"]
     assert set(own["decoder"]["layers_1"]["encoder_decoder_attention"]) == {"query", "out"}
     whole = with_shared(own, target.params, (0, 2))
-    check_params(whole, config, "the draft")
+    StoredModel.of_params("draft", whole, config, None).check()
     assert whole["encoder"] is target.params["encoder"]
     assert whole["token_embedder"] is target.params["token_embedder"]
     ours, theirs = whole["decoder"]["layers_1"], target.params["decoder"]["layers_2"]

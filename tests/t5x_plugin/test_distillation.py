@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import seqio
-from t5x import adafactor, models, partitioning, train_state, trainer, utils
+from t5x import adafactor, models, partitioning, train_state, trainer
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
-from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import overlap, sampling, standardize
-from spec_t5x.t5x_plugin.distillation import ExpectedTokens, distill
+from spec_t5x.t5x_plugin.distillation import distill
 from spec_t5x.t5x_plugin.frozen_target import (
     COLLECTION,
     DraftInitializer,
@@ -26,13 +25,13 @@ from spec_t5x.t5x_plugin.frozen_target import (
     trainer_with_target,
     without_target,
 )
-from spec_t5x.t5x_plugin.networks import t5_config, t5x_network, t5x_network_of_size
+from spec_t5x.t5x_plugin.networks import t5x_network
 from spec_t5x.theory import formulas
 from spec_t5x.training.losses import token_losses
 from tests.t5x_plugin.toy_models import make_decoder_only_pair, run_program
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 KEY = jax.random.PRNGKey(0)
 VOCAB = 128
@@ -126,10 +125,7 @@ def logits_of(loaded, params, batch):
 @pytest.mark.parametrize(
     ("objective", "weight"),
     [
-        ("forward_kl", 1.0),
         ("forward_kl", 0.4),
-        ("reverse_kl", 0.4),
-        ("jeffreys", 0.4),
         ("total_variation", 1.0),
         ("cross_entropy", 1.0),
     ],
@@ -173,7 +169,7 @@ def test_without_weight_it_is_t5xs_own_loss(pair):
         np.testing.assert_allclose(metrics[name].total, theirs[name].total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [None, 3.0, "AVERAGE_PER_SEQUENCE"])
+@pytest.mark.parametrize("factor", [None, "AVERAGE_PER_SEQUENCE"])
 def test_packed_texts_are_the_same_texts(pair, factor):
     _, target, draft = pair
     model = make_model(pair, weight=0.7, loss_normalizing_factor=factor)
@@ -219,16 +215,6 @@ def test_alpha_and_expected_tokens_are_those_of_the_paper(pair):
             formulas.expected_tokens(alpha, gamma),
             rtol=1e-5,
         )
-
-
-def test_block_efficiencies_merge_over_tokens():
-    first, second = (
-        ExpectedTokens(total=3.0, count=4, gamma=2),
-        ExpectedTokens(total=0.0, count=2, gamma=2),
-    )
-    # alpha is 3 of 6: 1 + 1/2 + 1/4.
-    assert first.merge(second).compute() == pytest.approx(1.75)
-    assert np.isnan(ExpectedTokens(total=0.0, count=0, gamma=2).compute())
 
 
 # --- under T5X's trainer -----------------------------------------------------
@@ -306,67 +292,6 @@ def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
     assert infos == "infos"
 
 
-def test_nothing_of_the_target_is_a_constant(pair):
-    """At the sizes of the paper it would not fit into a program."""
-    _, target, draft = pair
-    model = make_model(pair)
-    batch = make_batch((10, 7))
-    grad = jax.grad(lambda *args: model.loss_fn(*args)[0])
-    jaxpr = jax.make_jaxpr(grad)(draft.params, batch, None, {COLLECTION: target.params})
-    # Masks and relative positions alone.
-    assert not [each for each in jaxpr.consts if jnp.issubdtype(each.dtype, jnp.floating)]
-    assert sum(np.size(each) for each in jaxpr.consts) < 1000
-    other = jax.tree.map(lambda leaf: 0.5 * leaf, target.params)
-    step = jax.jit(model.loss_fn)
-    losses = [step(draft.params, batch, None, {COLLECTION: p})[0] for p in (target.params, other)]
-    assert losses[0] != losses[1]
-    assert step._cache_size() == 1
-
-
-def test_a_target_in_bfloat16(pair):
-    """As a large one is kept and run."""
-    directory, target, draft = pair
-    partitioner = partitioning.PjitPartitioner(num_partitions=1)
-    frozen = FrozenTarget(str(directory), "bfloat16")
-    params = frozen.restore(partitioner)
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
-    model = make_model(pair)
-    in_half = distill(model_of(model), frozen)
-    batch = make_batch((10, 7))
-    exact, found = (
-        jax.jit(each.eval_fn)(draft.params, batch, {COLLECTION: each_params})[0]
-        for each, each_params in ((model, target.params), (in_half, params))
-    )
-    np.testing.assert_allclose(found, exact, rtol=0.1)
-
-
-def model_of(distilled):
-    """The stock model that a distilled one is made of."""
-    return models.EncoderDecoderModel(
-        distilled.module,
-        distilled.input_vocabulary,
-        distilled.output_vocabulary,
-        distilled.optimizer_def,
-    )
-
-
-def test_microbatches_accumulate_the_same(pair, tmp_path):
-    _, _, draft = pair
-    batch = make_batch((10, 7, 3, 5))
-    found = []
-    for number in (None, 2):
-        model = make_model(pair, weight=0.5)
-        made, _ = make_trainer(model, batch, tmp_path, number, draft.params)
-        with made:
-            summary = made.train(iter([batch]), 1).result()
-            found.append((summary, made.train_state.params))
-    for name in ("forward_kl", "alpha/temperature_0", "expected_tokens/temperature_1"):
-        np.testing.assert_allclose(*(summary[name].value for summary, _ in found), rtol=1e-5)
-    (_, whole), (_, parts) = found
-    for ours, theirs in zip(*map(jax.tree.leaves, (parts, whole)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
-
-
 SHARDED = """
 import sys
 import jax
@@ -402,24 +327,6 @@ class OwnLoss(models.EncoderDecoderModel):
         raise NotImplementedError
 
 
-class OwnMetrics(models.EncoderDecoderModel):
-    """A model with a metric of its own."""
-
-    def _compute_metrics(self, logits, **kwargs):
-        metrics = super()._compute_metrics(logits, **kwargs)
-        return metrics | {"own": metrics["loss"]}
-
-
-def test_what_a_subclass_has_of_its_own_stays(pair):
-    _, target, draft = pair
-    model = make_model(pair, OwnMetrics)
-    assert isinstance(model, OwnMetrics)
-    batch = make_batch((4, 4))
-    _, metrics = model.eval_fn(draft.params, batch, {COLLECTION: target.params})
-    assert metrics["own"].total == metrics["loss"].total
-    assert {"forward_kl", "alpha/temperature_1"} <= set(metrics)
-
-
 def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
     for options, message in (
         ({"objective": "kl"}, "objective is 'kl': give one of cross_entropy, forward_kl"),
@@ -445,31 +352,3 @@ def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
             partitioning.PjitPartitioner(num_partitions=1),
             trainer_cls=trainer.Trainer,
         )
-
-
-def test_networks_of_t5x_by_size():
-    config = t5_config(t5x_network_of_size("t5_1_1_small", dropout_rate=0.2))
-    expected = dataclasses.replace(size("t5_1_1_small"), dropout_rate=0.2, dtype="bfloat16")
-    assert config == expected
-    with pytest.raises(InputError, match="no T5 size is called 'small'"):
-        t5x_network_of_size("small", dropout_rate=0.0)
-    with pytest.raises(InputError, match="relpos_num_buckets is 16 and T5X's network has 32"):
-        t5x_network(dataclasses.replace(expected, relpos_num_buckets=16))
-
-
-def test_the_optimizers_axes_are_the_drafts(pair):
-    """What T5X partitions the state by has the state's own tree, target and all."""
-    model = make_model(pair)
-    partitioner = partitioning.PjitPartitioner(num_partitions=1)
-    shapes = {"encoder_input_tokens": (2, 4), "decoder_input_tokens": (2, 4)}
-    initializer = DraftInitializer(
-        model.optimizer_def, model.get_initial_variables, shapes, partitioner
-    )
-    stock = utils.TrainStateInitializer(
-        model.optimizer_def, model.get_initial_variables, shapes, partitioner
-    )
-    axes = initializer.train_state_axes
-    assert axes.params == stock.train_state_axes.params
-    flat = {len(path) for path in flax.traverse_util.flatten_dict(axes.flax_mutables.unfreeze())}
-    assert flat and set(axes.flax_mutables) == {COLLECTION}
-    assert not initializer.global_train_state_shape.flax_mutables

@@ -12,8 +12,8 @@ import seqio
 
 from spec_t5x.models.decoder_only import DecoderOnlyConfig
 from spec_t5x.models.sizes import size
-from spec_t5x.t5x_plugin.decoder_only import SpeculativeDecoderOnlyModel
 from spec_t5x.t5x_plugin.networks import t5_config
+from spec_t5x.t5x_plugin.speculative_model import SpeculativeDecoderOnlyModel
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -23,12 +23,12 @@ from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
 from tensorflow.compat.v1.train import summary_iterator as events_in
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.t5x.writing import save_t5x
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.theory import formulas
+from tests.checkpoints.faults import save_t5x
 from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, run_program, t5x_network
 
@@ -253,17 +253,14 @@ def test_eval_writes_metrics_and_acceptance(launches):
     assert texts(output) == texts(expected)
 
 
-@pytest.mark.parametrize(
-    ("draft", "devices", "options"), [("copy", 1, {}), ("mixed:{}/narrow", 4, MODEL_PARALLEL)]
-)
-def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair, draft, devices, options):
+def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair):
     output = launches.run(
         "infer",
         ["model_0.0.gin", "gin_configs/runs/t5x_infer.gin", "gin_configs/t5x/draft_by_name.gin"],
-        devices=devices,
+        devices=4,
         CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
-        DRAFT_NAME=named(draft, drafts_of_pair),
-        **options,
+        DRAFT_NAME=named("mixed:{}/narrow", drafts_of_pair),
+        **MODEL_PARALLEL,
     )
     found = predictions(output)
     expected = stock(0.0, "target_legacy")
@@ -469,13 +466,3 @@ assert "f32[8,2,20,8]" not in text
 
 def test_caches_lie_on_the_partitioners_mesh():
     run_program(SHARDED, devices=8)
-
-
-def test_a_launch_without_the_drafts_checkpoint_says_so(launches):
-    with pytest.raises(AssertionError, match="set DRAFT_CHECKPOINT_PATH"):
-        launches.run(
-            "infer",
-            ["model_0.0.gin", *SPECULATIVE],
-            CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
-            DRAFT_CHECKPOINT_PATH=None,
-        )

@@ -1,6 +1,5 @@
 """The plug-in writes what T5X writes: texts, scores and their order."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -21,14 +20,13 @@ from spec_t5x.t5x_plugin.speculative_model import random_stream
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 from tests.t5x_plugin.toy_models import (
     EOS,
-    SIZES,
     TARGET,
     make_batch,
     make_decoder_only_pair,
     make_pair,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 KEY = jax.random.PRNGKey(5)
 GREEDY = {"temperature": 0.0, "topk": 0, "rescale_log_probs": False}
@@ -66,8 +64,9 @@ def assert_same(pair, batch, options=None, **arguments):
     return np.asarray(found), aux
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("prompted", [False, True])
+@pytest.mark.parametrize(
+    ("size", "prompted"), [("1.1", False), ("1.0", True), ("deep", False), ("1.1", True)]
+)
 def test_greedy_text_and_scores_are_t5xs(size, prompted):
     texts, aux = assert_same(
         pair(size), make_batch(6), decoder_params=GREEDY, prompt_with_targets=prompted
@@ -88,34 +87,22 @@ def test_greedy_text_and_scores_are_t5xs(size, prompted):
     assert np.all(aux["accepted_by_position"] <= aux["verified_by_position"])
 
 
-def test_some_rows_end_early_and_some_do_not():
-    texts, _ = assert_same(pair("1.1"), make_batch(12), decoder_params=GREEDY)
-    ended = (texts == EOS).any(axis=1)
-    assert ended.any()
-    assert not ended.all()
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("num_decodes", [1, 3])
 @pytest.mark.parametrize("return_all_decodes", [False, True])
-def test_greedy_with_num_decodes(rows, num_decodes, return_all_decodes):
+def test_greedy_with_num_decodes(return_all_decodes):
     assert_same(
         pair("1.1"),
-        make_batch(rows),
+        make_batch(5),
         decoder_params=GREEDY,
-        num_decodes=num_decodes,
+        num_decodes=3,
         return_all_decodes=return_all_decodes,
     )
 
 
 SETTINGS = {
-    "all": {"temperature": 1.0, "topk": 0},
-    "rescaled": {"temperature": 0.7, "topk": 0, "rescale_log_probs": True},
     "own scores": {"temperature": 0.7, "topk": 0, "rescale_log_probs": False},
     "top-k": {"temperature": 1.0, "topk": 5},
     "top-p": {"temperature": 0.9, "topk": 0, "topp": 0.8},
     "default": {},
-    "steps": {"temperature": 1.0, "topk": 0, "max_decode_steps": 5},
     "hard limit": {
         "temperature": 1.0,
         "topk": 0,
@@ -128,23 +115,21 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("num_decodes", [1, 3])
-def test_coupled_samples_are_t5xs_seed_for_seed(name, num_decodes):
+def test_coupled_samples_are_t5xs_seed_for_seed(name):
     texts, _ = assert_same(
         pair("1.1"),
         make_batch(4),
         {"verifier": "coupled"},
         decoder_params=SETTINGS[name],
         rng=KEY,
-        num_decodes=num_decodes,
+        num_decodes=3,
         return_all_decodes=True,
     )
-    if name not in ("default", "rows of their own") and num_decodes > 1:
+    if name not in ("default", "rows of their own"):
         assert any((row != row[0]).any() for row in texts)
 
 
-@pytest.mark.parametrize("prompted", [False, True])
-def test_coupled_samples_of_every_draft(prompted):
+def test_coupled_samples_of_every_draft():
     drafts = {
         "model": {},
         "copy": {"draft": NamedDraft(name="copy")},
@@ -159,11 +144,10 @@ def test_coupled_samples_of_every_draft(prompted):
             {"verifier": "coupled", **options},
             decoder_params={"temperature": 1.0, "topk": 0},
             rng=KEY,
-            prompt_with_targets=prompted,
+            prompt_with_targets=True,
         )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("costs", "least", "most"),
     [
@@ -174,12 +158,12 @@ def test_coupled_samples_of_every_draft(prompted):
     ],
     ids=["cheap", "in between", "never pays", "hopeless"],
 )
-def test_with_costs_as_many_tokens_as_pay_are_proposed(costs, least, most, temperature):
+def test_with_costs_as_many_tokens_as_pay_are_proposed(costs, least, most):
     _, aux = assert_same(
         pair("1.1"),
         make_batch(4),
         {"verifier": "coupled", **costs},
-        decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
+        decoder_params={"temperature": 1.0, "topk": 0, "rescale_log_probs": False},
         rng=KEY,
         num_decodes=2,
         return_all_decodes=True,
@@ -189,19 +173,9 @@ def test_with_costs_as_many_tokens_as_pay_are_proposed(costs, least, most, tempe
     assert least <= share <= most
 
 
-def test_without_a_key_t5xs_default_is_drawn_with():
-    assert_same(
-        pair("1.1"),
-        make_batch(3),
-        {"verifier": "coupled"},
-        decoder_params={"temperature": 1.0, "topk": 0},
-    )
-
-
-@pytest.mark.parametrize("num_decodes", [1, 4])
 @pytest.mark.parametrize(
-    ("params", "prompted"),
-    [({}, False), ({}, True), ({"alpha": 0.0, "max_decode_len": 14}, True)],
+    ("num_decodes", "params", "prompted"),
+    [(4, {}, False), (1, {}, True), (4, {"alpha": 0.0, "max_decode_len": 14}, True)],
 )
 def test_beam_search_finds_what_t5xs_does(num_decodes, params, prompted):
     searching = make_pair("1.1", decode_fn=decoding.beam_search)
@@ -252,19 +226,9 @@ def test_settings_bound_by_a_partial_and_by_gin_hold():
         gin.clear_config()
 
 
-def test_sampling_that_is_not_coupled_follows_the_key():
-    model, params = pair("1.1").speculative(verifier="block")
-    sampled = {"temperature": 1.0, "topk": 0}
-    first, second, again = (
-        np.asarray(predict(model, params, make_batch(4), rng=key, decoder_params=sampled)[0])
-        for key in (KEY, jax.random.PRNGKey(6), KEY)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first != second).any()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("bidirectional", "tied"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("temperature", "bidirectional", "tied"), [(0.0, True, True), (1.0, False, False)]
+)
 def test_decoder_only_twin(temperature, bidirectional, tied):
     decoder = make_decoder_only_pair(bidirectional, tied)
     rng = np.random.default_rng(3)
@@ -277,16 +241,15 @@ def test_decoder_only_twin(temperature, bidirectional, tied):
         "decoder_input_tokens": jnp.asarray(shifted, jnp.int32),
         "decoder_causal_attention": jnp.asarray(np.arange(TARGET) <= lengths[:, None], jnp.int32),
     }
-    for num_decodes in (1, 2):
-        texts, aux = assert_same(
-            decoder,
-            batch,
-            {"verifier": "coupled"},
-            decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
-            rng=KEY,
-            num_decodes=num_decodes,
-            return_all_decodes=num_decodes > 1,
-        )
+    texts, aux = assert_same(
+        decoder,
+        batch,
+        {"verifier": "coupled"},
+        decoder_params={"temperature": temperature, "topk": 0, "rescale_log_probs": False},
+        rng=KEY,
+        num_decodes=2,
+        return_all_decodes=True,
+    )
     assert len(np.unique(texts[:, 0], axis=0)) > 2
     assert np.sum(aux["accepted"]) > 0
 
@@ -306,12 +269,9 @@ def test_losses_and_scores_are_the_stock_models():
     ("decoder_params", "message"),
     [
         ({"logit_callback_fn": lambda logits, state: logits}, "logit_callback_fn"),
-        ({"state_callback_fn": lambda state: state}, "state_callback_fn"),
         ({"beam": 3}, "'beam'.*temperature_sample takes"),
-        ({"topk": 3, "topp": 0.5}, "top_k is 3 and top_p is 0.5"),
         ({"topk": np.array([1, 2])}, "topk is an array"),
         ({"max_decode_steps": TARGET + 1}, "max_decode_steps is 17"),
-        ({"max_decode_steps": 0}, "max_decode_steps is 0"),
         ({"initial_index": np.zeros(3)}, "initial_index"),
         ({"decode_rng": KEY}, "leave one of them out"),
     ],
@@ -332,14 +292,6 @@ def test_a_hole_in_a_prompt_is_an_error():
         model.predict_batch_with_aux(params, batch, prompt_with_targets=True)
     with pytest.raises(Exception, match="without holes"):
         jax.block_until_ready(predict(model, params, batch, prompt_with_targets=True))
-
-
-def test_a_prompt_longer_than_the_search_is_an_error():
-    model, params = make_pair("1.1", decode_fn=decoding.beam_search).speculative()
-    with pytest.raises(InputError, match="prompt holds .* max_decode_len is 3"):
-        model.predict_batch_with_aux(
-            params, make_batch(4), decoder_params={"max_decode_len": 3}, prompt_with_targets=True
-        )
 
 
 def test_keys_of_the_hardwares_generators():
@@ -363,17 +315,6 @@ def test_keys_of_the_hardwares_generators():
     settings = read_settings(decoding.temperature_sample, sampled, KEY, EOS, TARGET)
     usual = random_stream(settings, BlockVerifier(), starts, TARGET)
     np.testing.assert_array_equal(jax.random.key_data(usual), KEY)
-
-
-def test_settings_of_a_beam_search_that_cannot_be_honoured():
-    searching = make_pair("1.1", decode_fn=decoding.beam_search)
-    model, params = searching.speculative()
-    for name, value in (("max_decode_step", 4), ("min_log_prob", -3.0), ("max_decode_len", 17)):
-        with pytest.raises(InputError, match=f"{name} is"):
-            model.predict_batch_with_aux(params, make_batch(2), decoder_params={name: value})
-    model, params = searching.speculative(draft=NamedDraft(name="copy"))
-    with pytest.raises(InputError, match="beam_search and the draft a CopyDraft"):
-        model.predict_batch(params, make_batch(2))
 
 
 class OwnDecoding(models.EncoderDecoderModel):
@@ -410,21 +351,6 @@ def test_what_a_subclass_has_of_its_own_stays():
     np.testing.assert_array_equal(found, expected)
 
 
-@dataclasses.dataclass(frozen=True)
-class LongConfig(type(make_pair("1.1").model.module.config)):
-    """Sizes, and a setting that changes what is computed."""
-
-    attention_window: int = 4
-
-
-def test_a_network_with_settings_that_are_not_known_is_refused():
-    stock = pair("1.1")
-    config = LongConfig(**dataclasses.asdict(stock.model.module.config))
-    module = stock.model.module.clone(config=config)
-    with pytest.raises(InputError, match="attention_window"):
-        ModelDraft(module=module)
-
-
 def test_models_that_cannot_be_sped_up():
     stock = pair("1.1")
     own = OwnDecoding.__new__(OwnDecoding)
@@ -440,10 +366,8 @@ def test_models_that_cannot_be_sped_up():
     model, params = custom.speculative()
     with pytest.raises(InputError, match="decode_fn is .*lambda"):
         model.predict_batch(params, make_batch(2))
-    with pytest.raises(InputError, match="no sizes"):
+    with pytest.raises(InputError, match="ModelDraft has size None and config None"):
         ModelDraft()
-    with pytest.raises(InputError, match="size and module"):
-        ModelDraft(size="t5_1_1_small", module=stock.model.module)
     model, _ = stock.speculative(draft=ModelDraft(size="t5_1_1_small"))
     with pytest.raises(InputError, match="embeds 32128 ids and the target 40"):
         model.get_initial_variables(

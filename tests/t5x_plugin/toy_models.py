@@ -102,7 +102,7 @@ def make_pair(size: str, decode_fn=decoding.temperature_sample) -> Pair:
         optimizer_def=None,
         decode_fn=decode_fn,
     )
-    return Pair(model, target.params, ModelDraft(module=t5x_network(draft.config)), draft.params)
+    return Pair(model, target.params, ModelDraft(config=draft.config), draft.params)
 
 
 def make_batch(rows: int, seed: int = 0) -> dict[str, jax.Array]:
@@ -162,4 +162,6 @@ def make_decoder_only_pair(bidirectional: bool, tied: bool) -> Pair:
             name: value for name, value in target_params["decoder"].items() if name != "layers_1"
         }
     }
-    return Pair(model, target_params, ModelDraft(module=small), draft_params)
+    return Pair(
+        model, target_params, ModelDraft(config=networks.decoder_only_config(small)), draft_params
+    )

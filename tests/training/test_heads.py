@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.draft_heads import load_heads
+from spec_t5x.checkpoints.own.target_drafts import load_heads
 from spec_t5x.cli.main import main
 from spec_t5x.data.batching import Batches, tokenise_file
 from spec_t5x.models.heads import HeadsConfig, T5Heads

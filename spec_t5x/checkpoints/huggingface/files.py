@@ -1,15 +1,13 @@
-"""Hugging Face's files of weights, opened and read by slices, and written tensor by tensor.
+"""Hugging Face's files of weights, opened and read by slices, and written.
 
 safetensors and PyTorch's files are mapped into memory: what is not asked for is not read.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
@@ -39,7 +37,6 @@ _SAFETENSORS_TYPES = {
     "I32": "int32",
     "I64": "int64",
 }
-_WRITTEN_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}
 
 # Before it torch.load runs code that a file holds even where it is told to take weights alone
 # (CVE-2025-32434).
@@ -48,8 +45,8 @@ _SAFE_TORCH = (2, 6)
 # Rows compared in one go: bounds the memory that the comparison takes.
 _ROWS = 4096
 
-# What the files of a model may hold at most, as transformers has it.
-SHARD_BYTES = 5 * 10**9
+# What a file of a model holds at most; so much is in memory while it is written.
+SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
@@ -183,75 +180,40 @@ def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
 
 
 def write_safetensors(
-    directory: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    tensors: Iterable[np.ndarray],
-    dtype: str,
-    shard_bytes: int = SHARD_BYTES,
+    directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Writes ``model.safetensors``, or files of ``shard_bytes`` at most and their index.
 
-    The format is eight bytes with the length of a header, the header (JSON: type, shape and
-    place of every tensor) and the tensors, one after another.
-
     Args:
         directory: where.
-        shapes: of all tensors, by name.
-        tensors: the tensors in the same order and of type ``dtype``; one is in memory at a
-            time.
-        dtype: "float32" or "bfloat16".
+        tensors: by name; those of one file are in memory at a time.
         shard_bytes: a tensor that is larger has a file of its own.
     """
-    files = _assign_files(shapes, dtype, shard_bytes)
-    tensors = iter(tensors)
-    for file, names in files.items():
-        with open(directory / file, "wb") as output:
-            output.write(_header({name: shapes[name] for name in names}, dtype))
-            for name in names:
-                tensor = np.ascontiguousarray(next(tensors))
-                assert tensor.shape == shapes[name], "tensors come in the order of their names"
-                # As bytes: bfloat16 is foreign to Python's buffers.
-                output.write(tensor.reshape(-1).view(np.uint8).data)
-    # To its end, where weights that are not finite are refused.
-    collections.deque(tensors, maxlen=0)
-    if len(files) > 1:
-        weight_map = {name: file for file, names in files.items() for name in names}
-        total_size = sum(_size(shape, dtype) for shape in shapes.values())
-        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-        write_json(directory / "model.safetensors.index.json", index)
+    shards: list[list[str]] = []
+    total, size, pending = 0, 0, {}
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > shard_bytes:
+            shards.append(_write_shard(directory, len(shards), pending))
+            size, pending = 0, {}
+        # Of a transposed array the memory lies in another order.
+        pending[name] = np.ascontiguousarray(tensor)
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    shards.append(_write_shard(directory, len(shards), pending))
+    if len(shards) == 1:
+        (directory / "shard-0").rename(directory / "model.safetensors")
+        return
+    weight_map = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
+        (directory / f"shard-{number}").rename(directory / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(directory / "model.safetensors.index.json", index)
 
 
-def _assign_files(
-    shapes: Mapping[str, tuple[int, ...]], dtype: str, shard_bytes: int
-) -> dict[str, list[str]]:
-    """Which tensors go into which file, in their order."""
-    groups, size = [[]], 0
-    for name, shape in shapes.items():
-        size += _size(shape, dtype)
-        if groups[-1] and size > shard_bytes:
-            groups.append([])
-            size = _size(shape, dtype)
-        groups[-1].append(name)
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {
-        f"model-{number:05}-of-{len(groups):05}.safetensors": group
-        for number, group in enumerate(groups, start=1)
-    }
+def _write_shard(directory: Path, number: int, tensors: dict[str, np.ndarray]) -> list[str]:
+    from safetensors.numpy import save
 
-
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
-    header, place = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        end = place + _size(shape, dtype)
-        stored = _WRITTEN_TYPES[dtype][0]
-        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [place, end]}
-        place = end
-    text = json.dumps(header).encode()
-    # Tensors start at a multiple of eight bytes, as readers that map the file like it.
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _size(shape: tuple[int, ...], dtype: str) -> int:
-    return _WRITTEN_TYPES[dtype][1] * int(np.prod(shape))
+    # ``save_file`` makes files that nobody else may read.
+    (directory / f"shard-{number}").write_bytes(save(tensors, metadata={"format": "pt"}))
+    return list(tensors)

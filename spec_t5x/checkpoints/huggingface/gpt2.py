@@ -13,23 +13,11 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.checkpoints.huggingface.files import open_tensors, same_tensor, transposed
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
-)
-from spec_t5x.checkpoints.storage.weights import Tensor, Weights
-from spec_t5x.data.mapped_vocabulary import (
-    MappedVocabulary,
-    has_tokenizer,
-    read_tokenizer,
-    their_ids,
-)
-from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.checkpoints.storage.weights import Tensor
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.gpt import GPTConfig
 
 # Both are the tanh approximation, which is what Flax calls gelu.
@@ -68,98 +56,40 @@ _IN_LAYER = {
 _JOINED = {"query": 0, "key": 1, "value": 2}
 
 
-def open_gpt2(
-    directory: str | Path,
-    *,
-    vocabulary: Vocabulary | None = None,
-    start_id: int | None = None,
-    eos_id: int | None = None,
-) -> StoredModel:
-    """Opens a GPT-2 that transformers wrote; its weights are read later.
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+    """Opens a GPT-2 that transformers wrote; see ``loading.FORMATS``.
 
     Args:
-        directory: config.json, weights (``model.safetensors`` or ``pytorch_model.bin``,
-            with or without the prefix ``transformer.``) and ``tokenizer.json``, or
-            ``vocab.json`` and ``merges.txt``.
-        vocabulary: in place of the directory's tokenizer, a ``MappedVocabulary`` of its ids.
-        start_id, eos_id: their ids that start and end a text; by default config.json's
-            ``bos_token_id`` and ``eos_token_id``.
+        directory: weights (``model.safetensors`` or ``pytorch_model.bin``, with or without the
+            prefix ``transformer.``) and ``tokenizer.json``, or ``vocab.json`` and
+            ``merges.txt``.
+        values: its config.json, whose ``bos_token_id`` and ``eos_token_id`` start and end a
+            text.
 
     Raises:
         InputError: files are absent or damaged, or the network is not GPT-2's.
     """
-    directory = Path(directory)
-    values = read_json(directory / CONFIG_NAME)
-    num_ids, start_id, eos_id = _ids(values, directory, start_id, eos_id)
-    ours = (getattr(vocabulary, name, None) for name in ("num_ids", "start_id", "eos_id"))
-    if vocabulary is not None and tuple(ours) != (num_ids, start_id, eos_id):
-        raise InputError(
-            f"{directory}: the vocabulary given is not numbered as its {num_ids} ids, of which "
-            f"{start_id} starts and {eos_id} ends a text: put its own tokenizer.json there"
-        )
-    found = _settled(open_tensors(directory), values, directory)
-    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in found)
+    num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
+    left = _settled(open_tensors(directory), values, directory)
+    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in left)
     rows = their_ids(num_ids, start_id, eos_id)
-    tensors = {
-        path: _ours(path, found[name], rows)
-        for path, name in _paths(config).items()
-        if name in found
-    }
+    names = _names(config)
+    tensors = {path: _ours(path, left[name], rows) for path, name in names.items() if name in left}
+    tokenizer, vocabulary = read_tokenizer(directory), None
+    if tokenizer is not None:
+        vocabulary = MappedVocabulary(tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id)
     return StoredModel(
-        weights=Weights(source=str(directory), tensors=tensors, found=found, expected=_shapes),
+        # What belongs to no parameter is refused by its own name.
+        tensors=tensors | {n: left[n] for n in left if n not in names.values()},
         config=config,
-        vocabulary=vocabulary or _vocabulary(directory, num_ids, start_id, eos_id),
+        vocabulary=vocabulary,
         directory=directory,
         metadata=values,
     )
 
 
-def recognizes(values: dict[str, Any] | None) -> bool:
-    """See ``stored_model.Format``."""
-    return values is not None and values.get("model_type") == "gpt2"
-
-
-def open_model(
-    directory: Path,
-    values: dict[str, Any],
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: GPTConfig | None = None,
-) -> StoredModel:
-    """``open_gpt2`` with its own tokenizer or, without one, with the given vocabulary."""
-    del config
-    if vocabulary is not None and not has_vocabulary(directory, values):
-        given = make_vocabulary(vocabulary, values.get("vocab_size", 0))
-        return open_gpt2(directory, vocabulary=given)
-    stored = open_gpt2(directory)
-    num_rows = stored.config.vocab_size
-    choose_vocabulary(vocabulary, stored.known_vocabulary(), directory, num_rows)
-    return stored
-
-
-def has_vocabulary(directory: Path, values: dict[str, Any]) -> bool:
-    """See ``stored_model.Format``."""
-    del values
-    return has_tokenizer(directory)
-
-
-def read_vocabulary(directory: Path, values: dict[str, Any]) -> MappedVocabulary:
-    """The directory's tokenizer; see ``stored_model.Format``.
-
-    Raises:
-        InputError: there is none, or its ids are not the model's.
-    """
-    return _vocabulary(directory, *_ids(values, directory, None, None))
-
-
 def _ours(path: str, tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """Their tensor in the form of our parameter ``path``.
-
-    Args:
-        path: of the parameter.
-        tensor: as it is stored.
-        rows: their id of each of ours.
-    """
+    """Their tensor in the form of our parameter ``path``; ``rows`` are their ids of ours."""
     if path == "token_embedding":
         return _renumbered(tensor, rows)
     if path == "logits_dense/kernel":
@@ -190,27 +120,18 @@ def _third(tensor: Tensor, place: int) -> Tensor:
     return dataclasses.replace(tensor, shape=(*tensor.shape[:-1], width), read=read)
 
 
-def _ids(
-    values: dict[str, Any], directory: Path, start_id: int | None, eos_id: int | None
-) -> tuple[int, int, int]:
+def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
     """Their number of ids, and the two that start and end a text."""
-    path, num_ids = directory / CONFIG_NAME, values.get("vocab_size")
+    num_ids, eos_id = values.get("vocab_size"), values.get("eos_token_id")
     if not isinstance(num_ids, int):
         raise InputError(f"{path} has vocab_size {num_ids!r}: copy the file again")
-    eos_id = values.get("eos_token_id") if eos_id is None else eos_id
-    start_id = values.get("bos_token_id", eos_id) if start_id is None else start_id
+    start_id = values.get("bos_token_id", eos_id)
     for name, token in (("bos_token_id", start_id), ("eos_token_id", eos_id)):
         if not isinstance(token, int) or not 0 <= token < num_ids:
             raise InputError(
                 f"{path} has {name} {token!r} and vocab_size {num_ids}: set it to a token's id"
             )
     return num_ids, start_id, eos_id
-
-
-def _vocabulary(directory: Path, num_ids: int, start_id: int, eos_id: int) -> MappedVocabulary:
-    return MappedVocabulary(
-        read_tokenizer(directory), num_ids=num_ids, start_id=start_id, eos_id=eos_id
-    )
 
 
 def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
@@ -267,33 +188,20 @@ def _settled(
     return bare
 
 
-def _paths(config: GPTConfig) -> dict[str, str]:
+def _names(config: GPTConfig) -> dict[str, str]:
     """Their name of the tensor that holds each of our parameters."""
-    paths = dict(_TOP)
+    names = dict(_TOP)
     if config.logits_via_embedding:
-        del paths["logits_dense/kernel"]
+        del names["logits_dense/kernel"]
     for layer in range(config.num_layers):
         for ours, theirs in _IN_LAYER.items():
             weight = "scale" if ours.endswith("norm") else "kernel"
-            paths[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight"
-            paths[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias"
-    return paths
+            names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight"
+            names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias"
+    return names
 
 
 def _joined_place(path: str) -> int | None:
     """Where a parameter is in the joined projection, if it is."""
     parts = path.split("/")
     return _JOINED.get(parts[2]) if len(parts) == 4 and parts[1] == "attention" else None
-
-
-def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by their names."""
-    paths, shapes = _paths(config), {}
-    for path, shape in expected_shapes(config).items():
-        if path in ("token_embedding", "logits_dense/kernel"):
-            # The token that starts has a row of its own here.
-            shape = (config.vocab_size - 1, config.emb_dim)
-        elif _joined_place(path) is not None:
-            shape = (*shape[:-1], 3 * shape[-1])
-        shapes[paths[path]] = shape
-    return shapes

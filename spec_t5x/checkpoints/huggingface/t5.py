@@ -8,7 +8,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface import tokenizer
 from spec_t5x.checkpoints.huggingface.files import (
     SHARD_BYTES,
     open_tensors,
@@ -25,20 +24,17 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
+from spec_t5x.checkpoints.storage.weights import Report, Tensor, read_tensors
+from spec_t5x.data.vocabulary import (
+    SPIECE_NAME,
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
 )
-from spec_t5x.checkpoints.storage.weights import Report, Tensor, Weights, read_tensors
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
-
-# ``stored_model.Format``.
-has_vocabulary, read_vocabulary = tokenizer.has_vocabulary, tokenizer.read_vocabulary
 
 # Their names for activations. "gelu_new" and the gated "gelu" are the tanh
 # approximation, which T5X calls "gelu"; the exact, ungated "gelu" has no equal there.
@@ -50,6 +46,8 @@ _ACTIVATIONS = {
     "silu": ("silu",),
     "gelu_new": ("gelu",),
 }
+
+_TOKENIZER = "tokenizer_config.json"
 
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
@@ -87,49 +85,30 @@ _ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def recognizes(values: dict[str, Any] | None) -> bool:
-    """See ``stored_model.Format``; ``open_model`` refuses the model types that it cannot run."""
-    return values is not None and "model_type" in values
-
-
-def open_model(
-    directory: Path,
-    values: dict[str, Any],
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: T5Config | None = None,
-) -> StoredModel:
-    """Opens a model that transformers wrote; see ``stored_model.Format``.
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+    """Opens a model that transformers wrote; see ``loading.FORMATS``.
 
     Args:
         directory, values: the checkpoint and its config.json.
-        vocabulary: of a directory without ``spiece.model``.
-        config: has no effect, since config.json has it.
 
     Raises:
         InputError: files are absent or damaged, or the model does not decode as T5 does.
     """
-    del config
     _check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    if vocabulary is not None and not has_vocabulary(directory, values):
-        chosen = make_vocabulary(vocabulary, config.vocab_size)
-    else:
-        own = read_vocabulary(directory, values)
-        chosen = choose_vocabulary(vocabulary, own, directory, config.vocab_size)
-    check_vocabulary_fits(chosen, config, str(directory))
-    found = open_tensors(directory)
-    rescales = _settle_output_layer(found, values, directory)
+    left = open_tensors(directory)
+    rescales = _settle_output_layer(left, values, directory)
     config = dataclasses.replace(config, logits_via_embedding=rescales)
-    tensors = {
-        path: transposed(found[name]) if is_transposed else found[name]
-        for path, (name, is_transposed) in tensor_names(config).items()
-        if name in found
-    }
+    tensors = {}
+    for path, (name, is_transposed) in tensor_names(config).items():
+        if name in left:
+            tensor = left.pop(name)
+            tensors[path] = transposed(tensor) if is_transposed else tensor
     return StoredModel(
-        weights=Weights(source=str(directory), tensors=tensors, found=found, expected=_shapes),
+        # What belongs to no parameter is refused by its own name.
+        tensors=tensors | left,
         config=config,
-        vocabulary=chosen,
+        vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
     )
@@ -148,7 +127,7 @@ def write_model(
     """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads.
 
     Args:
-        directory, dtype, overwrite, report: as ``stored_model.Writer``.
+        directory, dtype, overwrite, report: as ``convert.WRITERS``.
         stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
             decide.
         extra: has no effect: transformers owns config.json.
@@ -161,19 +140,19 @@ def write_model(
     del extra
     values = config_values(stored.config, dtype, _model_type(stored))
     vocabulary = stored.known_vocabulary()
-    stored.weights.check(stored.config)
-    names, shapes = tensor_names(stored.config), _shapes(stored.config)
-    ordered = {names[path][0]: shapes[names[path][0]] for path in stored.weights.tensors}
+    stored.check()
+    names = tensor_names(stored.config)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, values)
         write_json(stage / "generation_config.json", _SPECIAL_IDS)
-        write_json(stage / tokenizer.CONFIG_NAME, tokenizer.tokenizer_values(vocabulary))
+        write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
         vocabulary.save(stage)
+        source = str(stored.directory)
         tensors = (
-            tensor.T if names[path][1] else tensor
-            for path, tensor in read_tensors(stored.weights, dtype, report)
+            (names[path][0], tensor.T if names[path][1] else tensor)
+            for path, tensor in read_tensors(stored.tensors, source, dtype, report)
         )
-        write_safetensors(stage, ordered, tensors, dtype, shard_bytes)
+        write_safetensors(stage, tensors, shard_bytes)
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
@@ -185,15 +164,6 @@ def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
     ``("encoder.block.0.layer.0.SelfAttention.q.weight", True)``.
     """
     return {path: _tensor_name(path) for path in expected_shapes(config)}
-
-
-def _shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by their names."""
-    shapes, names = expected_shapes(config), tensor_names(config)
-    return {
-        name: shapes[path][::-1] if is_transposed else shapes[path]
-        for path, (name, is_transposed) in names.items()
-    }
 
 
 def _tensor_name(path: str) -> tuple[str, bool]:
@@ -269,8 +239,7 @@ def _check_supported(values: dict[str, Any], directory: Path) -> None:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
     if "quantization_config" in values:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
+    generation = _read_if_there(directory / "generation_config.json")
     for name, needed in _SPECIAL_IDS.items():
         found = values.get(name, generation.get(name))
         if found not in (None, needed, [needed]):
@@ -365,3 +334,57 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
         return False
     tied = values.get("tie_word_embeddings", not is_mt5) is not False
     return tied if is_mt5 else values.get("scale_decoder_outputs", tied) is not False
+
+
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
+
+    Raises:
+        InputError: one that is not T5's kind.
+    """
+    tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
+    extra_ids = tokenizer.get("extra_ids")
+    if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
+        vocabulary = ByteVocabulary(125 if extra_ids is None else extra_ids)
+    elif spiece.is_file():
+        # mT5's file holds its sentinels already, T5's does not.
+        default = 0 if values["model_type"] == "mt5" else 100
+        vocabulary = SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
+    elif values.get("vocab_size") == ByteVocabulary().vocab_size:
+        vocabulary = ByteVocabulary()
+    else:
+        return None
+    _check_added_tokens(tokenizer, vocabulary, directory)
+    return vocabulary
+
+
+def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:
+    """tokenizer_config.json for transformers."""
+    is_bytes = isinstance(vocabulary, ByteVocabulary)
+    return {
+        "tokenizer_class": "ByT5Tokenizer" if is_bytes else "T5Tokenizer",
+        "extra_ids": vocabulary.extra_ids,
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, directory: Path) -> None:
+    """Refuses tokens that exist in the tokenizer alone: their text would be lost."""
+    decoder = tokenizer.get("added_tokens_decoder") or {}
+    others = _read_if_there(directory / "added_tokens.json")
+    with describing(f"tokenizer of {directory}", "added tokens"):
+        added = {int(i): token.get("content") for i, token in decoder.items()}
+        added |= {int(i): token for token, i in others.items()}
+    foreign = sorted(i for i in added if i >= vocabulary.vocab_size)
+    if foreign:
+        raise InputError(
+            f"{directory} adds token {added[foreign[0]]!r} with id {foreign[0]} to "
+            f"the {vocabulary.vocab_size} of its vocabulary: give a model without "
+            "added tokens"
+        )

@@ -21,9 +21,8 @@ from spec_t5x.checkpoints.storage.files import (
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors, orbax_entries, write_tree
-from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
-from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary, local_file
-from spec_t5x.checkpoints.storage.weights import Report, Weights, read_tensors
+from spec_t5x.checkpoints.storage.vocabularies import local_file
+from spec_t5x.checkpoints.storage.weights import Report, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -88,45 +87,29 @@ def write_model(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> None:
-    """``save_model`` of a stored model; see ``stored_model.Writer``."""
+    """``save_model`` of a stored model; see ``convert.WRITERS``."""
     vocabulary = stored.known_vocabulary()
-    check_vocabulary_fits(vocabulary, stored.config, stored.weights.source)
-    stored.weights.check(stored.config)
+    stored.check()
     metadata = describe(stored.config, vocabulary, dtype, extra or {})
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         vocabulary.save(stage)
-        tensors = read_tensors(stored.weights, dtype, report)
+        tensors = read_tensors(stored.tensors, str(stored.directory), dtype, report)
         write_tree(
             stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors)
         )
 
 
-def recognizes(values: dict[str, Any] | None) -> bool:
-    """See ``stored_model.Format``."""
-    return values is not None and values.get("format") == FORMAT
-
-
-def open_model(
-    directory: Path,
-    values: dict[str, Any],
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: ModelConfig | None = None,
-) -> StoredModel:
-    """Opens a checkpoint that ``save_model`` wrote; see ``stored_model.Format``."""
-    del config
-    config = read_config(values, directory / CONFIG_NAME)
-    own = read_vocabulary(directory, values)
-    check_vocabulary_fits(own, config, str(directory))
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+    """Opens a checkpoint that ``save_model`` wrote; see ``loading.FORMATS``."""
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
     return StoredModel(
-        weights=Weights(source=str(path), tensors=open_tensors(entries, str(path))),
-        config=config,
-        vocabulary=choose_vocabulary(vocabulary, own, directory, config.vocab_size),
+        tensors=open_tensors(entries, str(path)),
+        config=read_config(values, directory / CONFIG_NAME),
+        vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
     )
@@ -188,14 +171,8 @@ def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in _OWN_ENTRIES}
 
 
-def has_vocabulary(directory: Location, values: dict[str, Any]) -> bool:
-    """See ``stored_model.Format``: every checkpoint of this format does."""
-    del directory, values
-    return True
-
-
 def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
-    """The vocabulary that ``values`` describes; see ``stored_model.Format``.
+    """The vocabulary that ``values`` describes.
 
     Raises:
         InputError: there is none, or it is not the one that was saved.
@@ -211,8 +188,10 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
         vocabulary = WordPieceVocabulary(local_file(directory / TOKENIZER_NAME))
     elif entry.get("kind") == "mapped":
         ids = {name: entry.get(name, 0) for name in _MAPPED_IDS}
-        tokenizer = local_file(directory / TOKENIZER_NAME)
-        vocabulary = MappedVocabulary(read_tokenizer(tokenizer), **ids)
+        tokenizer = read_tokenizer(local_file(directory / TOKENIZER_NAME))
+        if tokenizer is None:
+            raise InputError(f"no vocabulary at {directory / TOKENIZER_NAME}: copy it there")
+        vocabulary = MappedVocabulary(tokenizer, **ids)
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "

@@ -43,14 +43,9 @@ def save_ngram(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes n-gram tables, completely or not at all.
+    """Writes what ``training.ngram_counts`` counted, completely or not at all.
 
-    Args:
-        directory: where; its parents are made.
-        draft: what ``training.ngram_counts`` counted.
-        vocabulary: what the counted texts were tokenised with.
-        extra: more entries for config.json (corpus, scores, ...).
-        overwrite: whether earlier tables may be replaced.
+    The arguments are those of ``native.save_model``.
 
     Raises:
         InputError: the directory is taken, the vocabulary is of another size, or an
@@ -111,15 +106,12 @@ def _check_config(metadata: dict[str, Any], path: Path) -> None:
 
 
 def _check_belongs(metadata: dict[str, Any], directory: Path, target: LoadedModel) -> None:
-    remedy = "count n-grams with the target's vocabulary (spec-t5x train-ngram)"
-    ours, theirs = metadata.get("vocabulary"), target.vocabulary.fingerprint()
-    if ours == theirs:
-        return
-    found = f"n-grams {directory} and target {target.directory} have different vocabularies"
-    if metadata["vocab_size"] != target.vocabulary.vocab_size:
-        sizes = f"{metadata['vocab_size']} and {target.vocabulary.vocab_size} ids"
-        raise InputError(f"{found} ({sizes}): {remedy}")
-    raise InputError(f"{found} (fingerprints {str(ours)[:12]} and {theirs[:12]}): {remedy}")
+    if metadata.get("vocabulary") != target.vocabulary.fingerprint():
+        raise InputError(
+            f"n-grams {directory} and target {target.directory} have different vocabularies "
+            f"({metadata['vocab_size']} and {target.vocabulary.vocab_size} ids): count n-grams "
+            "with the target's vocabulary (spec-t5x train-ngram)"
+        )
 
 
 def _to_arrays(draft: NgramDraft) -> dict[str, np.ndarray]:
@@ -185,28 +177,22 @@ def _fit_together(tables: list[np.ndarray | None], num_above: int, vocab_size: i
     if not all(table is not None and table.ndim == 1 and _is_whole(table) for table in tables):
         return False
     children, tokens, num_successors, successors, masses = tables
+    if (len(children), len(num_successors)) != (num_above, len(tokens)):
+        return False
+    contexts = np.repeat(np.arange(num_above), children) * vocab_size
+    owners = np.repeat(np.arange(len(tokens)), num_successors)
+    if len(contexts) != len(tokens) or not len(owners) == len(successors) == len(masses) > 0:
+        return False
     return bool(
-        (len(children), len(num_successors)) == (num_above, len(tokens))
-        and (children.sum(), num_successors.sum()) == (len(tokens), len(successors))
-        and len(masses) == len(successors) > 0
-        and max(tokens.max(), successors.max()) < vocab_size
-        and _ascend(np.repeat(np.arange(num_above), children) * vocab_size + tokens)
-        and _masses_of(num_successors, masses).max() < MASS_UNITS
+        max(tokens.max(), successors.max()) < vocab_size
+        and np.all(np.diff(contexts + tokens) > 0)
+        # What each context hands out.
+        and np.bincount(owners, weights=masses).max() < MASS_UNITS
     )
 
 
 def _is_whole(table: np.ndarray) -> bool:
     return table.dtype in (np.uint16, np.int32) and (not table.size or bool(table.min() >= 0))
-
-
-def _ascend(keys: np.ndarray) -> bool:
-    return bool(np.all(np.diff(keys) > 0))
-
-
-def _masses_of(num_successors: np.ndarray, masses: np.ndarray) -> np.ndarray:
-    """The mass that each context hands out."""
-    owners = np.repeat(np.arange(len(num_successors)), num_successors)
-    return np.bincount(owners, weights=masses)
 
 
 def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:

@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from spec_t5x.errors import InputError
 
@@ -20,20 +20,8 @@ CONFIG_NAME = "config.json"
 _STAGE, _RETIRED = "writing", "old"
 
 
-@runtime_checkable
-class TextFile(Protocol):
-    """What is read of a file: a ``Path``, or one in a bucket."""
-
-    def read_text(self, encoding: str) -> str:
-        """The content.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-
-
-def read_json(path: TextFile) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_json(path: Any) -> dict[str, Any]:
+    """The JSON object in a file, a ``Path`` or one in a bucket.
 
     Raises:
         InputError: the file is absent, unreadable, not JSON or not an object.
@@ -98,10 +86,10 @@ def check_inside(name: str, source: object) -> str:
     return name
 
 
-def one_line(error: BaseException, limit: int = 160) -> str:
+def one_line(error: BaseException) -> str:
     """The gist of an error, for a message that must stay on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 160 else text[:157] + "..."
 
 
 @contextlib.contextmanager

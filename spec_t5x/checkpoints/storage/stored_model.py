@@ -1,18 +1,16 @@
-"""A model on disk, a model in memory, and what a format implements to get from one to the other."""
+"""A model on disk, which a format opens, and a model in memory."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import jax
+from typing import Any
 
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.checkpoints.storage.weights import Report, Weights, array_weights, read_params
+from spec_t5x.checkpoints.storage.validate import check_tensors, check_vocabulary_fits
+from spec_t5x.checkpoints.storage.weights import Tensors, array_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.types import PyTree
 
 # From the configuration to a tree of shardings like the parameters.
@@ -33,19 +31,14 @@ class LoadedModel:
     # config.json as it stands there; of a T5X checkpoint its format, version and step.
     metadata: dict[str, Any]
 
-    @property
-    def num_params(self) -> int:
-        """Number of weights; an embedding that is also the output counts once."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:
     """A model that is opened; its weights are read later."""
 
-    weights: Weights
+    tensors: Tensors
     config: ModelConfig
-    # None where a T5X checkpoint has none.
+    # None where a checkpoint has none, as T5X's.
     vocabulary: Vocabulary | None
     directory: Location
     # As in ``LoadedModel``.
@@ -58,16 +51,25 @@ class StoredModel:
         params: PyTree,
         config: ModelConfig,
         vocabulary: Vocabulary | None,
-        metadata: dict[str, Any] | None = None,
     ) -> "StoredModel":
         """A model in memory that a format is to write to ``directory``."""
         return cls(
-            weights=array_weights(params, f"parameters for {directory}"),
+            tensors=array_tensors(params),
             config=config,
             vocabulary=vocabulary,
             directory=Path(directory),
-            metadata=metadata or {},
+            metadata={},
         )
+
+    def check(self) -> None:
+        """Compares every name, shape and type with the configuration; reads nothing.
+
+        Raises:
+            InputError: one line with what is missing, unexpected or otherwise wrong.
+        """
+        check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
+        if self.vocabulary is not None:
+            check_vocabulary_fits(self.vocabulary, self.config, self.directory)
 
     def load(
         self, *, dtype: str, on_host: bool = False, shardings: Shardings | None = None
@@ -82,20 +84,22 @@ class StoredModel:
         if on_host and shardings is not None:
             raise InputError("on_host is True and shardings are given: leave one of them out")
         config = dataclasses.replace(self.config, dtype=dtype)
-        params = read_params(
-            self.weights,
-            config,
-            dtype=dtype,
-            on_host=on_host,
-            shardings=None if shardings is None else shardings(config),
-        )
+        tree = None if shardings is None else shardings(config)
         return LoadedModel(
-            params=params,
+            params=self.read_params(dtype=dtype, on_host=on_host, shardings=tree),
             config=config,
             vocabulary=vocabulary,
             directory=self.directory,
             metadata=self.metadata,
         )
+
+    def read_params(
+        self, *, dtype: str, on_host: bool = False, shardings: PyTree | None = None
+    ) -> PyTree:
+        """The checked weights; the arguments are those of ``weights.read_params``."""
+        self.check()
+        source = str(self.directory)
+        return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
 
     def known_vocabulary(self) -> Vocabulary:
         """The vocabulary.
@@ -109,57 +113,3 @@ class StoredModel:
                 "model's file or 'bytes'"
             )
         return self.vocabulary
-
-
-@runtime_checkable
-class Format(Protocol):
-    """The functions of a format's module; ``loading.FORMATS`` lists the modules.
-
-    ``values`` is the directory's config.json, None where there is none, as of T5X. Each
-    function raises ``InputError`` for files that are absent or damaged.
-    """
-
-    def recognizes(self, values: dict[str, Any] | None) -> bool:
-        """Whether a directory with this config.json is of the format."""
-
-    def open_model(
-        self,
-        directory: Location,
-        values: dict[str, Any] | None,
-        *,
-        vocabulary: VocabularyLike | None = None,
-        config: ModelConfig | None = None,
-    ) -> StoredModel:
-        """Reads all but the weights.
-
-        ``vocabulary`` is for a checkpoint without one; a different one is refused. ``config``
-        is for a format that does not store the network's.
-        """
-
-    def has_vocabulary(self, directory: Location, values: dict[str, Any] | None) -> bool:
-        """Whether the checkpoint has a vocabulary."""
-
-    def read_vocabulary(self, directory: Location, values: dict[str, Any] | None) -> Vocabulary:
-        """The vocabulary alone."""
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """``write_model`` of a format's module; ``convert.WRITERS`` lists them."""
-
-    def __call__(
-        self,
-        directory: str | Path,
-        stored: StoredModel,
-        *,
-        dtype: str,
-        extra: dict[str, Any] | None = None,
-        overwrite: bool = False,
-        report: Report | None = None,
-    ) -> None:
-        """Writes a model, tensor by tensor, completely or not at all.
-
-        ``dtype`` is that of the stored weights ("float32" or "bfloat16"), ``extra`` has more
-        entries for the format's description of the model, ``overwrite`` permits to replace an
-        earlier checkpoint, and ``report`` is called with the bytes written so far and in all.
-        """

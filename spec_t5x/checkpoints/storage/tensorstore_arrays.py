@@ -8,7 +8,6 @@ Orbax's description of a tree, ``_METADATA``, names its arrays; they are in one 
 that a model need not be in memory, and Orbax restores what is written here.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
+from spec_t5x.checkpoints.storage.validate import listed
 from spec_t5x.checkpoints.storage.weights import Tensor
 from spec_t5x.errors import InputError
 
@@ -57,15 +57,8 @@ _COPY_AGAIN = "copy the whole checkpoint again"
 Keys = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayEntry:
-    """An array as a checkpoint's index names it."""
-
-    # What TensorStore opens; None for an array that the index holds itself.
-    spec: Mapping[str, Any] | None = None
-    value: np.ndarray | None = None
-    # Where the index notes it.
-    shape: tuple[int, ...] | None = None
+# An array as a checkpoint's index has it: what TensorStore opens, or the array itself.
+ArrayEntry = Mapping[str, Any] | np.ndarray
 
 
 def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Tensor]:
@@ -75,11 +68,8 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
         entries: by path.
         source: where they are; messages name it.
 
-    Returns:
-        The arrays that are there, by path. One that is named and not there is left out.
-
     Raises:
-        InputError: the description of an array is damaged.
+        InputError: arrays are absent, or the description of one is damaged.
     """
     import tensorstore as ts
 
@@ -89,25 +79,33 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
             "file_io_concurrency": {"limit": _FILES_AT_ONCE},
         }
     )
+    # A chunk that is not there would be read as zeros; zarr3 may leave those out on purpose.
+    missing = {"zarr": {"fill_missing_data_reads": False}, "zarr3": {}}
     futures = {
         path: ts.open(
-            {**entry.spec, **_reading(entry.spec), "recheck_cached_data": "open"},
+            {**entry, **missing[entry["driver"]], "recheck_cached_data": "open"},
             open=True,
             read=True,
             context=context,
         )
         for path, entry in entries.items()
-        if entry.value is None
+        if not isinstance(entry, np.ndarray)
     }
-    tensors = {}
+    tensors, absent = {}, []
     for path, entry in entries.items():
         try:
-            array = futures[path].result() if entry.value is None else entry.value
+            array = futures[path].result() if path in futures else entry
         except (ValueError, OSError) as error:
             if not str(error).startswith("NOT_FOUND"):
                 raise _unreadable(path, source, error) from error
+            absent.append(path)
         else:
             tensors[path] = _tensor(path, array, source)
+    if absent:
+        raise InputError(
+            f"{source}: {len(absent)} of {len(entries)} arrays are not there ({listed(absent)}): "
+            f"{_COPY_AGAIN}"
+        )
     return tensors
 
 
@@ -179,7 +177,7 @@ def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
         for leaf in metadata["tree_metadata"].values():
             keys = tuple(str(part["key"]) for part in leaf["key_metadata"])
             if leaf["value_metadata"]["value_type"] in _ARRAYS:
-                entries[keys] = ArrayEntry(spec=zarr_spec(kvstore, ".".join(keys), driver))
+                entries[keys] = zarr_spec(kvstore, ".".join(keys), driver)
     return entries
 
 
@@ -226,11 +224,3 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
     write_json(location / METADATA_NAME, metadata)
     write_json(location / "_CHECKPOINT_METADATA", _CHECKPOINT_METADATA)
     (location / "commit_success.txt").write_text("Checkpoint commit was successful\n")
-
-
-def _reading(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A chunk that is not there is an error, where it would else be read as zeros.
-
-    Orbax's newer format, zarr3, may leave out chunks of zeros on purpose.
-    """
-    return {"fill_missing_data_reads": False} if spec["driver"] == "zarr" else {}

@@ -15,8 +15,13 @@ import hashlib
 import os
 from pathlib import Path
 
-from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
-from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.checkpoints.storage.locations import Location, locate
+from spec_t5x.data.vocabulary import (
+    SPIECE_NAME,
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+)
 from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
@@ -56,21 +61,28 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
 
 
 def choose_vocabulary(
-    given: VocabularyLike | None, own: Vocabulary, directory: Location, num_rows: int
-) -> Vocabulary:
-    """A checkpoint's own vocabulary, once it is known to be the given one, if one was.
+    given: VocabularyLike | None, own: Vocabulary | None, directory: Location, num_rows: int
+) -> Vocabulary | None:
+    """A checkpoint's own vocabulary, if it has one, which a given one must not contradict.
+
+    Without either, a ``spiece.model`` is looked for in the directory and in the one above.
 
     Raises:
-        InputError: they differ.
+        InputError: the two differ, or as ``make_vocabulary``.
     """
-    if given is not None:
-        other = make_vocabulary(given, num_rows)
-        if other.fingerprint() != own.fingerprint():
-            named = repr(str(given)) if isinstance(given, str | Path) else "the one given"
-            raise InputError(
-                f"{directory} holds a vocabulary of its own ({own.vocab_size} ids), which is not "
-                f"{named} ({other.vocab_size} ids): leave vocabulary out"
-            )
+    if given is None and own is None and isinstance(directory, Path):
+        # Resolved: the directory above "." is its parent.
+        files = (path / SPIECE_NAME for path in (directory, directory.resolve().parent))
+        given = next((file for file in files if file.is_file()), None)
+    other = None if given is None else make_vocabulary(given, num_rows)
+    if own is None or other is None:
+        return own or other
+    if other.fingerprint() != own.fingerprint():
+        named = repr(str(given)) if isinstance(given, str | Path) else "the one given"
+        raise InputError(
+            f"{directory} holds a vocabulary of its own ({own.vocab_size} ids), which is not "
+            f"{named} ({other.vocab_size} ids): leave vocabulary out"
+        )
     return own
 
 
@@ -82,17 +94,15 @@ def local_file(location: Location) -> Path:
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
     path = cache / "spec_t5x" / "vocabularies" / f"{digest}-{location.name}"
     if not path.is_file():
-        content = _fetch(location)
+        try:
+            content = location.read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(
+                f"no vocabulary at {location}: give a SentencePiece model file"
+            ) from error
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [content])
     return path
-
-
-def _fetch(location: GcsPath) -> bytes:
-    try:
-        return location.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"no vocabulary at {location}: give a SentencePiece model file") from error
 
 
 def split_extra_ids(text: str) -> tuple[str, int | None]:

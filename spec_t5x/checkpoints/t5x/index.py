@@ -176,7 +176,7 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
     if isinstance(leaf, bytes):
         leaf = leaf.decode(errors="replace")
     if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
-        return ArrayEntry(spec=zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER)))
+        return zarr_spec(kvstore, leaf.removeprefix(_PLACEHOLDER))
     if isinstance(leaf, Mapping):
         leaf = leaf["base"] if leaf["driver"] == "cast" else leaf
         if leaf.get("driver") not in ("zarr", "zarr3"):
@@ -184,15 +184,8 @@ def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location
                 f"{location}: {'/'.join(path)} is stored with TensorStore's driver "
                 f"{leaf.get('driver')!r}, T5X has zarr: give a checkpoint that T5X saved"
             )
-        spec = zarr_spec(kvstore, _array_name(leaf, path), leaf["driver"])
-        return ArrayEntry(spec=spec, shape=_shape(leaf))
-    value = np.asarray(leaf)
-    return ArrayEntry(value=value, shape=value.shape)
-
-
-def _shape(spec: Mapping[str, Any]) -> tuple[int, ...] | None:
-    shape = (spec.get("metadata") or {}).get("shape")
-    return None if shape is None else tuple(int(length) for length in shape)
+        return zarr_spec(kvstore, _array_name(leaf, path), leaf["driver"])
+    return np.asarray(leaf)
 
 
 def _array_name(spec: Mapping[str, Any], path: Keys) -> str:

@@ -8,59 +8,32 @@ largest relative distance, 128.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import read_json
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors
-from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits, compress
-from spec_t5x.checkpoints.storage.vocabularies import (
-    VocabularyLike,
-    choose_vocabulary,
-    make_vocabulary,
-)
-from spec_t5x.checkpoints.storage.weights import Tensor, Weights
-from spec_t5x.checkpoints.t5x.index import T5XIndex, find_t5x, read_index
-from spec_t5x.data.vocabulary import SPIECE_NAME, Vocabulary
+from spec_t5x.checkpoints.t5x.index import find_t5x, read_index
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
 # Beside T5X's files, which it does not read: the config.json of our own format. With it a
-# checkpoint that ``save_t5x`` wrote needs neither inference nor vocabulary.
+# checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
 SIDECAR_NAME = "spec_t5x.json"
-
-_COPY_AGAIN = "copy the whole checkpoint again"
 
 _EMBEDDING = "token_embedder/embedding"
 _LOGITS = "decoder/logits_dense/kernel"
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
-def recognizes(values: dict[str, Any] | None) -> bool:
-    """See ``stored_model.Format``: T5X writes no config.json."""
-    return values is None
-
-
-def open_model(
-    location: Location,
-    values: None = None,
-    *,
-    vocabulary: VocabularyLike | None = None,
-    config: T5Config | None = None,
-) -> StoredModel:
-    """Opens a checkpoint that T5X or ``save_t5x`` wrote (T5 1.0, 1.1, Flan, mT5, ByT5).
+def open_model(location: Location, values: None = None) -> StoredModel:
+    """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, ByT5).
 
     Args:
         location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
             such directories, of which the latest is taken; on this machine or in a bucket.
-        values: None; see ``stored_model.Format``.
-        vocabulary: what the checkpoint was trained with (see ``vocabularies``). T5X's
-            hold none; without it ``spiece.model`` is looked for, in the directory and in
-            the one above, and if there is none the model is opened without one.
-        config: the network; by default inferred from the shapes of the parameters.
+        values: None; see ``loading.FORMATS``.
 
     Raises:
         InputError: there is no such checkpoint, it is damaged, or of another network.
@@ -73,77 +46,28 @@ def open_model(
     index = read_index(found)
     directory = found.parent if found.name == "state" else found
     tensors = open_tensors(index.entries, str(directory))
-    sidecar = _read_sidecar(directory)
-    if config is None and sidecar:
-        config = native.read_config(sidecar, directory / SIDECAR_NAME)
-    config = config or _infer_config(index, tensors, str(directory))
-    chosen = _vocabulary(directory, sidecar, vocabulary, config.vocab_size)
-    if chosen is not None:
-        check_vocabulary_fits(chosen, config, str(directory))
-    own = {"format": index.format, "version": index.version, "step": _read_step(index)}
+    path, vocabulary = directory / SIDECAR_NAME, None
+    sidecar = read_json(path) if path.is_file() else {}
+    if sidecar.get("vocabulary") is not None:
+        vocabulary = native.read_vocabulary(directory, sidecar)
+    if sidecar:
+        config = native.read_config(sidecar, path)
+    else:
+        shapes = {path: tensor.shape for path, tensor in tensors.items()}
+        config = infer_config(shapes, str(directory))
+    step = open_tensors({"step": index.step}, str(found)) if index.step is not None else {}
+    own = {
+        "format": index.format,
+        "version": index.version,
+        "step": int(step["step"].read(())) if step else None,
+    }
     return StoredModel(
-        weights=Weights(source=str(directory), tensors=tensors, remedy=_COPY_AGAIN),
+        tensors=tensors,
         config=config,
-        vocabulary=chosen,
+        vocabulary=vocabulary,
         directory=directory,
-        metadata={**native.extra_entries(sidecar or {}), **own},
+        metadata={**native.extra_entries(sidecar), **own},
     )
-
-
-def has_vocabulary(location: Location, values: None = None) -> bool:
-    """See ``stored_model.Format``."""
-    return open_model(location, values).vocabulary is not None
-
-
-def read_vocabulary(location: Location, values: None = None) -> Vocabulary:
-    """See ``stored_model.Format``."""
-    return open_model(location, values).known_vocabulary()
-
-
-def _read_sidecar(directory: Location) -> dict[str, Any] | None:
-    path = directory / SIDECAR_NAME
-    return read_json(path) if path.is_file() else None
-
-
-def _infer_config(index: T5XIndex, tensors: Mapping[str, Tensor], source: str) -> T5Config:
-    absent = [path for path in index.entries if path not in tensors]
-    if len(absent) == len(index.entries):
-        raise InputError(
-            f"{source}: none of the {len(absent)} arrays that it lists is there: {_COPY_AGAIN}"
-        )
-    shapes = {path: entry.shape for path, entry in index.entries.items() if entry.shape is not None}
-    shapes |= {path: tensor.shape for path, tensor in tensors.items() if path not in shapes}
-    try:
-        return infer_config(shapes, source)
-    except InputError as error:
-        if not absent:
-            raise
-        raise InputError(
-            f"{source}: {len(absent)} of {len(index.entries)} arrays are not there "
-            f"({', '.join(compress(absent))}): {_COPY_AGAIN}"
-        ) from error
-
-
-def _vocabulary(
-    directory: Location,
-    sidecar: dict[str, Any] | None,
-    given: VocabularyLike | None,
-    num_rows: int,
-) -> Vocabulary | None:
-    if sidecar and sidecar.get("vocabulary") is not None:
-        own = native.read_vocabulary(directory, sidecar)
-        return choose_vocabulary(given, own, directory, num_rows)
-    if given is None and isinstance(directory, Path):
-        # Resolved: the directory above "." is its parent.
-        places = (directory, directory.resolve().parent)
-        given = next((p / SPIECE_NAME for p in places if (p / SPIECE_NAME).is_file()), None)
-    return None if given is None else make_vocabulary(given, num_rows)
-
-
-def _read_step(index: T5XIndex) -> int | None:
-    entries = {"step": index.step} if index.step else {}
-    tensors = open_tensors(entries, str(index.location))
-    return int(tensors["step"].read(())) if tensors else None
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config:

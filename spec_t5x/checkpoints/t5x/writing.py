@@ -20,42 +20,12 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr
 from spec_t5x.checkpoints.storage.weights import Report, read_tensors
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import PyTree
 
 # The legacy format's since June 2021.
 _VERSION = 3
 
 _NAME = re.compile(r"checkpoint_(\d+)")
-
-
-def save_t5x(
-    directory: str | Path,
-    params: PyTree,
-    config: T5Config,
-    vocabulary: Vocabulary | None = None,
-    *,
-    dtype: str = "float32",
-    overwrite: bool = False,
-) -> None:
-    """Writes parameters as a checkpoint of T5X's legacy format, completely or not at all.
-
-    Args:
-        directory: ``…/checkpoint_N``, where N is the step, as T5X wants it.
-        params: the tree of ``Transformer(config)``, without an outer "params".
-        config: the model. T5X has it in gin; it is noted beside what T5X reads.
-        vocabulary: noted too, for those who read the checkpoint without T5X.
-        dtype: "float32" or "bfloat16", of the stored parameters.
-        overwrite: whether an earlier checkpoint may be replaced.
-
-    Raises:
-        InputError: the directory is taken or of another name, or the parameters do not fit
-            the configuration or are not finite.
-    """
-    stored = StoredModel.of_params(directory, params, config, vocabulary)
-    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
 
 
 def write_model(
@@ -67,13 +37,18 @@ def write_model(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> None:
-    """``save_t5x`` of a stored model, with ``extra`` entries for ``spec_t5x.json``.
+    """Writes ``…/checkpoint_N``, where N is the step, as T5X wants it; see ``convert.WRITERS``.
 
-    See ``stored_model.Writer``.
+    T5X has the network in gin. It is noted beside what T5X reads, with the vocabulary and
+    ``extra`` entries, for those who read the checkpoint without T5X (``spec_t5x.json``).
+
+    Raises:
+        InputError: the directory is taken or of another name, or the parameters do not fit
+            the configuration or are not finite.
     """
     step = step_of(Path(directory))
     sidecar = native.describe(stored.config, stored.vocabulary, dtype, dict(extra or {}))
-    stored.weights.check(stored.config)
+    stored.check()
     with staged_directory(directory, overwrite=overwrite, marks=(CHECKPOINT_NAME,)) as stage:
         write_json(stage / SIDECAR_NAME, sidecar)
         if stored.vocabulary is not None:
@@ -104,7 +79,7 @@ def _write_arrays(
     import tensorstore as ts
 
     specs = {}
-    for path, tensor in read_tensors(stored.weights, dtype, report):
+    for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
         name = ".".join(("target", *path.split("/")))
         metadata = array_metadata(tensor, "gzip")
         common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}

@@ -1,0 +1,292 @@
+"""Drafts that build on their target's parameters, on disk: only what is their own.
+
+    config.json          format, version, sizes, the target's marks, stored type
+    heads.safetensors    of heads: wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
+    draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
+                         the maps to keys and values of the source
+
+The *marks* of a target, by which its draft knows it again, are the fingerprints of its
+vocabulary and of its decoder.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from spec_t5x.checkpoints.loading import find_directory
+from spec_t5x.checkpoints.own.directory import (
+    check_format,
+    check_stored_dtype,
+    read_arrays,
+    write_draft,
+)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.checkpoints.storage.validate import check_finite, check_tensors
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_params
+from spec_t5x.models.heads import HeadsConfig
+from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.narrow_head import NarrowHead
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import PyTree
+
+HEADS, SHARED = "spec_t5x_heads", "spec_t5x_shared_draft"
+VERSION = 1
+_FILES = {HEADS: "heads.safetensors", SHARED: "draft.safetensors"}
+_WRITERS = {HEADS: "heads that spec-t5x train-heads", SHARED: "a draft that spec-t5x distill"}
+
+_IDS = "narrow_head/ids"
+# Of a draft's sizes, what need not be the target's.
+_OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedHeads:
+    """Heads read from disk, checked against their target."""
+
+    # ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
+    params: PyTree
+    config: HeadsConfig
+    # config.json as it stands there.
+    metadata: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedSharedDraft:
+    """What is a draft's own, read from disk and checked against its target."""
+
+    # ``models.kept_layers.own_params``, of the type that the target was loaded as.
+    params: PyTree
+    # ``config.dtype`` is the target's.
+    config: T5Config
+    # Which decoder layer of the target's each of the draft's was.
+    layers: tuple[int, ...]
+    # Of a narrow output layer; None where all tokens are known.
+    head: NarrowHead | None
+
+
+def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
+    """Writes heads, completely or not at all.
+
+    Args:
+        directory: where; its parents are made.
+        params: the tree of ``models.heads.Heads``.
+        target: the model they were trained for.
+        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+
+    Raises:
+        InputError: the directory is taken, the parameters do not fit the target or are
+            not finite, or an argument is none of the above.
+    """
+    num_heads, _, hidden_dim = np.shape(params["wi"])
+    config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
+    _check_heads(params, config, directory)
+    _write(directory, HEADS, {"heads": dataclasses.asdict(config)}, params, target, **options)
+
+
+def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
+    """Reads heads that ``save_heads`` wrote, for the target that they belong to.
+
+    Args:
+        directory_or_name: a directory, or the name of heads that ship with the package.
+        target: the model that will verify them.
+
+    Raises:
+        InputError: the directory holds no heads or damaged ones, or the heads are for
+            another width, vocabulary or target.
+    """
+    directory, metadata = _read_config(directory_or_name, HEADS)
+    with describing(directory / CONFIG_NAME, "heads under 'heads'"):
+        config = HeadsConfig(**metadata["heads"])
+    sizes = {
+        "states of width": (config.emb_dim, target.config.emb_dim),
+        "logits of size": (config.vocab_size, target.config.vocab_size),
+    }
+    _check_belongs("heads", directory, metadata, target, sizes)
+    stored = read_arrays(directory / _FILES[HEADS])
+    params = {name: array.astype(np.float32) for name, array in stored.items()}
+    _check_heads(params, config, directory)
+    return LoadedHeads(params=jax.device_put(params), config=config, metadata=metadata)
+
+
+def save_shared_draft(
+    directory: str | Path,
+    params: PyTree,
+    config: T5Config,
+    layers: Sequence[int],
+    target: LoadedModel,
+    *,
+    head: NarrowHead | None = None,
+    **options: Any,
+) -> None:
+    """Writes a draft that shares its target's encoder, completely or not at all.
+
+    Args:
+        directory: where; its parents are made.
+        params: the draft's own (``models.kept_layers.own_params``; with a head,
+            ``models.narrow_head.narrowed_params``).
+        config: the draft's sizes.
+        layers: which decoder layer of the target's each of the draft's was.
+        target: the model it was trained for.
+        head: which tokens its narrow output layer knows.
+        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+
+    Raises:
+        InputError: the directory is taken, the parameters do not fit the sizes or are not
+            finite, or an argument is none of the above.
+    """
+    flat = flatten_dict(params, sep="/")
+    num_known = None if head is None else head.ids.shape[0]
+    _check_layers(flat, config, num_known, directory)
+    metadata = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
+    ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
+    _write(directory, SHARED, metadata, flat, target, exact=ids, **options)
+
+
+def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
+    """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
+
+    Args:
+        directory_or_name: a directory, or the name of one that ships with the package.
+        target: the model that will verify it.
+
+    Raises:
+        InputError: the directory holds no such draft or a damaged one, or it is for
+            another target.
+    """
+    directory, metadata = _read_config(directory_or_name, SHARED)
+    with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
+        config = T5Config.from_dict(metadata["draft"])
+        layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
+        num_known = None if num_known is None else int(num_known)
+    sizes = {
+        field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
+        for field in dataclasses.fields(T5Config)
+        if field.name not in _OF_DRAFTS
+    }
+    _check_belongs("draft layers", directory, metadata, target, sizes)
+    flat = read_arrays(directory / _FILES[SHARED])
+    ids = flat.pop(_IDS, None)
+    _check_layers(flat, config, num_known, directory)
+    head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
+    dtype = target.config.dtype
+    flat = {name: jnp.asarray(leaf, jnp.dtype(dtype)) for name, leaf in flat.items()}
+    return LoadedSharedDraft(
+        params=unflatten_dict(flat, sep="/"),
+        config=dataclasses.replace(config, dtype=dtype),
+        layers=layers,
+        head=head,
+    )
+
+
+def target_fingerprint(target: LoadedModel) -> str:
+    """A hash that tells trained targets apart, whatever type they were loaded as.
+
+    Of the scale of the decoder's last norm, which all training changes; in bfloat16, the
+    coarsest type that models are stored and loaded in.
+    """
+    scale = np.asarray(_last_scale(target))
+    return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
+
+
+def _write(
+    directory: str | Path,
+    kind: str,
+    metadata: dict[str, Any],
+    params: Mapping[str, Any],
+    target: LoadedModel,
+    *,
+    dtype: str = "bfloat16",
+    exact: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Parameters, stored as ``dtype``, and ``exact`` arrays, which are stored as they are."""
+    check_stored_dtype(dtype)
+    fingerprint = target.vocabulary.fingerprint()
+    metadata = {
+        "format": kind,
+        "version": VERSION,
+        **metadata,
+        "target": {"vocabulary": fingerprint, "fingerprint": target_fingerprint(target)},
+        "stored_dtype": dtype,
+    }
+    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
+    arrays = stored | dict(exact or {})
+    write_draft(directory, metadata, _FILES[kind], arrays, extra=extra, overwrite=overwrite)
+
+
+def _read_config(directory_or_name: str | Path, kind: str) -> tuple[Path, dict[str, Any]]:
+    directory = find_directory(directory_or_name)
+    path = directory / CONFIG_NAME
+    metadata = read_json(path)
+    check_format(metadata, path, kind, VERSION, f"give {_WRITERS[kind]} wrote")
+    return directory, metadata
+
+
+def _check_heads(params: PyTree, config: HeadsConfig, source: object) -> None:
+    shapes = {
+        "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
+        "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
+    }
+    check_tensors(params, shapes, str(source))
+    check_finite(params, str(source))
+
+
+def _check_layers(
+    flat: dict[str, Any], config: T5Config, num_known: int | None, source: object
+) -> None:
+    own = own_params(abstract_params(config))
+    if num_known is not None:
+        own["decoder"].pop("logits_dense", None)
+        kernel = jax.ShapeDtypeStruct((config.emb_dim, num_known), jnp.float32)
+        own["narrow_head"] = {"kernel": kernel}
+    expected = {name: leaf.shape for name, leaf in flatten_dict(own, sep="/").items()}
+    check_tensors(flat, expected, str(source))
+    check_finite(flat, str(source))
+
+
+def _check_belongs(
+    what: str,
+    directory: Path,
+    metadata: dict[str, Any],
+    target: LoadedModel,
+    sizes: dict[str, tuple[int, int]],
+) -> None:
+    """Refuses a draft of another target, by its marks and by ``sizes`` (the draft's, the target's).
+
+    The target's parameters are compared where they can be read: a program's trace has none.
+    """
+    marks = metadata.get("target")
+    marks = marks if isinstance(marks, dict) else {}
+    pairs = sizes | {"vocabulary": (marks.get("vocabulary"), target.vocabulary.fingerprint())}
+    if _is_known(_last_scale(target)):
+        pairs["decoder"] = (marks.get("fingerprint"), target_fingerprint(target))
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise InputError(
+                f"{what} {directory} are for {name} {str(ours)[:12]} and target "
+                f"{target.directory} has {str(theirs)[:12]}: give {what} that were trained for "
+                "this target"
+            )
+
+
+def _last_scale(target: LoadedModel) -> Any:
+    return target.params["decoder"]["decoder_norm"]["scale"]
+
+
+def _is_known(values: Any) -> bool:
+    """Whether this process can read them: no shapes, not traced, not on other hosts."""
+    if isinstance(values, jax.ShapeDtypeStruct | jax.core.Tracer):
+        return False
+    if isinstance(values, jax.Array):
+        return values.is_fully_addressable or values.is_fully_replicated
+    return True
