@@ -7,12 +7,13 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO, NO_DRAFT
 
 DEFAULT_TARGET = "ende-target"
-NO_DRAFT = "none"
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
 
@@ -159,23 +160,44 @@ _DECODING = {
 }
 
 
+_TEXTS = {
+    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
+    "source_column": (int, "of a .tsv, from 0 (of two columns the first, of more the second)"),
+    "target_column": (int, "of a .tsv, from 0 (the one after it)"),
+    "num_columns": (int, "of each line of a .tsv (as of the first line)"),
+    "limit": (int, "take the first N pairs only"),
+    "source_words": (int, "of a file: take the first N words of each source only"),
+    "source_field": ("NAME", "of a .jsonl (article)"),
+    "target_field": ("NAME", "of a .jsonl (highlights)"),
+    "prefix": ("TEXT", "put before every source of a file"),
+    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
+    "split": ("NAME", "of the task (validation)"),
+    "task_module": (["MODULE"], "imported first, for the tasks that it registers"),
+}
+
+
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
     """Adds a flag for each option, None where it is left out, so that ``configured`` takes gin's.
 
     Args:
       parser: a parser, or a group of one.
       flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, the
-        metavar of a text, or a type (or a function of the text), shown as N.
+        metavar of a text, or a type (or a function of the text), shown as N. ``[kind]`` may be
+        given several times; the option has the flag's name in the plural.
     """
     for name, (kind, text) in flags.items():
+        options: dict[str, Any] = {}
+        if isinstance(kind, list):
+            (kind,) = kind
+            options = {"action": "append", "dest": f"{name}s"}
         if kind is bool:
-            options = {"action": "store_true"}
+            options["action"] = "store_true"
         elif isinstance(kind, tuple):
-            options = {"choices": kind}
+            options["choices"] = kind
         elif isinstance(kind, str):
-            options = {"metavar": kind}
+            options["metavar"] = kind
         else:
-            options = {"type": kind, "metavar": "N"}
+            options |= {"type": kind, "metavar": "N"}
         parser.add_argument(f"--{name}", default=None, help=text, **options)
 
 
@@ -189,6 +211,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("models"), _MODELS)
     add_flags(parser.add_argument_group("decoding"), _DECODING)
     add_gin(parser)
+
+
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``experiments.text_source.TextSource``: a file, or a seqio task."""
+    add_flags(parser.add_argument_group("texts"), _TEXTS)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``, the file that keeps a measurement's figures."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures there")
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
@@ -219,7 +251,7 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
     """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
-    from spec_t5x.generation import AUTO, GenerateOptions
+    from spec_t5x.generation import GenerateOptions
 
     models, options, *others = configured(args, Models, GenerateOptions, *classes)
     if models.adaptive is not None and options.gamma == AUTO:
