@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.experiments.benchmark import machine
+from spec_t5x.machine.description import machine
 
 _CHECKOUT = Path(__file__).parents[3]
 # Whose versions a number may depend on.
