@@ -119,41 +119,6 @@ def test_set_up_installs_pinned_versions(dry_run, machine, extra):
     assert "--no-tx5" in said
 
 
-@pytest.mark.parametrize(
-    ("user", "as_root"), [(0, []), (1000, ["sudo", "-n"])], ids=["root", "sudo"]
-)
-def test_a_browser_is_installed_where_there_is_none(tmp_path, user, as_root):
-    def install(*programs):
-        folder = tmp_path / "-".join(["bin", *programs])
-        folder.mkdir()
-        for name, text in {"id": f"echo {user}", **dict.fromkeys(programs, "exit 1")}.items():
-            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-            (folder / name).chmod(0o755)
-        command = "source scripts/setup_env.sh; DRY_RUN=1 install_browser"
-        result = subprocess.run(
-            [shutil.which("bash"), "-c", command],
-            cwd=REPOSITORY,
-            env={"PATH": str(folder)},
-            capture_output=True,
-            text=True,
-        )
-        said = result.stderr.strip().splitlines()
-        return result.returncode, [shlex.split(x) for x in result.stdout.splitlines()], said
-
-    assert install("apt-get", "chromium", "chromedriver") == (0, [], [])
-    status, (update, chromium), said = install("apt-get")
-    assert (status, said) == (0, ["== installing Chromium"])
-    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]
-    assert update == [*apt, "update", "-qq"]
-    assert chromium[: len(apt) + 1] == [*apt, "install"]
-    assert chromium[-2:] == ["chromium", "chromium-driver"]
-    # One of the two is not enough.
-    assert install("apt-get", "chromium")[1] == [update, chromium]
-    status, commands, said = install()
-    assert (status, commands) == (1, [])
-    assert said == ["no Chromium and no apt-get: install chromium and chromedriver"]
-
-
 @pytest.mark.parametrize("machine", ["tpu", "gpu"])
 def test_launch_takes_commands_and_t5xs_programs(dry_run, machine):
     script, binding = f"{machine}/launch.sh", "--gin.X='a b'"

@@ -107,12 +107,6 @@ def test_d_lk_is_the_rest_and_lenience_accepts_more(rows):
         assert lenient[name].d_lk is None and lenient[name].decoded is None
 
 
-def test_means_over_parts_are_the_whole(rows):
-    for row in rows[0]:
-        total = sum(part.estimate.value * part.estimate.count for part in row.by_position)
-        assert total / row.alpha.count == pytest.approx(row.alpha.value)
-
-
 def test_progress_ends_at_the_total(rows):
     told = rows[1]
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
@@ -179,15 +173,9 @@ def test_seeds_decide(toy, toy_drafts):
     [
         ({"num_tokens": 0}, "num_tokens is 0"),
         ({"temperatures": ()}, "temperatures is empty"),
-        ({"temperatures": (-1.0,)}, "temperature is -1.0"),
         ({"top_ks": (-3,)}, "top_k is -3"),
-        ({"top_ps": (1.5,)}, "top_p is 1.5"),
         ({"leniences": (0.0,)}, "lenience is 0.0"),
-        ({"leniences": ()}, "leniences is empty"),
         ({"confidence": 2.0}, "confidence is 2.0"),
-        ({"gamma": 0}, "gamma is 0"),
-        ({"decoded_texts": -1}, "decoded_texts is -1"),
-        ({"batch_size": 0}, "batch_size is 0"),
         ({"drafts": ("copy", "copy")}, "give each of them once"),
     ],
 )
