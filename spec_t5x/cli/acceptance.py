@@ -24,7 +24,6 @@ _MEASUREMENT = {
     "confidence": (float, "of the intervals (0.95)"),
     "decoded_texts": (int, "texts that are also decoded with each draft; 0 for none (64)"),
     "gamma": (int, "drafts per iteration there (7)"),
-    "decode_leniently": (bool, "decode at leniences below 1, too"),
     "truncate": (bool, "cut longer inputs"),
 }
 

@@ -247,7 +247,7 @@ def run(
 
 def check_room(options: BenchmarkOptions, models: Models) -> None:
     """Raises ``InputError`` where this device has no room for a target of random weights."""
-    _check_sizes(models, options, options.settings(GenerateOptions()))
+    _check_sizes(models, options.settings(GenerateOptions()))
 
 
 def _check(
@@ -296,7 +296,7 @@ class _Loaded:
         self._loaded, self.generator = None, None
         dtype = self._draft_options.dtype
         if models.target.startswith(RANDOM):
-            _check_sizes(models, options, settings)
+            _check_sizes(models, settings)
             self.target: Target = random_model(_size(models.target), dtype, options.seed)
         else:
             self._loaded = load(models.target, dtype=dtype, vocabulary=models.vocabulary)
@@ -327,7 +327,7 @@ def _size(name: str) -> T5Config:
     return size(name.removeprefix(RANDOM))
 
 
-def _check_sizes(models: Models, options: BenchmarkOptions, settings: Sequence[Setting]) -> None:
+def _check_sizes(models: Models, settings: Sequence[Setting]) -> None:
     """Refuses drafts that do not go with a target of random weights, and what has no room."""
     names = {setting.draft for setting in settings}
     drafts = sorted(models.draft_name() or "" if name == OWN_DRAFT else name for name in names)
@@ -335,17 +335,9 @@ def _check_sizes(models: Models, options: BenchmarkOptions, settings: Sequence[S
         if not name.startswith(RANDOM):
             raise InputError(f"draft {name}: a target of random weights takes random:SIZE")
     drafts = [name.removeprefix(RANDOM) for name in drafts]
-    target, rows = models.target.removeprefix(RANDOM), [each.decoding for each in settings]
+    target = models.target.removeprefix(RANDOM)
     check_vocabulary(target, drafts)
-    check_fits(
-        target,
-        drafts,
-        dtype=models.draft_options().dtype,
-        rows=max(row.batch_size for row in rows),
-        gamma=max(row.gamma for row in rows),
-        source_len=options.source_len,
-        length=max(row.max_decode_len for row in rows),
-    )
+    check_fits(target, drafts, models.draft_options().dtype)
 
 
 def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOptions) -> bool:

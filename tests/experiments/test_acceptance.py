@@ -95,7 +95,6 @@ def test_as_many_tokens_as_asked_for_are_counted(rows):
         assert row.share_proposed == 1 and row.alpha.count == 5_000
         # What is drawn again for the intervals is the source.
         assert row.num_texts == len(SOURCES)
-        assert sum(b.estimate.count for b in row.by_position) == row.alpha.count
 
 
 def test_d_lk_is_the_rest_and_lenience_accepts_more(rows):
@@ -133,7 +132,6 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
         max_decode_len=24,
         decoded_texts=64,
         gamma=5,
-        decode_leniently=True,
     )
     rows = measure(toy, {"near": toy_drafts["near"]}, TEXTS, options)
     assert [row.lenience for row in rows] == [1.0, 1e-30]
@@ -144,8 +142,7 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     assert strict.decoded.alpha.value == pytest.approx(strict.decoded.observed.value, rel=1e-6)
     agree([strict.alpha, strict.decoded.observed])
     # Anything is at least that likely.
-    assert lenient.alpha.value == lenient.decoded.observed.value == 1 > strict.alpha.value
-    assert lenient.decoded.alpha.value == 1
+    assert lenient.alpha.value == 1 > strict.alpha.value
     assert strict.sampling == "argmax"
 
 

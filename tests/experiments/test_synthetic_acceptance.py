@@ -143,13 +143,12 @@ def test_weights_are_made_in_the_type_asked_for(unchecked):
 
 def test_memory_is_counted_from_shapes_and_refused_in_one_line(models, monkeypatch, unchecked):
     monkeypatch.setitem(sizes.SIZES, "tiny", TINY)
-    work = {"dtype": "float32", "rows": 1, "gamma": 7, "source_len": 512, "length": 128}
-    needed = synthetic.bytes_needed("tiny", ["tiny"], **work)
+    needed = synthetic.bytes_needed("tiny", ["tiny"], "float32")
     assert needed > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(models[0]))
-    synthetic.check_fits("tiny", ["tiny"], **work, available=needed)
+    synthetic.check_fits("tiny", ["tiny"], "float32", available=needed)
     with pytest.raises(InputError, match=r"takes 0\.0 GiB and this device has 0\.0 free") as error:
-        synthetic.check_fits("tiny", ["tiny"], **work, available=needed - 1)
+        synthetic.check_fits("tiny", ["tiny"], "float32", available=needed - 1)
     assert "\n" not in str(error.value)
     # Compiled for a TPU-v4, weights and caches of the same loops come to 20.9 GiB.
-    work["dtype"] = "bfloat16"
-    assert 20.9 < synthetic.bytes_needed("t5_1_1_xxl", ["t5_1_1_small"], **work) / 2**30 < 23
+    needed = synthetic.bytes_needed("t5_1_1_xxl", ["t5_1_1_small"], "bfloat16")
+    assert 20.9 < needed / 2**30 < 23

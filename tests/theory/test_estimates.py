@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Bootstrap, Estimate, by_position, mean, ratio
+from spec_t5x.theory.estimates import Bootstrap, Estimate, mean, ratio
 
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
@@ -78,17 +78,6 @@ def test_a_ratio_is_of_sums():
     estimate = ratio(np.array([3, 0, 0]), np.array([4, 1, 0]), BOOTSTRAP)
     assert estimate.value == 0.6
     assert (estimate.count, estimate.num_texts) == (5, 2)
-
-
-def test_positions_are_in_bins_that_double():
-    positions = np.array([0, 1, 2, 3, 4, 7, 8, 30, 0])
-    betas = np.array([0.9, 0.8, 0.6, 0.8, 0.1, 0.3, 0.5, 0.25, 0.7])
-    bins = by_position(betas, np.array([0] * 8 + [1]), positions, BOOTSTRAP)
-    edges = [(b.first, b.last) for b in bins]
-    assert edges == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
-    values = [b.estimate.value for b in bins]
-    assert values == pytest.approx([0.8, 0.8, 0.7, 0.2, 0.5, 0.25])
-    assert [b.estimate.count for b in bins] == [2, 1, 2, 2, 1, 1]
 
 
 def test_overlap_is_of_the_intervals():
