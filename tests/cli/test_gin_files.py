@@ -6,7 +6,6 @@ import pytest
 from spec_t5x.cli import gin_files
 from spec_t5x.cli.gin_files import add_search_paths, parse_gin
 from spec_t5x.errors import InputError
-from tests.cli.results import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +59,6 @@ def test_files_and_includes_are_found_in_search_paths(folder):
     add_search_paths(["elsewhere", "library"])
     parse_gin(["run.gin"], [])
     assert macro("DEEP") == 7
-
-
-def test_the_command_line_takes_search_paths(folder, run):
-    write(folder / "library" / "run.gin", "GenerateOptions.gamma = -7")
-    arguments = ["generate", "x", "--gin_file=run.gin"]
-    for flags, message in (
-        ((), "no gin file run.gin"),
-        (["--gin_search_paths=top,library"], "gamma is -7"),
-        (["--gin_search_paths=nowhere"], "no folder nowhere"),
-    ):
-        assert_refused(run(*arguments, *flags), message)
 
 
 @pytest.mark.parametrize(

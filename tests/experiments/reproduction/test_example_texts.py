@@ -55,7 +55,6 @@ def test_a_directory_without_the_files_is_refused(data_dir):
     ("values", "message"),
     [
         ({"quick": "yes"}, "quick is 'yes': give True or False"),
-        ({"seed": True}, "seed is True: give a whole number"),
         ({"data_dir": 3}, "data_dir is 3: give a text in quotes"),
     ],
 )

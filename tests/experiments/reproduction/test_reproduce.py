@@ -199,14 +199,6 @@ def test_the_list_says_what_there_is_and_how_long_it_takes(shop):
     assert shop.measured == []
 
 
-def test_a_directory_that_cannot_be_written_is_refused_beforehand(shop, tmp_path):
-    (tmp_path / "file").touch()
-    output = tmp_path / "file" / "out"
-    with pytest.raises(InputError, match="cannot write to --output .*: give another"):
-        running.reproduce({"one": shop.item("a")}, ReproduceOptions(), output, lambda text: None)
-    assert shop.measured == []
-
-
 # Memory is estimated by tracing: JAX then puts shapes where the hook wants arrays.
 @pytest.mark.usefixtures("unchecked")
 def test_all_can_be_planned_and_the_quick_run_is_estimated_at_less_than_ten_minutes():
