@@ -27,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 0, 1 if something could not be computed, 2 for a mistake of the user's."""
-    from spec_t5x.experiments.reproduction import reproduce
+    from spec_t5x.experiments.reproduction import run as running
     from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 
     (options,) = settings.configured(args, ReproduceOptions)
     if not args.items and not args.list:
         raise InputError("nothing to reproduce: give all, or names that --list shows")
-    items = reproduce.select(args.items or [reproduce.ALL])
+    items = running.select(args.items or [running.ALL])
     if args.list:
-        print(reproduce.listing(items, options))
+        print(running.listing(items, options))
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    return reproduce.reproduce(items, options, args.output, settings.say, fresh=args.fresh)
+    return running.reproduce(items, options, args.output, settings.say, fresh=args.fresh)

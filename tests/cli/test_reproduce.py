@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_t5x.cli.main import main
-from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.contents import Item
 
 

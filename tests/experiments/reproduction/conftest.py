@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.experiments.reproduction import closed_forms, curves, decodes, speed_ups
-from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.columns import Origin, compiled, label, measured
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
 from spec_t5x.experiments.traces import Trace, TraceLine

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.cache import Results
 from spec_t5x.experiments.reproduction.columns import label
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
@@ -137,7 +137,7 @@ STOPPED_RUN = """
 import os, sys
 from pathlib import Path
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions
-from spec_t5x.experiments.reproduction.reproduce import reproduce
+from spec_t5x.experiments.reproduction.run import reproduce
 
 output, deadly, number = sys.argv[1:]
 
