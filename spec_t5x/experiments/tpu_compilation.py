@@ -153,7 +153,21 @@ def run(options: Options) -> Iterator[Result]:
     # All of them, before anything is compiled.
     meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
     for mesh in meshes:
-        yield _run(options, chip, mesh)
+        compiler = _Compiler(options, chip, mesh)
+        data, model = mesh.devices.shape
+        yield Result(
+            data=data,
+            model=model,
+            loops=tuple(compiler.loop(draft) for draft in (None, *options.drafts)),
+            pairs=tuple(
+                compiler.predict(draft, options.gamma, alpha)
+                for draft in options.drafts
+                for alpha in ALPHAS
+            ),
+            table_2=compiler.predict_rows(paper_tables.TABLE_2) if options.wants_table_2 else (),
+            # All that were needed for these.
+            steps=tuple(compiler.steps.values()),
+        )
 
 
 def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> list[Prediction]:
@@ -169,9 +183,7 @@ def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> list[Prediction]:
     chip, devices = topology(options.topology)
     mesh = _mesh(options, devices, *options.meshes[0])
     compiler = _Compiler(options, chip, mesh)
-    return [
-        compiler.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
-    ]
+    return list(compiler.predict_rows(rows))
 
 
 def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int) -> Mesh:
@@ -181,30 +193,6 @@ def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int
             f"{len(devices)}: choose a larger topology or a smaller mesh"
         )
     return make_mesh(data, model, devices[: data * model])
-
-
-def _run(options: Options, chip: Chip, mesh: Mesh) -> Result:
-    data, model = mesh.devices.shape
-    compiler = _Compiler(options, chip, mesh)
-    loops = [compiler.loop(None)] + [compiler.loop(draft) for draft in options.drafts]
-    pairs = [
-        compiler.predict(draft, options.gamma, alpha)
-        for draft in options.drafts
-        for alpha in ALPHAS
-    ]
-    table_2 = [
-        compiler.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row)
-        for row in paper_tables.TABLE_2
-        if options.wants_table_2
-    ]
-    return Result(
-        data=data,
-        model=model,
-        loops=tuple(loops),
-        steps=tuple(compiler.steps.values()),
-        pairs=tuple(pairs),
-        table_2=tuple(table_2),
-    )
 
 
 class _Compiler:
@@ -271,6 +259,12 @@ class _Compiler:
             verification_cost=times.verification_cost,
             speed_up=times.speed_up(alpha, gamma),
             paper=paper,
+        )
+
+    def predict_rows(self, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
+        """Those of rows of Table 2."""
+        return tuple(
+            self.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
         )
 
     def step(self, kind: str, name: str, gamma: int) -> Step:
