@@ -149,10 +149,7 @@ def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, samp
 # --- streaming ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
-def test_a_terminal_gets_the_same_text_piece_by_piece(
-    generate, greedy, sampled, tmp_path, monkeypatch, flags
-):
+def test_a_terminal_gets_the_same_text_piece_by_piece(generate, sampled, tmp_path, monkeypatch):
     """And the lines after a bad one, at their places among the good ones."""
     texts = tmp_path / "texts"
     texts.write_text("\n".join([TEXTS[0], "", *TEXTS[1:]]))
@@ -160,8 +157,8 @@ def test_a_terminal_gets_the_same_text_piece_by_piece(
     write = sys.stdout.write
     monkeypatch.setattr(sys.stdout, "write", lambda text: (pieces.append(text), write(text))[1])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    result = generate("--input", texts, *flags)
-    first, *rest = outputs_of(sampled if flags else greedy)
+    result = generate("--input", texts, *SAMPLED_FLAGS)
+    first, *rest = outputs_of(sampled)
     assert result.lines == [first, "", *rest]
     assert result.status == 2
     # More writes than lines and line ends.
@@ -222,13 +219,12 @@ def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, 
 # --- traces and comparisons --------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
-def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy, sampled, flags):
+def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy):
     """Plain ones, where standard output is no terminal."""
-    result = generate("--trace", *flags, *TEXTS)
+    result = generate("--trace", *TEXTS)
     assert (result.status, result.errors) == (0, [])
     lines = iter(result.lines)
-    for generation in sampled if flags else greedy:
+    for generation in greedy:
         *_, last = itertools.islice(lines, generation.target_calls)
         words = last.split(" ")[1:]
         ids = generation.output_ids
