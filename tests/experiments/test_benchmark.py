@@ -106,17 +106,17 @@ def test_settings_are_all_combinations_or_one_list_at_a_time():
         pairs=("copy", "draft/block", "draft/own"), gammas=(2, "auto"), temperatures=(0.0,)
     )
     every = options.settings(DECODING)
-    assert [(draft, row.verifier, row.gamma) for draft, row in every] == [
+    assert [(s.draft, s.decoding.verifier, s.decoding.gamma) for s in every] == [
         (draft, verifier, gamma)
         for draft, verifier in (("copy", "token"), ("draft", "block"), ("draft", "token"))
         for gamma in (2, "auto")
     ]
     # Settings of the run's own verifier are not for another.
-    assert [row.lenience for _, row in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
+    assert [s.decoding.lenience for s in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
     options = dataclasses.replace(
         options, pairs=("copy",), batch_sizes=(1, 8, 32), every_combination=False
     )
-    points = [(row.batch_size, row.gamma) for _, row in options.settings(DECODING)]
+    points = [(s.decoding.batch_size, s.decoding.gamma) for s in options.settings(DECODING)]
     assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
 
 
