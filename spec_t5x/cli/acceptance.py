@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     generator = generator_of(target)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
-    with Progress() as progress:
+    with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)
     print(table(rows))
     if args.json:
