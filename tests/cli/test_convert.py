@@ -59,10 +59,3 @@ def test_mistakes_are_one_line(run, tiny_pair, tmp_path, source, destination, to
     arguments = (tiny_pair / source, tmp_path / destination, "--to", to)
     assert_refused(run("convert", *arguments), expected)
     assert not (tmp_path / "a").exists()
-
-
-def test_gin_gives_the_vocabulary(run, tiny_pair):
-    target = tiny_pair / "target"
-    arguments = ("generate", "--target", target, "--draft", "none", "--max_decode_len", 4, *TEXTS)
-    (error,) = run(*arguments, "--gin.Models.vocabulary='bytes:0'").errors
-    assert "holds a vocabulary of its own" in error

@@ -38,12 +38,6 @@ def test_includes_are_found_beside_the_file_that_includes_them(folder):
     assert (macro("TOP"), macro("INNER")) == (5, 3)
 
 
-def test_includes_are_found_in_the_current_folder_first(folder):
-    write(folder / "parts" / "part.gin", "INNER = 4")
-    parse_gin(["top/top.gin"], [])
-    assert macro("INNER") == 4
-
-
 def test_includes_are_found_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "mine.gin", "include 'gin_configs/data/ende.gin'")
@@ -113,9 +107,3 @@ def test_a_macro_that_nothing_uses_is_refused(tmp_path, flag, message):
     path = write(tmp_path / "mine.gin", "B = %GAMMA  # not %COLOUR\nGAMMA = 4")
     with pytest.raises(InputError, match=message):
         parse_gin([str(path)], [flag])
-
-
-def test_a_flag_may_use_a_macro_of_another_flag(tmp_path):
-    path = write(tmp_path / "mine.gin", "B = %A\nA = 1")
-    parse_gin([str(path)], ["--gin.A=%C", "--gin.C=5"])
-    assert macro("C") == 5
