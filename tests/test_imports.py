@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[1]
 # Modules and packages of ``spec_t5x``, from the ground up. One may import what stands
 # above it here, and within a package its own modules; nothing beside or below it.
 LAYERS = (
-    ("__init__", "errors", "types"),
+    ("__init__", "errors", "names", "types"),
     ("machine", "theory"),
     ("sampling",),
     ("interfaces",),

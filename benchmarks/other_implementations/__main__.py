@@ -17,18 +17,8 @@ from benchmarks.other_implementations.rounds import IMPLEMENTATIONS, make_rows, 
 from benchmarks.other_implementations.table import table
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.benchmark import machine
-
-SENTENCES = (
-    "Where did you leave the keys to the cellar?",
-    "My brother has been living in Hamburg for three years.",
-    "We missed the last bus and had to walk home in the rain.",
-    "The bakery on the corner opens at six o'clock.",
-    "Could you please close the window before you leave?",
-    "This package contains the development files.",
-    "The program cannot open the file, because it does not exist.",
-    "Click on the button to save your changes.",
-)
+from spec_t5x.experiments.reproduction.example_texts import SENTENCES
+from spec_t5x.machine.description import machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

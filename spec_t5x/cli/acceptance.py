@@ -1,19 +1,22 @@
 """``spec-t5x acceptance``: how often the target accepts its drafts, as a table."""
 
 import argparse
-from pathlib import Path
 
-from spec_t5x.cli import measurements, settings
+from spec_t5x.cli import settings
+from spec_t5x.names import NO_DRAFT
 
 HELP = "measure acceptance rates (alpha) of drafts on text that the target generates"
 
-_LISTS = {
-    "temperature": ("temperatures", float, "0 is argmax; once for each (0 and 1)"),
-    "top_k": ("top_ks", int, "sample from the k likeliest tokens, 0 from all; once for each"),
-    "top_p": ("top_ps", float, "sample from the nucleus of this mass, 0 from all; once for each"),
-    "lenience": ("leniences", float, "l of section A.5, 1 is lossless; once for each (1)"),
+_MODELS = {
+    "target": ("NAME_OR_DIR", "checkpoint that generates"),
+    "vocabulary": ("FILE", "of a target that holds none"),
+    "draft": (["NAME_OR_DIR"], "as of generate; several are scored in one pass"),
 }
-_NUMBERS = {
+_MEASUREMENT = {
+    "temperature": ([float], "0 is argmax; once for each (0 and 1)"),
+    "top_k": ([int], "sample from the k likeliest tokens, 0 from all; once for each"),
+    "top_p": ([float], "sample from the nucleus of this mass, 0 from all; once for each"),
+    "lenience": ([float], "l of section A.5, 1 is lossless; once for each (1)"),
     "num_tokens": (int, "tokens that the target generates, for each distribution (10000)"),
     "max_decode_len": (int, "of each text at most (128)"),
     "batch_size": (int, "texts generated together (16)"),
@@ -21,39 +24,22 @@ _NUMBERS = {
     "confidence": (float, "of the intervals (0.95)"),
     "decoded_texts": (int, "texts that are also decoded with each draft; 0 for none (64)"),
     "gamma": (int, "drafts per iteration there (7)"),
+    "truncate": (bool, "cut longer inputs"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
     parser.add_argument("text", nargs="*", metavar="TEXT", help="an input; more are more inputs")
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE")
-    models = parser.add_argument_group("models")
-    models.add_argument("--target", metavar="NAME_OR_DIR", help="checkpoint that generates")
-    models.add_argument("--vocabulary", metavar="FILE", help="of a target that holds none")
-    models.add_argument(
-        "--draft",
-        action="append",
-        dest="drafts",
-        metavar="NAME_OR_DIR",
-        help="as of generate; more are scored in one pass",
-    )
-    measurements.add_texts(parser)
-    measured = parser.add_argument_group("measurement")
-    measurements.add_lists(measured, _LISTS)
-    for name, (kind, text) in _NUMBERS.items():
-        measured.add_argument(f"--{name}", type=kind, metavar="N", help=text)
-    for name, text in {
-        "decode_leniently": "decode at leniences below 1, too",
-        "truncate": "cut longer inputs",
-    }.items():
-        measured.add_argument(f"--{name}", action="store_true", default=None, help=text)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures there")
+    settings.add_gin(parser)
+    settings.add_flags(parser.add_argument_group("models"), _MODELS)
+    settings.add_texts(parser)
+    settings.add_flags(parser.add_argument_group("measurement"), _MEASUREMENT)
+    settings.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
-    from spec_t5x.cli.settings import NO_DRAFT
     from spec_t5x.errors import InputError
     from spec_t5x.experiments.acceptance import AcceptanceOptions
     from spec_t5x.experiments.text_source import TextSource
@@ -74,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments.acceptance import measure, table
     from spec_t5x.experiments.benchmark import generator_of
     from spec_t5x.machine.compilation_cache import enable
+    from spec_t5x.machine.progress import Progress
 
     enable()
     draft_options = models.draft_options()
@@ -81,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     generator = generator_of(target)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
-    with measurements.progress("measuring") as report:
-        rows = measure(generator, drafts, texts, options, report)
+    with Progress("tokens") as progress:
+        rows = measure(generator, drafts, texts, options, progress.update)
     print(table(rows))
     if args.json:
         shown = [row.to_dict() | {"draft": results.without_folder(row.draft)} for row in rows]

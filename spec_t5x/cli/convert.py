@@ -1,6 +1,7 @@
 """``spec-t5x convert``: a checkpoint of one format, written in another."""
 
 import argparse
+import functools
 import json
 
 from spec_t5x.cli import settings
@@ -34,17 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, with a bar on a terminal, and prints one JSON object about the model."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
-
+    """Converts, and prints one JSON object about the model."""
     from spec_t5x.checkpoints.convert import convert
     from spec_t5x.checkpoints.storage.files import one_line
+    from spec_t5x.machine.progress import Progress
 
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("converting", total=None)
+    with Progress("bytes") as progress:
         try:
             stored = convert(
                 args.source,
@@ -53,22 +49,13 @@ def run(args: argparse.Namespace) -> int:
                 dtype=args.dtype,
                 vocabulary=args.vocabulary,
                 overwrite=bool(args.overwrite),
-                report=lambda done, total: bar.update(task, completed=done, total=total),
+                report=functools.partial(progress.update, text="converting"),
             )
         except OSError as error:
             raise InputError(
                 f"cannot write {args.destination} ({one_line(error)}): choose another directory "
                 "or make room"
             ) from error
-    print(
-        json.dumps(
-            {
-                "source": str(stored.directory),
-                "destination": args.destination,
-                "format": args.to,
-                "model": stored.config.to_dict(),
-            },
-            indent=2,
-        )
-    )
+    shown = {"source": str(stored.directory), "destination": args.destination, "format": args.to}
+    print(json.dumps(shown | {"model": stored.config.to_dict()}, indent=2))
     return 0

@@ -1,21 +1,19 @@
 """``spec-t5x evaluate``: quality and acceptance over a file of text pairs or a seqio task."""
 
 import argparse
+import functools
 import json
 
-from spec_t5x.cli import measurements, settings
+from spec_t5x.cli import settings
 
 HELP = "BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
-    measurements.add_texts(parser)
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help="of a file: bleu, bleu_intl (BLEU as T5 reports it) or rouge (bleu)",
-    )
+    settings.add_texts(parser)
+    metric = "of a file: bleu, bleu_intl (BLEU as T5 reports it) or rouge (bleu)"
+    settings.add_flags(parser, {"metric": ("NAME", metric)})
     settings.add_arguments(parser)
 
 
@@ -32,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments.text_source import read_sets
     from spec_t5x.generation import Generator
     from spec_t5x.machine.compilation_cache import enable
+    from spec_t5x.machine.progress import Progress
 
     enable()
     generator = Generator.load(
@@ -39,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
     )
     for texts in read_sets(source, generator.vocabulary):
         title = f"evaluating {texts.name}"
-        with measurements.progress(title) as report:
+        with Progress("inputs") as progress:
             evaluation = evaluate(
                 generator,
                 texts.pairs,
                 options,
-                lambda done, total, title=title, report=report: report(done, total, title),
+                functools.partial(progress.update, text=title),
                 metric=texts.metric,
                 intervals=texts.intervals,
             )

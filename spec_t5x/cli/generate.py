@@ -13,6 +13,7 @@ from typing import Any
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.names import NO_DRAFT
 
 HELP = "generate text with a target, sped up by a draft"
 
@@ -73,7 +74,7 @@ def _check_flags(args, options, draft: str | None) -> None:
         return
     flag = "--trace" if args.trace else "--compare"
     if draft is None:
-        raise InputError(f"{flag} needs a draft and --draft is {settings.NO_DRAFT}: give one")
+        raise InputError(f"{flag} needs a draft and --draft is {NO_DRAFT}: give one")
     if options.beams:
         raise InputError(f"beams is {options.beams}: {flag} shows no beam search")
     if args.trace and options.num_decodes > 1:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
     inputs = parser.add_argument_group("inputs")
     settings.add_flags(inputs, _INPUTS)
+    # T5X's name for it is --import.
     inputs.add_argument(
         "--task_module",
         "--import",
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     outputs = parser.add_argument_group("outputs")
     settings.add_flags(outputs, _OUTPUTS)
     outputs.add_argument(
-        "--no_merge", dest="merge", action="store_false", default=None, help="leave it at shards"
+        "--no_merge", dest="merge", action="store_false", default=None, help="keep only the shards"
     )
     settings.add_flags(parser.add_argument_group("devices and hosts"), _HOSTS)
     settings.add_arguments(parser)
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Infers. Exit status 1 if an input could not be decoded, 128 + N after signal N."""
     from spec_t5x.inference.processes import HostOptions, join
 
-    # Before anything asks JAX for a device, as reading the options does.
+    # Processes must join before anything asks JAX for a device, as reading the options does.
     hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
     from spec_t5x.inference.infer_options import InferOptions
@@ -142,7 +143,7 @@ def _source(options, models):
 
 
 def _settings(models, draft: str | None, options) -> dict[str, Any]:
-    """What decides the outputs besides inputs and options, for the manifest."""
+    """What the outputs depend on besides inputs and options, for the manifest."""
     from spec_t5x.inference.fingerprints import fingerprint
 
     values = dataclasses.asdict(models)
@@ -154,21 +155,22 @@ def _settings(models, draft: str | None, options) -> dict[str, Any]:
 
 
 def _say(report, hosts) -> None:
-    """A line of figures, and the errors."""
+    """Reports the errors, then the figures in one line."""
     say = settings.say
     for text in report.named:
         say(text)
     if report.errors > len(report.named) > 0:
-        say(f"... and {report.errors - len(report.named)} more, each in its place in the output")
+        say(f"... and {report.errors - len(report.named)} more, each at its place in the output")
     what = f"process {hosts.index} answered" if hosts.index else "answered"
     where = f" in {report.merged}" if report.merged else ""
-    rate = report.tokens / max(report.seconds, 1e-9)
-    now = (
-        f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
-        f"block efficiency {report.block_efficiency:.2f})"
-    )
-    now = now if report.tokens else "nothing was left to decode"
-    say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {now}")
+    decoded = "nothing was left to decode"
+    if report.tokens:
+        rate = report.tokens / max(report.seconds, 1e-9)
+        decoded = (
+            f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
+            f"block efficiency {report.block_efficiency:.2f})"
+        )
+    say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
     if report.errors and not hosts.index:
         say(f"{report.errors} inputs have an error in place of an answer: fix them and run again")
 

@@ -7,84 +7,14 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
+from spec_t5x.names import AUTO, NO_DRAFT
 
-DEFAULT_TARGET = "ende-target"
-NO_DRAFT = "none"
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Models:
-    """Which checkpoints to load; names as on the command line."""
-
-    target: str = DEFAULT_TARGET
-    # None is the packaged target's own, "none" is plain decoding.
-    draft: str | None = None
-    # Of a target that holds none, as T5X checkpoints.
-    vocabulary: str | None = None
-    # What the networks compute in; "auto" is the fast type of the platform.
-    dtype: str = "auto"
-    # How the draft samples; None takes the target's temperature, top_k and top_p.
-    draft_temperature: float | None = None
-    draft_top_k: int = 0
-    draft_top_p: float = 0.0
-    # Adapts gamma: the time of a draft step in target steps (c of the paper). None does
-    # not adapt.
-    adaptive: float | None = None
-    # With ``adaptive``: the time of one more position in the target's call, in target steps.
-    # None is 0.1 on a CPU and 0 elsewhere.
-    adaptive_position: float | None = None
-
-    def __post_init__(self):
-        for name in ("target", "draft", "vocabulary", "dtype"):
-            value = getattr(self, name)
-            may_be_absent = name in ("draft", "vocabulary")
-            # gin hands over whatever a file binds.
-            if not isinstance(value, str | None) or (value is None and not may_be_absent):
-                raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
-        if self.adaptive is None and self.adaptive_position is not None:
-            raise InputError(
-                f"adaptive_position is {self.adaptive_position} without adaptive: give it too"
-            )
-        if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
-            raise InputError(
-                f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
-                "a draft_temperature: give it too"
-            )
-
-    def draft_options(self):
-        """Settings of the draft."""
-        from spec_t5x.checkpoints.make_draft import DraftOptions
-        from spec_t5x.drafts.stopping import Stopping
-        from spec_t5x.sampling.distributions import sampling
-
-        temperature = self.draft_temperature
-        own = (temperature, self.draft_top_k, self.draft_top_p)
-        return DraftOptions(
-            settings=None if temperature is None else sampling(*own),
-            stopping=None
-            if self.adaptive is None
-            else Stopping(c=self.adaptive, position=self.adaptive_position),
-            dtype=self.dtype,
-        )
-
-    def draft_name(self) -> str | None:
-        """The draft's name or directory, None for plain decoding."""
-        if self.draft == NO_DRAFT:
-            return None
-        if self.draft:
-            return self.draft
-        from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
-
-        if self.target not in PACKAGED_DRAFTS:
-            raise InputError(
-                f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
-            )
-        return PACKAGED_DRAFTS[self.target]["transformer"]
 
 
 def gamma(text: str) -> int | str:
@@ -159,23 +89,44 @@ _DECODING = {
 }
 
 
+_TEXTS = {
+    "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
+    "source_column": (int, "of a .tsv, from 0 (of two columns the first, of more the second)"),
+    "target_column": (int, "of a .tsv, from 0 (the one after it)"),
+    "num_columns": (int, "of each line of a .tsv (as of the first line)"),
+    "limit": (int, "take the first N pairs only"),
+    "source_words": (int, "of a file: take the first N words of each source only"),
+    "source_field": ("NAME", "of a .jsonl (article)"),
+    "target_field": ("NAME", "of a .jsonl (highlights)"),
+    "prefix": ("TEXT", "put before every source of a file"),
+    "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
+    "split": ("NAME", "of the task (validation)"),
+    "task_module": (["MODULE"], "imported first, for the tasks that it registers"),
+}
+
+
 def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
     """Adds a flag for each option, None where it is left out, so that ``configured`` takes gin's.
 
     Args:
       parser: a parser, or a group of one.
       flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, the
-        metavar of a text, or a type (or a function of the text), shown as N.
+        metavar of a text, or a type (or a function of the text), shown as N. ``[kind]`` may be
+        given several times; the option has the flag's name in the plural.
     """
     for name, (kind, text) in flags.items():
+        options: dict[str, Any] = {}
+        if isinstance(kind, list):
+            (kind,) = kind
+            options = {"action": "append", "dest": f"{name}s"}
         if kind is bool:
-            options = {"action": "store_true"}
+            options["action"] = "store_true"
         elif isinstance(kind, tuple):
-            options = {"choices": kind}
+            options["choices"] = kind
         elif isinstance(kind, str):
-            options = {"metavar": kind}
+            options["metavar"] = kind
         else:
-            options = {"type": kind, "metavar": "N"}
+            options |= {"type": kind, "metavar": "N"}
         parser.add_argument(f"--{name}", default=None, help=text, **options)
 
 
@@ -189,6 +140,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("models"), _MODELS)
     add_flags(parser.add_argument_group("decoding"), _DECODING)
     add_gin(parser)
+
+
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``experiments.text_source.TextSource``: a file, or a seqio task."""
+    add_flags(parser.add_argument_group("texts"), _TEXTS)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``, the file that keeps a measurement's figures."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures there")
 
 
 def configured(args: argparse.Namespace, *classes: type) -> list[Any]:
@@ -219,7 +180,7 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
     """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
-    from spec_t5x.generation import AUTO, GenerateOptions
+    from spec_t5x.generation import GenerateOptions
 
     models, options, *others = configured(args, Models, GenerateOptions, *classes)
     if models.adaptive is not None and options.gamma == AUTO:

@@ -23,8 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text, one example a line, or .tsv; gzipped or not",
     )
-    parser.add_argument("--column", type=int, default=0, metavar="N", help="from 0 (0)")
-    parser.add_argument("--num_columns", type=int, default=1, metavar="N", help="of each line (1)")
     parser.add_argument(
         "--vocabulary",
         required=True,
@@ -32,16 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the target: a directory, a packaged name, a SentencePiece file (FILE:100 with 100 "
         "extra ids) or a tokenizer.json",
     )
-    parser.add_argument(
-        "--order", type=int, default=3, metavar="N", help="tokens of the longest n-grams (3)"
-    )
-    parser.add_argument(
-        "--min_count", type=int, default=2, metavar="N", help="leave out rarer n-grams (2)"
-    )
-    parser.add_argument(
-        "--max_successors", type=int, default=64, metavar="N", help="for each context (64)"
-    )
     parser.add_argument("--output", required=True, metavar="DIR", help="where to write")
+    numbers = {
+        "column": (0, "from 0 (0)"),
+        "num_columns": (1, "of each line (1)"),
+        "order": (3, "tokens of the longest n-grams (3)"),
+        "min_count": (2, "leave out rarer n-grams (2)"),
+        "max_successors": (64, "for each context (64)"),
+    }
+    for name, (default, text) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace earlier n-grams")
 
 
@@ -53,29 +51,20 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.output).exists() and not args.overwrite:
         raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")
 
-    from rich.console import Console
-
     from spec_t5x.checkpoints.own.ngram_tables import save_ngram
     from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = _vocabulary(args.vocabulary)
-    console = Console(stderr=True)
     texts = _texts(args.data, args.column, args.num_columns)
-    corpus = join_texts(_tokenised(texts, vocabulary, console))
-    with console.status("counting"):
-        settings = {name: getattr(args, name) for name in ("order", "min_count", "max_successors")}
-        draft = count_ngrams(corpus, vocabulary.vocab_size, **settings)
-        report = {
-            "counted": {
-                "texts": corpus.num_texts,
-                "tokens": corpus.num_predicted,
-                "min_count": args.min_count,
-                "max_successors": args.max_successors,
-            },
-            "contexts": [len(level.tokens) for level in draft.levels],
-            "entries": [len(level.masses) for level in draft.levels],
-        }
-        save_ngram(args.output, draft, vocabulary, extra=report, overwrite=args.overwrite)
+    corpus = join_texts(_tokenised(texts, vocabulary))
+    limits = {"min_count": args.min_count, "max_successors": args.max_successors}
+    draft = count_ngrams(corpus, vocabulary.vocab_size, order=args.order, **limits)
+    report = {
+        "counted": {"texts": corpus.num_texts, "tokens": corpus.num_predicted, **limits},
+        "contexts": [len(level.tokens) for level in draft.levels],
+        "entries": [len(level.masses) for level in draft.levels],
+    }
+    save_ngram(args.output, draft, vocabulary, extra=report, overwrite=args.overwrite)
     print(json.dumps({"output": args.output, "order": draft.order, **report}, indent=2))
     return 0
 
@@ -107,14 +96,14 @@ def _texts(files: Sequence[str], column: int, num_columns: int) -> list[str]:
     return texts
 
 
-def _tokenised(texts: list[str], vocabulary, console) -> Iterator[list[int]]:
-    """Ids of each text, end of sequence included, with a bar on a terminal."""
-    from rich.progress import Progress
-
+def _tokenised(texts: list[str], vocabulary) -> Iterator[list[int]]:
+    """Ids of each text, end of sequence included."""
+    from spec_t5x.machine.progress import Progress
     from spec_t5x.types import EOS_ID
 
     threads = os.cpu_count() or 1
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        for start in bar.track(range(0, len(texts), _CHUNK), description="tokenising"):
+    with Progress("texts") as progress:
+        for start in range(0, len(texts), _CHUNK):
+            progress.update(start, len(texts), "tokenising")
             for ids in vocabulary.encode_batch(texts[start : start + _CHUNK], threads):
                 yield [*ids, EOS_ID]

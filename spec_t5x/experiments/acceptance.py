@@ -25,7 +25,7 @@ from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
 from spec_t5x.interfaces import Draft
 from spec_t5x.theory import estimates
-from spec_t5x.theory.estimates import Bootstrap, Estimate, PositionBin
+from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
@@ -58,11 +58,9 @@ class AcceptanceOptions:
     # Of the intervals, bootstrapped over texts.
     confidence: float = 0.95
     resamples: int = 1000
-    # Texts that are also decoded speculatively, with each draft; 0 for none.
+    # Texts that are also decoded speculatively, with each draft and lenience 1; 0 for none.
     decoded_texts: int = 64
     gamma: int = 7
-    # Decode at leniences below 1 too, each with a program of its own.
-    decode_leniently: bool = False
 
     def __post_init__(self):
         for name in ("drafts", "temperatures", "top_ks", "top_ps", "leniences"):
@@ -112,10 +110,6 @@ class AcceptanceOptions:
                     options = dataclasses.replace(options, temperature=0.0, top_k=0, top_p=0.0)
                 found[options] = None
         return list(found)
-
-    def decoded_leniences(self) -> tuple[float, ...]:
-        """Leniences that texts are decoded with."""
-        return tuple(each for each in self.leniences if each == 1 or self.decode_leniently)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,9 +186,7 @@ class AcceptanceRow:
     num_texts: int
     # Share of the tokens for which the draft proposed anything.
     share_proposed: float
-    # By position in the text.
-    by_position: list[PositionBin]
-    # What decoding achieved with ``gamma``; None where nothing was decoded.
+    # What decoding achieved with ``gamma``, without lenience; None where nothing was decoded.
     gamma: int
     decoded: Achieved | None
 
@@ -284,8 +276,8 @@ def _cell(estimate: Estimate | None) -> str | None:
     return f"{estimate.value:.3f} ({estimate.low:.3f}-{estimate.high:.3f})"
 
 
-# Of generated tokens, one after the other: ``texts``, the number of the text; ``positions`` in
-# it; and by draft ``betas`` [leniences, tokens] and ``proposed``, whether it proposed anything.
+# Of generated tokens, one after the other: ``texts``, the number of the text; and by draft
+# ``betas`` [leniences, tokens] and ``proposed``, whether it proposed anything.
 _Scored = dict[str, Any]
 
 
@@ -296,7 +288,7 @@ class _Measurement:
         self.generator, self.drafts, self.texts = generator, drafts, texts
         self.options, self.report = options, report or (lambda done, total, what: None)
         self.widths = _widths(generator, texts, options.standardizations()[0])
-        decodings = len(drafts) * len(options.decoded_leniences()) * options.decoded_texts
+        decodings = len(drafts) * (1 in options.leniences) * options.decoded_texts
         self.total = len(options.standardizations()) * (options.num_tokens + decodings)
         # Of the steps that are over.
         self.done = 0
@@ -307,9 +299,8 @@ class _Measurement:
         for name in self.drafts:
             for index, lenience in enumerate(self.options.leniences):
                 decoded = None
-                if self.options.decoded_texts and lenience in self.options.decoded_leniences():
-                    lenient = dataclasses.replace(decoding, lenience=lenience)
-                    decoded = self._decode(name, lenient, places_used)
+                if self.options.decoded_texts and lenience == 1:
+                    decoded = self._decode(name, decoding, places_used)
                 yield self._row(name, index, lenience, decoding, scored, decoded)
 
     def _score(self, decoding: GenerateOptions) -> tuple[_Scored, int]:
@@ -393,7 +384,6 @@ class _Measurement:
             num_tokens=there.size,
             num_texts=len(np.unique(scored["texts"])),
             share_proposed=float(there.mean()),
-            by_position=estimates.by_position(betas, texts, scored["positions"][there], bootstrap),
             gamma=self.options.gamma,
             decoded=decoded,
         )
@@ -441,7 +431,6 @@ def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
     text, position = np.nonzero(generated)
     return {
         "texts": sources[text],
-        "positions": position,
         "betas": {
             name: of.betas[:, text, position].astype(np.float64) for name, of in scores.items()
         },

@@ -13,22 +13,22 @@ import itertools
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import results
+from spec_t5x.experiments import paper_tables, results
 from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.iteration_parts import measure_parts, overhead
 from spec_t5x.experiments.synthetic_acceptance import (
-    SyntheticOptions,
     SyntheticVerifier,
     check_fits,
     check_vocabulary,
@@ -36,16 +36,13 @@ from spec_t5x.experiments.synthetic_acceptance import (
     random_model,
     random_sources,
 )
-from spec_t5x.experiments.synthetic_acceptance import run as run_table_2
 from spec_t5x.experiments.text_source import TextSource, read_texts
 from spec_t5x.generation import AUTO, DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.machine.description import machine
 from spec_t5x.models.binding import bind
 from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import T5Config
 from spec_t5x.verifiers import VERIFIERS
-
-__all__ = ["BenchmarkOptions", "generator_of", "machine", "run", "table"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +52,17 @@ Report = Callable[[int, int, str], None]
 OWN_DRAFT, ADAPTIVE, OWN_VERIFIER = "draft", "adaptive", "own"
 # Before a name of ``models.sizes``: random weights.
 RANDOM = "random:"
+
+
+class Setting(NamedTuple):
+    """What a row measures."""
+
+    draft: str
+    decoding: GenerateOptions
+    # The rate that verdicts are drawn with; None decodes texts.
+    alpha: float | None = None
+    # The row of Table 2 that it is.
+    paper: paper_tables.SpeedUp | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,8 +122,8 @@ class BenchmarkOptions:
         """Whether verdicts are drawn, and no text is read."""
         return self.alpha is not None or self.table_2
 
-    def settings(self, decoding: GenerateOptions) -> list[tuple[str, GenerateOptions]]:
-        """The draft and the options of each row; ``decoding`` is what all of them share."""
+    def settings(self, decoding: GenerateOptions) -> list[Setting]:
+        """What each row measures; ``decoding`` is what all of them share."""
         lists = {
             "pair": self.pairs,
             "batch_size": self.batch_sizes or (decoding.batch_size,),
@@ -123,6 +131,8 @@ class BenchmarkOptions:
             "temperature": self.temperatures,
             "gamma": self.gammas,
         }
+        if self.table_2:
+            return self._rows_of_table_2(lists["max_decode_len"][0])
         if self.every_combination:
             every = itertools.product(*lists.values())
             chosen = [dict(zip(lists, each, strict=True)) for each in every]
@@ -137,8 +147,35 @@ class BenchmarkOptions:
             if verifier not in (OWN_VERIFIER, decoding.verifier):
                 # Settings of the run's own verifier do not apply to another.
                 values |= {"verifier": verifier, "widths": (), "lenience": 1.0}
-            settings.append((draft, dataclasses.replace(decoding, **values)))
+            settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
         return settings
+
+    def _rows_of_table_2(self, length: int) -> list[Setting]:
+        """Those of the drafts ``random:SIZE`` among the pairs; without any, all."""
+        given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
+        settings = [
+            Setting(
+                draft=RANDOM + paper_tables.DRAFTS[row.draft],
+                decoding=GenerateOptions(
+                    gamma=row.gamma,
+                    temperature=row.temperature,
+                    max_decode_len=length,
+                    seed=self.seed,
+                    verifier="token",
+                ),
+                alpha=row.alpha,
+                paper=row,
+            )
+            for row in paper_tables.TABLE_2
+        ]
+        chosen = [each for each in settings if not given or each.draft in given]
+        if not chosen:
+            known = ", ".join(RANDOM + name for name in paper_tables.DRAFTS.values())
+            raise InputError(
+                f"drafts are {', '.join(given)}: Table 2 has {known}; give one of these, or an "
+                "alpha"
+            )
+        return chosen
 
 
 def _draft_and_verifier(pair: str) -> tuple[str, str]:
@@ -155,9 +192,9 @@ def _draft_and_verifier(pair: str) -> tuple[str, str]:
 
 def run(
     options: BenchmarkOptions,
-    report: Report | None = None,
+    report: Report = lambda done, total, what: None,
     *,
-    models: Any,
+    models: Models,
     decoding: GenerateOptions | None = None,
     source: TextSource | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -166,7 +203,7 @@ def run(
     Args:
       options: what to measure.
       report: ``report(done, total, what)``, before each row.
-      models: the target and its draft, with the draft's settings (``cli.settings.Models``).
+      models: the target and its draft, with the draft's settings.
       decoding: what is the same in all rows.
       source: the texts; not read where verdicts are drawn.
 
@@ -175,19 +212,16 @@ def run(
         the target.
     """
     decoding, source = decoding or GenerateOptions(), source or TextSource()
-    report = report or (lambda done, total, what: None)
     _check(options, models, decoding, source)
-    if options.table_2:
-        yield from _table_2(options, models, report)
-        return
     settings = options.settings(decoding)
-    loaded = _Models(models, options, settings)
+    loaded = _Loaded(models, options, settings)
     generator, texts = loaded.generator, []
     if not options.drawn:
         texts = read_texts(source, generator, decoding, options.num_inputs)
         # As ``generate`` decodes them: a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
-    for done, (name, row) in enumerate(settings):
+    for done, setting in enumerate(settings):
+        name, row = setting.draft, setting.decoding
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
         draft = loaded.draft(name)
@@ -196,7 +230,7 @@ def run(
                 loaded.target,
                 draft,
                 row,
-                alpha=options.alpha,
+                alpha=setting.alpha,
                 source_len=options.source_len,
                 repeats=options.repeats,
             )
@@ -205,14 +239,19 @@ def run(
             continue
         else:
             comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
-        record = _record(name, row, comparison, options)
+        record = _record(setting, comparison, options)
         yield record | (_parts(loaded.target, draft, row, options) if options.parts else {})
         # Compiled programs of earlier rows are not used again and take memory.
         jax.clear_caches()
 
 
+def check_room(options: BenchmarkOptions, models: Models) -> None:
+    """Raises ``InputError`` where this device has no room for a target of random weights."""
+    _check_sizes(models, options.settings(GenerateOptions()))
+
+
 def _check(
-    options: BenchmarkOptions, models: Any, decoding: GenerateOptions, source: TextSource
+    options: BenchmarkOptions, models: Models, decoding: GenerateOptions, source: TextSource
 ) -> None:
     """Refuses what does not fit together, before anything is loaded."""
     if decoding.beams:
@@ -245,27 +284,20 @@ def generator_of(target: LoadedModel) -> Generator:
     )
 
 
-class _Models:
+class _Loaded:
     """The target of a run, a checkpoint or random weights, and its drafts by name."""
 
-    def __init__(
-        self,
-        models: Any,
-        options: BenchmarkOptions,
-        settings: Sequence[tuple[str, GenerateOptions]],
-    ):
+    def __init__(self, models: Models, options: BenchmarkOptions, settings: Sequence[Setting]):
         self._options, self._draft_options = options, models.draft_options()
-        names = {name for name, _ in settings}
+        names = {setting.draft for setting in settings}
         self._own = models.draft_name() if names & {OWN_DRAFT, ADAPTIVE} else None
-        names = {self._own if name == OWN_DRAFT else name for name in names}
         # One draft on the device at a time.
         self._made: tuple[str, Draft] | None = None
         self._loaded, self.generator = None, None
         dtype = self._draft_options.dtype
         if models.target.startswith(RANDOM):
-            size_name = models.target.removeprefix(RANDOM)
-            _check_sizes(size_name, names, dtype, options, settings)
-            self.target: Target = random_model(size(size_name), dtype, options.seed)
+            _check_sizes(models, settings)
+            self.target: Target = random_model(_size(models.target), dtype, options.seed)
         else:
             self._loaded = load(models.target, dtype=dtype, vocabulary=models.vocabulary)
             self.generator = generator_of(self._loaded)
@@ -286,28 +318,26 @@ class _Models:
         if name in (OWN_DRAFT, ADAPTIVE):
             name = self._own or "transformer"
         if name.startswith(RANDOM):
-            config = size(name.removeprefix(RANDOM))
-            model = random_model(config, options.dtype, self._options.seed + 1)
+            model = random_model(_size(name), options.dtype, self._options.seed + 1)
             return TransformerDraft(model, settings=options.settings, stopping=options.stopping)
         return make_draft(name, self._loaded, self.target, options)
 
 
-def _check_sizes(target: str, names: set[str], dtype: str, options: BenchmarkOptions, settings):
+def _size(name: str) -> T5Config:
+    return size(name.removeprefix(RANDOM))
+
+
+def _check_sizes(models: Models, settings: Sequence[Setting]) -> None:
     """Refuses drafts that do not go with a target of random weights, and what has no room."""
-    for name in sorted(names):
+    names = {setting.draft for setting in settings}
+    drafts = sorted(models.draft_name() or "" if name == OWN_DRAFT else name for name in names)
+    for name in drafts:
         if not name.startswith(RANDOM):
             raise InputError(f"draft {name}: a target of random weights takes random:SIZE")
-    drafts = sorted(name.removeprefix(RANDOM) for name in names)
+    drafts = [name.removeprefix(RANDOM) for name in drafts]
+    target = models.target.removeprefix(RANDOM)
     check_vocabulary(target, drafts)
-    check_fits(
-        target,
-        drafts,
-        dtype=dtype,
-        rows=max(row.batch_size for _, row in settings),
-        gamma=max(row.gamma for _, row in settings),
-        source_len=options.source_len,
-        length=max(row.max_decode_len for _, row in settings),
-    )
+    check_fits(target, drafts, models.draft_options().dtype)
 
 
 def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOptions) -> bool:
@@ -318,12 +348,11 @@ def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOpt
     return generator.pace(batch, options) is None
 
 
-def _record(
-    draft: str, row: GenerateOptions, comparison: Comparison, options: BenchmarkOptions
-) -> dict[str, Any]:
+def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions) -> dict[str, Any]:
     """A row as JSON can hold it: the settings and what was measured."""
+    row = setting.decoding
     record = comparison.to_dict() | {
-        "draft": results.without_folder(draft),
+        "draft": results.without_folder(setting.draft),
         "verifier": "drawn" if options.drawn else row.verifier,
         "gamma": row.gamma,
         "gamma_mean": comparison.gamma,
@@ -336,27 +365,9 @@ def _record(
         record["predicted"] = comparison.step_times.batch_speed_up(
             comparison.alpha, row.gamma, rows=row.batch_size, length=row.max_decode_len
         )
+    if setting.paper:
+        record |= {"task": setting.paper.task, "paper": dataclasses.asdict(setting.paper)}
     return record
-
-
-def _table_2(options: BenchmarkOptions, models: Any, report: Report) -> Iterator[dict[str, Any]]:
-    """Rows of Table 2 for the drafts ``random:SIZE`` among the pairs; without any, all."""
-    drafts = [str(each).removeprefix(RANDOM) for each in options.pairs if RANDOM in str(each)]
-    lengths = {"decode_len": options.max_decode_lens[0]} if options.max_decode_lens else {}
-    chosen = SyntheticOptions(
-        target=models.target.removeprefix(RANDOM),
-        **({"drafts": drafts} if drafts else {}),
-        **lengths,
-        source_len=options.source_len,
-        repeats=options.repeats,
-        dtype=models.dtype,
-        seed=options.seed,
-    )
-    for timing in run_table_2(chosen, report):
-        row = GenerateOptions(gamma=timing.gamma, max_decode_len=chosen.decode_len)
-        record = _record(RANDOM + timing.row.draft, row, timing, options)
-        paper = record.pop("row")["paper"]
-        yield record | {"task": paper["task"], "paper": paper}
 
 
 def _parts(

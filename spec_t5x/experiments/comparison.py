@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ from spec_t5x.generation import (
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.theory import formulas
-from spec_t5x.tuning.interleaving import Program, compiled, interleaved
+from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID, Float, PyTree
 
@@ -48,44 +49,34 @@ def time_in_turn(
     """Times ways of decoding the same batches: every batch all ways, then the next one.
 
     Args:
-      ways: each makes a ``Decode``, anew for every round: a pace starts from nothing.
+      ways: each makes a ``Decode``, a new one for every round: a pace starts from nothing.
       rounds: the batches of each round.
     """
     shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
     compile_seconds = []
     for way in ways:
-        programs = [Program.once(functools.partial(way(), batch)) for batch in shapes.values()]
-        compile_seconds.append(compiled(programs)[1])
-    seconds, decoded = zip(*(_time_round(ways, batches) for batches in rounds), strict=True)
-    whole, prefill = np.moveaxis(np.stack(seconds), -1, 0)
-    return DecodeTimes(
-        seconds=whole,
-        prefill_seconds=prefill,
-        compile_seconds=compile_seconds,
-        decoded=list(decoded),
-    )
-
-
-def _time_round(ways: Sequence[Callable[[], Decode]], batches: Sequence[Batch]):
-    """Seconds ``[ways, (whole, prefill)]`` of all batches, and results by way and batch."""
-    results: list[list[Decoded]] = [[] for _ in ways]
-
-    def keep(result: list, decode: Decode, batch: Batch) -> Decoded:
-        result.append(decode(batch))
-        return result[-1]
-
-    decodes = [(way(), way()) for way in ways]
-    programs = [
-        Program.once(program)
-        for batch in batches
-        for result, (whole, prefill) in zip(results, decodes, strict=True)
-        for program in (
-            functools.partial(keep, result, whole, batch),
-            functools.partial(prefill, _without_steps(batch)),
+        decode = way()
+        first, second = (
+            sum(elapsed(functools.partial(decode, batch))[0] for batch in shapes.values())
+            for _ in range(2)
         )
-    ]
-    seconds = interleaved(programs, 1).reshape(len(batches), len(ways), 2)
-    return seconds.sum(axis=0), results
+        compile_seconds.append(max(first - second, 0.0))
+    # Of whole decodes and of the prefill alone, by round and way.
+    seconds = np.zeros((2, len(rounds), len(ways)))
+    decoded: list[list[list[Decoded]]] = [[[] for _ in ways] for _ in rounds]
+    for number, batches in enumerate(rounds):
+        decodes = [(way(), way()) for way in ways]
+        for batch, (which, (whole, prefill)) in itertools.product(batches, enumerate(decodes)):
+            taken, result = elapsed(functools.partial(whole, batch))
+            decoded[number][which].append(result)
+            setup, _ = elapsed(functools.partial(prefill, _without_steps(batch)))
+            seconds[:, number, which] += taken, setup
+    return DecodeTimes(
+        seconds=seconds[0],
+        prefill_seconds=seconds[1],
+        compile_seconds=compile_seconds,
+        decoded=decoded,
+    )
 
 
 def _without_steps(batch: Batch) -> Batch:

@@ -8,34 +8,29 @@ sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.comparison import Comparison, comparison_of, time_in_turn
-from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.generation import Batch, GenerateOptions
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.loops import decode_state
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.description import free_memory
-from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
-from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.sampling.draws import RowStream, purpose_keys
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.sampling.draws import purpose_keys
 from spec_t5x.sampling.verification import Verdict
-from spec_t5x.types import Int, PyTree
+from spec_t5x.types import Int
 from spec_t5x.verifiers import TokenVerifier
 
 # No token ends a row: the lengths are given.
@@ -176,16 +171,16 @@ def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
 
 
 def check_fits(
-    target: str, drafts: Sequence[str], *, available: int | None = None, **work: Any
+    target: str, drafts: Sequence[str], dtype: str, *, available: int | None = None
 ) -> None:
     """Raises ``InputError`` where the device cannot hold these sizes.
 
     Args:
-      target, drafts, work: as of ``bytes_needed``.
+      target, drafts, dtype: as of ``bytes_needed``.
       available: bytes; None asks the device. A device that does not report them is tried.
     """
     available = free_memory() if available is None else available
-    needed = bytes_needed(target, drafts, **work)
+    needed = bytes_needed(target, drafts, dtype)
     if available is not None and needed > available:
         raise InputError(
             f"{target} with {', '.join(drafts)} takes {needed / _GIB:.1f} GiB and this device has "
@@ -193,133 +188,17 @@ def check_fits(
         )
 
 
-def bytes_needed(
-    target: str,
-    drafts: Sequence[str],
-    *,
-    dtype: str,
-    rows: int,
-    gamma: int,
-    source_len: int,
-    length: int,
-) -> int:
-    """The bytes that decoding holds at a time, from shapes alone.
-
-    The weights of the target and of the largest draft, the states of both loops twice (what a
-    loop takes and returns), the encoder's attention (scores and probabilities of a layer,
-    float32), and the logits of a block with what is made of them (six arrays of the size).
+def bytes_needed(target: str, drafts: Sequence[str], dtype: str) -> int:
+    """The weights of the target and of the largest draft, and a tenth for all else.
 
     Args:
       target, drafts: names of ``models.sizes``; one draft is held at a time.
       dtype: of weights.
-      rows, gamma, source_len, length: the batch, drafts per iteration, and tokens.
     """
-    ours, *theirs = (_abstract(size(name), dtype) for name in (target, *drafts))
-    largest = max(theirs, key=_bytes)
-
-    def init(target, draft, sources, prompts):
-        stream = RowStream(row_keys(jax.random.key(0), rows))
-        lengths = {"gamma": gamma, "max_decode_len": length}
-        return jax.tree.leaves(
-            decode_state.init(target, draft, sources, prompts, stream, **lengths)
-        )
-
-    inputs = (jax.ShapeDtypeStruct((rows, width), jnp.int32) for width in (source_len, 1))
-    state = jax.eval_shape(init, ours, TransformerDraft(largest), *inputs)
-    heads = max(model.config.num_heads for model in (ours, largest))
-    attention = 2 * 4 * rows * heads * source_len**2
-    block = 6 * 4 * rows * (gamma + 1) * ours.vocab_size
-    return _bytes(ours) + _bytes(largest) + 2 * _bytes(state) + attention + block
-
-
-def _abstract(config: T5Config, dtype: str) -> T5Model:
-    flat = {
-        path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in expected_shapes(config).items()
-    }
-    params = unflatten_dict(flat, sep="/")
-    return T5Model(params, Transformer(dataclasses.replace(config, dtype=dtype)))
-
-
-def _bytes(tree: PyTree) -> int:
-    # Random keys have a type of their own, and are small.
-    leaves = (x for x in jax.tree.leaves(tree) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-# --- Table 2 ---------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A draft at the settings of a row of Table 2."""
-
-    # A name of ``models.sizes``.
-    draft: str
-    temperature: float
-    gamma: int
-    alpha: float
-    paper: SpeedUp
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticOptions:
-    """Rows of the paper's Table 2 in time alone: sizes, lengths, repeats."""
-
-    # Names of ``models.sizes``.
-    target: str = paper_tables.TARGET
-    drafts: Sequence[str] = tuple(paper_tables.DRAFTS.values())
-    # Encoder length, without padding, and tokens generated.
-    source_len: int = 512
-    decode_len: int = 128
-    # Decodes, and timings of a step.
-    repeats: int = 9
-    step_repeats: int = 9
-    dtype: str = "auto"
-    seed: int = 0
-
-    def __post_init__(self):
-        check_vocabulary(self.target, self.drafts)
-        if not self.rows():
-            raise InputError(
-                f"drafts are {', '.join(self.drafts) or 'none'}: Table 2 has "
-                f"{', '.join(paper_tables.DRAFTS.values())}; give one of these, or an alpha"
-            )
-
-    def rows(self) -> list[Row]:
-        """The settings of the paper's rows with these drafts, in the paper's order."""
-        return [
-            Row(
-                draft=paper_tables.DRAFTS[row.draft],
-                temperature=row.temperature,
-                gamma=row.gamma,
-                alpha=row.alpha,
-                paper=row,
-            )
-            for row in paper_tables.TABLE_2
-            if paper_tables.DRAFTS[row.draft] in self.drafts
-        ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing(Comparison):
-    """A row's times."""
-
-    row: Row
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of each decode."""
-        return self.speculative_tokens
-
-    @property
-    def expected(self) -> float:
-        """Theorem 3.8 with the measured c, verification as one step."""
-        return self.predicted
-
-    @property
-    def expected_with_verification(self) -> float:
-        """The same with the measured cost of verification."""
-        return self.predicted_with_verification
+    numbers = [
+        sum(map(math.prod, expected_shapes(size(name)).values())) for name in (target, *drafts)
+    ]
+    return round(1.1 * (numbers[0] + max(numbers[1:])) * jnp.dtype(dtype).itemsize)
 
 
 def check_vocabulary(target: str, drafts: Sequence[str]) -> None:
@@ -331,62 +210,3 @@ def check_vocabulary(target: str, drafts: Sequence[str]) -> None:
                 f"draft {name} has {size(name).vocab_size} tokens and {target} {wanted}: choose a "
                 "draft of the target's family"
             )
-
-
-def check_memory(options: SyntheticOptions, available: int | None = None) -> None:
-    """Raises ``InputError`` where the device cannot hold the weights and the caches."""
-    check_fits(
-        options.target,
-        options.drafts,
-        dtype=resolve_dtype(options.dtype),
-        rows=1,
-        gamma=max(row.gamma for row in options.rows()),
-        source_len=options.source_len,
-        length=options.decode_len,
-        available=available,
-    )
-
-
-def run(
-    options: SyntheticOptions, report: Callable[[int, int, str], None] | None = None
-) -> Iterator[Timing]:
-    """Times row after row of Table 2.
-
-    Args:
-      options: sizes, lengths, repeats.
-      report: ``report(done, total, what)``, before each row.
-
-    Raises:
-      InputError: as of ``check_memory``.
-    """
-    check_memory(options)
-    rows, dtype = options.rows(), resolve_dtype(options.dtype)
-    target, drafts = random_model(size(options.target), dtype, options.seed), {}
-    for done, row in enumerate(rows):
-        if report:
-            what = f"{row.draft}, temperature {row.temperature:g}, gamma {row.gamma}"
-            report(done, len(rows), what)
-        if row.draft not in drafts:
-            # One draft on the device at a time.
-            drafts.clear()
-            drafts[row.draft] = random_model(size(row.draft), dtype, options.seed + 1)
-        comparison = compare_drawn(
-            target,
-            TransformerDraft(drafts[row.draft]),
-            GenerateOptions(
-                gamma=row.gamma,
-                temperature=row.temperature,
-                max_decode_len=options.decode_len,
-                seed=options.seed,
-                verifier="token",
-            ),
-            alpha=row.alpha,
-            source_len=options.source_len,
-            repeats=options.repeats,
-            step_repeats=options.step_repeats,
-        )
-        fields = {
-            each.name: getattr(comparison, each.name) for each in dataclasses.fields(comparison)
-        }
-        yield Timing(row=row, **fields)
-        jax.clear_caches()

@@ -9,7 +9,8 @@ import ctypes
 import dataclasses
 import gc
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -20,18 +21,17 @@ from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.synthetic_acceptance import check_vocabulary
 from spec_t5x.experiments.tpu_chips import (
-    Caches,
     Chip,
     StepCost,
-    loop_caches,
     step_cost,
     topology,
-    unpadded_lengths,
 )
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.sizes import size
 from spec_t5x.tuning.step_times import StepTimes
+
+log = logging.getLogger(__name__)
 
 _GIB = 2**30
 # Acceptance rates that a pair's speed-up is given for.
@@ -90,8 +90,6 @@ class Memory:
     # Outputs that reuse the memory of arguments.
     aliased: int | None = None
     program: int | None = None
-    # Of the temporaries, the caches of the outputs.
-    caches: Caches | None = None
     capacity: int
 
     @property
@@ -145,12 +143,8 @@ class Result:
     table_2: tuple[Prediction, ...]
 
 
-def run(options: Options, report: Callable[[str], None] = lambda _: None) -> Iterator[Result]:
+def run(options: Options) -> Iterator[Result]:
     """Compiles for each mesh in turn.
-
-    Args:
-      options: what to compile.
-      report: called with what is being compiled.
 
     Raises:
       InputError: no such topology, no libtpu, or more chips asked for than it has.
@@ -159,28 +153,37 @@ def run(options: Options, report: Callable[[str], None] = lambda _: None) -> Ite
     # All of them, before anything is compiled.
     meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
     for mesh in meshes:
-        yield _run(options, chip, mesh, report)
+        compiler = _Compiler(options, chip, mesh)
+        data, model = mesh.devices.shape
+        yield Result(
+            data=data,
+            model=model,
+            loops=tuple(compiler.loop(draft) for draft in (None, *options.drafts)),
+            pairs=tuple(
+                compiler.predict(draft, options.gamma, alpha)
+                for draft in options.drafts
+                for alpha in ALPHAS
+            ),
+            table_2=compiler.predict_rows(paper_tables.TABLE_2) if options.wants_table_2 else (),
+            # All that were needed for these.
+            steps=tuple(compiler.steps.values()),
+        )
 
 
-def predict_rows(
-    options: Options, rows: Sequence[SpeedUp], report: Callable[[str], None] = lambda _: None
-) -> list[Prediction]:
+def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> list[Prediction]:
     """Rows of Table 2 alone, without the whole loops and their memory.
 
     Args:
       options: the topology, the target, the lengths and the first mesh.
       rows: what to predict.
-      report: called with what is being compiled.
 
     Raises:
       InputError: no such topology, no libtpu, or more chips asked for than it has.
     """
     chip, devices = topology(options.topology)
     mesh = _mesh(options, devices, *options.meshes[0])
-    compiler = _Compiler(options, chip, mesh, report)
-    return [
-        compiler.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
-    ]
+    compiler = _Compiler(options, chip, mesh)
+    return list(compiler.predict_rows(rows))
 
 
 def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int) -> Mesh:
@@ -192,35 +195,11 @@ def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int
     return make_mesh(data, model, devices[: data * model])
 
 
-def _run(options: Options, chip: Chip, mesh: Mesh, report: Callable[[str], None]) -> Result:
-    data, model = mesh.devices.shape
-    compiler = _Compiler(options, chip, mesh, lambda what: report(f"{data}x{model}: {what}"))
-    loops = [compiler.loop(None)] + [compiler.loop(draft) for draft in options.drafts]
-    pairs = [
-        compiler.predict(draft, options.gamma, alpha)
-        for draft in options.drafts
-        for alpha in ALPHAS
-    ]
-    table_2 = [
-        compiler.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row)
-        for row in paper_tables.TABLE_2
-        if options.wants_table_2
-    ]
-    return Result(
-        data=data,
-        model=model,
-        loops=tuple(loops),
-        steps=tuple(compiler.steps.values()),
-        pairs=tuple(pairs),
-        table_2=tuple(table_2),
-    )
-
-
 class _Compiler:
     """Compiles for one mesh; every step once."""
 
-    def __init__(self, options: Options, chip: Chip, mesh: Mesh, report: Callable[[str], None]):
-        self.options, self.chip, self.mesh, self.report = options, chip, mesh, report
+    def __init__(self, options: Options, chip: Chip, mesh: Mesh):
+        self.options, self.chip, self.mesh = options, chip, mesh
         # By kind, model and gamma.
         self.steps: dict[tuple[str, str, int], Step] = {}
 
@@ -228,7 +207,7 @@ class _Compiler:
         """The memory of a whole loop: plain, or speculative with a draft."""
         options, config = self.options, size(self.options.target)
         gamma = options.gamma if draft else 0
-        self.report("plain loop" if draft is None else f"speculative loop, {draft}")
+        log.info("compiling the loop, %s", f"draft {draft}" if draft else "plain")
         try:
             if draft is None:
                 compiled = tpu_programs.plain_loop(config, options.work, self.mesh)
@@ -256,7 +235,6 @@ class _Compiler:
             outputs=analysis.output_size_in_bytes,
             aliased=analysis.alias_size_in_bytes,
             program=analysis.generated_code_size_in_bytes,
-            caches=loop_caches(compiled.as_text(), options.work.max_decode_len + gamma + 1),
             capacity=self.chip.memory,
         )
         del compiled
@@ -283,10 +261,16 @@ class _Compiler:
             paper=paper,
         )
 
+    def predict_rows(self, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
+        """Those of rows of Table 2."""
+        return tuple(
+            self.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
+        )
+
     def step(self, kind: str, name: str, gamma: int) -> Step:
         """A step of the target or a draft, or a verification of ``gamma`` drafts."""
         if (kind, name, gamma) not in self.steps:
-            self.report(f"{kind} of {f'{gamma} drafts, ' * (gamma > 0)}{name}")
+            log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
             config, work = size(name), self.options.work
             if kind == "verification":
                 compiled, cache = tpu_programs.verification(config, work, gamma, self.mesh)
@@ -338,7 +322,7 @@ def versions() -> dict[str, str]:
 FOOTNOTES = (
     "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
     "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
-    "each read once.\n³ Of the outputs, among the temporaries; memory holds whole tiles."
+    "each read once."
 )
 
 
@@ -353,39 +337,20 @@ def header(options: Options) -> str:
     )
 
 
-def tables(result: Result, work: Workload) -> str:
+def tables(result: Result) -> str:
     """Memory, steps and predictions for one mesh."""
     chips = result.data * result.model
     plural = "s" * (chips > 1)
     parts = [f"## {chips} chip{plural} (data {result.data}, model {result.model}), each with:"]
     parts.append(results.table(_MEMORY, result.loops))
-    if result.loops[-1].caches is not None:
-        parts.append(_padding(result.loops[-1], work))
     parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
     return "\n\n".join(parts)
 
 
-def _padding(loop: Memory, work: Workload) -> str:
-    """How the slots of a loop's caches are padded, and which lengths need no padding."""
-    extra, multiple = loop.gamma + 1, loop.caches.slot_multiple
-    slots = f"{work.max_decode_len + extra} slots ({work.max_decode_len} tokens and gamma + 1)"
-    lengths = unpadded_lengths(work.max_decode_len, extra, multiple)
-    if work.max_decode_len in lengths:
-        return f"A row's cache of {slots} needs no padding of its slots."
-    return (
-        f"A row's cache of {slots} is padded to a multiple of {multiple} slots: "
-        f"--max_decode_len {' or '.join(map(str, lengths))} needs no padding."
-    )
-
-
 def _gib(num_bytes: int | None) -> str:
     return "?" if num_bytes is None else f"{num_bytes / _GIB:.2f}"
-
-
-def _in_tiles(caches: Caches | None) -> str:
-    return "?" if caches is None else f"{_gib(caches.num_bytes)} ({_gib(caches.tiled_bytes)})"
 
 
 _MEMORY = {
@@ -393,7 +358,6 @@ _MEMORY = {
     "draft": lambda m: m.draft or "",
     "arguments, GiB": lambda m: _gib(m.arguments),
     "temporaries, GiB": lambda m: _gib(m.temporaries),
-    "caches (in tiles³), GiB": lambda m: _in_tiles(m.caches),
     "in all, GiB": lambda m: f"{_gib(m.total)} of {m.capacity / _GIB:.0f}",
     "fits": lambda m: "yes" if m.fits else "NO",
 }

@@ -5,13 +5,10 @@ import functools
 import numbers
 
 from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.verifiers import Verifier, verifier
 
-# Of gamma: as many drafts as pay (``loops/pace.py``).
-AUTO = "auto"
-# Of the draft's name: plain decoding.
-NO_DRAFT = "none"
 # numpy's count as well; a gamma that is neither number nor word has a message of its own.
 _NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: object}
 

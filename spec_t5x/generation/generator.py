@@ -22,7 +22,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation.answers import Answer, Generation, all_answered
 from spec_t5x.generation.batch_run import Run, one_ahead
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
-from spec_t5x.generation.generate_options import AUTO, NO_DRAFT, GenerateOptions, options_with
+from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -31,6 +31,7 @@ from spec_t5x.loops.speculative import Iteration, speculative_decode, speculativ
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
+from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store

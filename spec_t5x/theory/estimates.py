@@ -62,16 +62,6 @@ class Estimate:
         return self.low <= other.high and other.low <= self.high
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PositionBin:
-    """The rate at some positions in the text."""
-
-    # From 0, both included.
-    first: int
-    last: int
-    estimate: Estimate
-
-
 def mean(
     betas: Float[Array, "places"], texts: Int[Array, "places"], bootstrap: Bootstrap
 ) -> Estimate | None:
@@ -111,29 +101,6 @@ def ratio(
     return Estimate(
         value=float(total / count), low=low, high=high, count=int(count), num_texts=len(pairs)
     )
-
-
-def by_position(
-    betas: Float[Array, "places"],
-    texts: Int[Array, "places"],
-    positions: Int[Array, "places"],
-    bootstrap: Bootstrap,
-) -> list[PositionBin]:
-    """The rate by position in the text, in bins that double: 0, 1, 2-3, 4-7, 8-15, …
-
-    Args:
-      betas, texts, bootstrap: as of ``mean``.
-      positions: each place's in its text, from 0.
-    """
-    # 0 for position 0, 1 for 1, 2 for 2 and 3, …
-    bins = np.frexp(positions)[1]
-
-    def of_bin(number: int) -> PositionBin:
-        inside = bins == number
-        estimate = mean(betas[inside], texts[inside], bootstrap)
-        return PositionBin(first=2**number // 2, last=2**number - 1, estimate=estimate)
-
-    return [of_bin(number) for number in np.unique(bins).tolist()]
 
 
 def _resampled(pairs: Float[np.ndarray, "texts 2"], bootstrap: Bootstrap) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,9 @@ from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.theory import formulas
-from spec_t5x.tuning.interleaving import Program, compiled, interleaved
+from spec_t5x.tuning.interleaving import Calls, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
-
-# A call of a program that makes so many calls in a row.
-Calls = Callable[[int], object]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,5 +294,4 @@ def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
 
 def _medians(programs: Sequence[Calls], repeats: int) -> list[float]:
     """Seconds of a call of each."""
-    ready, _ = compiled([Program(run=program) for program in programs])
-    return np.median(interleaved(ready, repeats), axis=0).tolist()
+    return np.median(interleaved(programs, repeats), axis=0).tolist()

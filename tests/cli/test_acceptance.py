@@ -3,19 +3,11 @@
 import json
 import re
 
-import gin
 import pytest
 
 from spec_t5x.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-@pytest.fixture(autouse=True)
-def no_bindings():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
@@ -62,8 +54,6 @@ def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):
         (["text", "--draft", "copy", "--draft", "copy"], "give each of them once"),
         (["text", "--draft", "nothing"], "no draft 'nothing'"),
         (["text", "--lenience", "0"], "lenience is 0.0"),
-        (["text", "--top_p", "2"], "top_p is 2.0"),
-        (["text", "--num_tokens", "0"], "num_tokens is 0"),
         (["--data", "x", "--mixture_or_task", "y"], "--data is 'x' and --mixture_or_task 'y'"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
@@ -60,29 +59,3 @@ def test_mistakes_are_one_line(run, tiny_pair, tmp_path, source, destination, to
     arguments = (tiny_pair / source, tmp_path / destination, "--to", to)
     assert_refused(run("convert", *arguments), expected)
     assert not (tmp_path / "a").exists()
-
-
-def test_gin_gives_the_vocabulary(run, tiny_pair):
-    target = tiny_pair / "target"
-    arguments = ("generate", "--target", target, "--draft", "none", "--max_decode_len", 4, *TEXTS)
-    (error,) = run(*arguments, "--gin.Models.vocabulary='bytes:0'").errors
-    assert "holds a vocabulary of its own" in error
-
-
-def test_one_tensor_of_float32_keeps_all_in_float32(run, tiny_pair, tmp_path):
-    torch = pytest.importorskip("torch", reason="needs PyTorch")
-    from safetensors.torch import load_file, save_file
-
-    source = tmp_path / "mixed"
-    flags = ("--to", "huggingface", "--dtype", "bfloat16")
-    assert run("convert", tiny_pair / "target", source, *flags).status == 0
-    assert load(source).params["encoder"]["encoder_norm"]["scale"].shape == (32,)
-    (file,) = source.glob("*.safetensors")
-    tensors = load_file(file)
-    name = "encoder.final_layer_norm.weight"
-    exact = torch.linspace(0.1, 0.2, 32)
-    save_file({**tensors, name: exact}, file, metadata={"format": "pt"})
-    assert run("convert", source, tmp_path / "ours", "--to", "native").status == 0
-    found = load(tmp_path / "ours")
-    assert found.metadata["stored_dtype"] == "float32"
-    np.testing.assert_array_equal(found.params["encoder"]["encoder_norm"]["scale"], exact.numpy())

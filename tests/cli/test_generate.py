@@ -6,30 +6,20 @@ import io
 import itertools
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 import spec_t5x
-from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage import weights
 from spec_t5x.cli.generate import _stream_one
-from spec_t5x.cli.trace import print_trace
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import Answer, GenerateOptions, Generator
-from spec_t5x.loops.speculative import Iteration
 from spec_t5x.types import EOS_ID
 from tests.cli.results import Result, assert_refused
 
@@ -119,11 +109,6 @@ def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
     assert generate("--input", "-") == expected
 
 
-def test_no_input_line_gives_no_output_line(generate, tmp_path):
-    (tmp_path / "nothing").touch()
-    assert generate("--input", tmp_path / "nothing") == Result(0, [], [])
-
-
 def test_json_holds_the_documented_keys_with_the_generators_values(generate, greedy):
     result = generate("--json", *TEXTS)
     assert (result.status, result.errors) == (0, [])
@@ -142,13 +127,6 @@ def test_without_a_draft_the_text_is_the_same_and_nothing_is_accepted(generate, 
         assert values["output_ids"] == generation.output_ids
         assert values["target_calls"] == len(generation.output_ids)
         assert {values[key] for key in KEYS[5:]} == {None}
-
-
-@pytest.mark.parametrize(
-    "flags", [("--draft", "copy"), ("--draft", "mixed:uniform"), ("--adaptive", 0.2)]
-)
-def test_any_draft_writes_the_same_text(generate, greedy, flags):
-    assert generate(*TEXTS, *flags).lines == outputs_of(greedy)
 
 
 def test_several_decodes_of_an_input_are_as_many_lines(generate):
@@ -171,10 +149,7 @@ def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, samp
 # --- streaming ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
-def test_a_terminal_gets_the_same_text_piece_by_piece(
-    generate, greedy, sampled, tmp_path, monkeypatch, flags
-):
+def test_a_terminal_gets_the_same_text_piece_by_piece(generate, sampled, tmp_path, monkeypatch):
     """And the lines after a bad one, at their places among the good ones."""
     texts = tmp_path / "texts"
     texts.write_text("\n".join([TEXTS[0], "", *TEXTS[1:]]))
@@ -182,8 +157,8 @@ def test_a_terminal_gets_the_same_text_piece_by_piece(
     write = sys.stdout.write
     monkeypatch.setattr(sys.stdout, "write", lambda text: (pieces.append(text), write(text))[1])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    result = generate("--input", texts, *flags)
-    first, *rest = outputs_of(sampled if flags else greedy)
+    result = generate("--input", texts, *SAMPLED_FLAGS)
+    first, *rest = outputs_of(sampled)
     assert result.lines == [first, "", *rest]
     assert result.status == 2
     # More writes than lines and line ends.
@@ -226,7 +201,7 @@ class ReplacingVocabulary(ByteVocabulary):
 
 
 @pytest.mark.parametrize("vocabulary", [ByteVocabulary(), ReplacingVocabulary()])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2])
 def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, size):
     text = "für 漢字 – ok"
     ids = [*vocabulary.encode(text), EOS_ID]
@@ -244,89 +219,12 @@ def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, 
 # --- traces and comparisons --------------------------------------------------
 
 
-GREEN, STRUCK_RED, BLUE = "color(2)", "strike color(1)", "color(4)"
-
-
-def coloured(line: str) -> list[tuple[str, str]]:
-    """The pieces of a line of a terminal, each with its style."""
-    text = Text.from_ansi(line)
-    return [(text.plain[span.start : span.end], str(span.style)) for span in text.spans]
-
-
-def trace_lines(generator, text: str, options) -> list[str]:
-    buffer = io.StringIO()
-    console = Console(force_terminal=True, color_system="standard", file=buffer, highlight=False)
-    print_trace(generator, text, options, console=console)
-    return buffer.getvalue().splitlines()
-
-
-def test_trace_colours_accepted_rejected_and_corrected_tokens(generator):
-    """A hand-made decode: one draft accepted, all, none proposed, an end inside the drafts."""
-    piece = generator.vocabulary.piece
-    iterations = [
-        Iteration(
-            proposed=np.array([[10, 11, 12]], np.int32),
-            num_proposed=np.array([3], np.int32),
-            num_accepted=np.array([1], np.int32),
-            appended=np.array([[10, 20, 20, 20]], np.int32),
-            num_appended=np.array([2], np.int32),
-            ended=np.array([False]),
-        ),
-        Iteration(
-            # 125 has no piece: it is padding of the embedding.
-            proposed=np.array([[13, 14, 125]], np.int32),
-            num_proposed=np.array([3], np.int32),
-            num_accepted=np.array([3], np.int32),
-            appended=np.array([[13, 14, 125, 21]], np.int32),
-            num_appended=np.array([4], np.int32),
-            ended=np.array([False]),
-        ),
-        Iteration(
-            proposed=np.array([[17, 17, 17]], np.int32),
-            num_proposed=np.array([0], np.int32),
-            num_accepted=np.array([0], np.int32),
-            appended=np.array([[23, 23, 23, 23]], np.int32),
-            num_appended=np.array([1], np.int32),
-            ended=np.array([False]),
-        ),
-        Iteration(
-            proposed=np.array([[15, EOS_ID, 16]], np.int32),
-            num_proposed=np.array([3], np.int32),
-            num_accepted=np.array([2], np.int32),
-            appended=np.array([[15, EOS_ID, 16, 22]], np.int32),
-            num_appended=np.array([2], np.int32),
-            ended=np.array([True]),
-        ),
-    ]
-    made_up = SimpleNamespace(vocabulary=generator.vocabulary, steps=lambda *_: iter(iterations))
-    first, second, third, fourth, legend = trace_lines(made_up, "x", OPTIONS)
-    assert coloured(first) == [
-        (f" {piece(10)}", GREEN),
-        (f" {piece(11)}", STRUCK_RED),
-        (f" {piece(20)}", BLUE),
-    ]
-    assert Text.from_ansi(second).plain.startswith(f" {piece(10)} {piece(20)} {piece(13)}")
-    assert coloured(second) == [
-        (f" {piece(13)} {piece(14)} <125>", GREEN),
-        (f" {piece(21)}", BLUE),
-    ]
-    assert coloured(third) == [(f" {piece(23)}", BLUE)]
-    assert coloured(fourth) == [(f" {piece(15)} [END]", GREEN)]
-    assert Text.from_ansi(fourth).plain == (
-        f" {piece(10)} {piece(20)} {piece(13)} {piece(14)} <125> {piece(21)} {piece(23)}"
-        f" {piece(15)} [END]"
-    )
-    assert Text.from_ansi(legend).plain.startswith("9 tokens with 4 target calls: ")
-    assert [style for _, style in coloured(legend)] == [GREEN, STRUCK_RED, BLUE]
-
-
-@pytest.mark.parametrize("flags", [(), SAMPLED_FLAGS], ids=["greedy", "sampled"])
-def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy, sampled, flags):
+def test_trace_prints_a_line_for_each_iteration(generate, generator, greedy):
     """Plain ones, where standard output is no terminal."""
-    result = generate("--trace", *flags, *TEXTS)
+    result = generate("--trace", *TEXTS)
     assert (result.status, result.errors) == (0, [])
     lines = iter(result.lines)
-    for generation in sampled if flags else greedy:
+    for generation in greedy:
         *_, last = itertools.islice(lines, generation.target_calls)
         words = last.split(" ")[1:]
         ids = generation.output_ids
@@ -342,19 +240,12 @@ def piece_of(vocabulary, token: int) -> str:
     return vocabulary.piece(token) if token < vocabulary.vocab_size else f"<{token}>"
 
 
-def test_comparison_says_that_the_texts_are_identical(generate, greedy):
+def test_a_comparison_is_a_table_or_the_last_json_object(generate, greedy):
     result = generate("--compare", "--batch_size", 3, *TEXTS)
     assert (result.status, result.errors) == (0, [])
     assert result.lines[:3] == outputs_of(greedy)
-    table = "\n".join(result.lines[3:])
-    for name in ("plain decoding", "speed-up", "Theorem 3.8", "alpha", "compilation"):
-        assert name in table
-    verdicts = [line for line in result.lines if "outputs" in line]
-    assert len(verdicts) == 1
-    assert "identical" in verdicts[0]
-
-
-def test_comparison_is_the_last_json_object(generate, greedy):
+    (verdict,) = [line for line in result.lines if "outputs" in line]
+    assert "identical" in verdict
     result = generate("--compare", "--json", "--batch_size", 3, *TEXTS)
     assert result.status == 0
     *outputs, last = map(json.loads, result.lines)
@@ -409,35 +300,15 @@ def test_gin_files_bind_bindings_override_files_and_flags_override_both(run, gin
     ("binding", "expected"),
     [
         ("--gin.GenerateOptions.gamma='four'", "gamma is 'four'"),
-        ("--gin.GenerateOptions.max_source_len=1.5", "max_source_len is 1.5"),
         ("--gin.Models.target=5", "Models.target is 5"),
         ("--gin.Nothing.gamma=1", "'Nothing'"),
         ("--gin.GenerateOptions.gama=1", "'gama'"),
-        ("--gin.GenerateOptions.gamma=@nothing", "'@nothing'"),
         ("--gin.GenerateOptions.gamma=(1", "multi-line statement"),
-        ("--gin.GenerateOptions.gamma=%ABSENT", "ABSENT"),
-        ("--gin.GenerateOptions.gamma", "--gin.GenerateOptions.gamma"),
         ("--gin.GenerateOptions.gamma=", "--gin.GenerateOptions.gamma="),
-        ("--gin.GenerateOptions.gamma=-2", "gamma is -2"),
     ],
 )
 def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
     assert_refused(run("generate", binding, "x"), expected)
-
-
-def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
-    command = ("generate", "x", "--gin_file")
-    assert_refused(run(*command, tmp_path / "absent.gin"), str(tmp_path / "absent.gin"))
-    assert_refused(run(*command, tmp_path), str(tmp_path))
-    assert_refused(run(*command, gin_file), str(gin_file), "--gin.TARGET=VALUE")
-    command = (*command, gin_file)
-    assert_refused(run(*command, "--gin.GAMA=6"), "nothing uses --gin.GAMA, did you mean 'GAMMA'?")
-    gin_file.write_text("GenerateOptions.gamma = \n")
-    assert_refused(run(*command), "run.gin, line 1")
-    gin_file.write_text("import absent_module\n")
-    assert_refused(run(*command), "absent_module")
-    gin_file.write_bytes(b"# Stra\xdfe\n")
-    assert_refused(run(*command), "0xdf")
 
 
 @pytest.mark.parametrize(
@@ -445,49 +316,31 @@ def test_gin_files_that_cannot_be_read_are_refused(run, gin_file, tmp_path):
     [
         ((" ",), "the text is empty"),
         (("Es regnet. " * 20,), "the encoder takes 48"),
-        (("x", "--max_source_len", 1), "max_source_len is 1"),
         (("x", "--gamma", -1), "gamma is -1"),
         (
             ("x", "--top_k", 3, "--top_p", 0.5),
             "--top_k is 3 and --top_p is 0.5: set one",
         ),
-        (("x", "--temperature", "nan"), "temperature is nan"),
-        (("x", "--seed", 2**64), str(2**64)),
-        (("x", "--batch_size", 0), "batch_size is 0"),
-        (("x", "--gamma", "two"), "'two'"),
         (("x", "--gamma", 3, "--gamma", 3), "--gamma was given twice"),
         (("x", "--gamma", 100), "--gamma is 100 and --max_decode_len 16"),
-        (("x", "--top_p", 0.9), "--top_p is 0.9 and temperature 0"),
         (("x", "--top_k", 3), "--top_k is 3 and temperature 0"),
-        (("x", "--gin.GAMMA=6"), "nothing uses --gin.GAMMA"),
         (("x" * 400,), "raise --max_source_len, or pass --truncate"),
         (("x", "--dtype", "int8"), "'int8'"),
-        (("x", "--nonsense"), "'--nonsense'"),
         (("x", "--json", "--trace"), "--trace"),
         (("x", "--compare", "--trace"), "both --trace and --compare"),
         (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
         (("x", "--verifier", "trust"), "verifier is 'trust'"),
-        (("x", "--lenience", 2, "--verifier", "token"), "lenience is 2.0"),
         (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
         (("x", "--verifier", "tree", "--draft", "copy"), "CopyDraft proposes no trees"),
         (("x", "--verifier", "tree", "--widths", "9,9,9"), "give at most 256"),
         (("x", "--verifier", "tree", "--adaptive", 0.1), "gamma cannot adapt in a tree"),
-        (("x", "--draft", "copy:0"), "min_match is 0"),
-        (("x", "--draft", "medusa"), "give its directory"),
-        (("x", "--draft", "copy", "--adaptive", 0.1), "gamma cannot adapt"),
-        (("x", "--adaptive", -1), "Stopping.c is -1.0"),
-        (("x", "--adaptive", 0.1, "--adaptive_position", -1), "Stopping.position is -1.0"),
         (("x", "--adaptive_position", 1), "adaptive_position is 1.0 without adaptive"),
-        (("x", "--draft_top_k", 3), "draft_top_k is 3"),
         (("x", "--beams", 2, "--temperature", 1), "beams is 2 and temperature 1.0"),
         (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),
-        (("x", "--compare", "--draft", "none"), "--compare needs a draft"),
         (("x", "--compare", "--gamma", 0), "gamma"),
         (("x", "--trace", "--num_decodes", 2), "num_decodes is 2"),
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
-        (("--input", "/"), "/"),
-        (("--input", ""), "no file"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
     ],
 )
@@ -528,15 +381,20 @@ def test_lines_are_answered_before_standard_input_ends(program, greedy, tiny_pai
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        process.stdin.write("\n")
         for text, generation in zip(TEXTS, greedy, strict=True):
             process.stdin.write(text + "\n")
             process.stdin.flush()
+            if generation is greedy[0]:
+                assert process.stdout.readline() == "\n"
             assert process.stdout.readline().rstrip("\n") == generation.output
         process.stdin.close()
-        assert process.wait() == 0
+        said = [line for line in process.stderr.read().splitlines() if "compiling" not in line]
+        assert said == ["spec-t5x: line 1: the text is empty: give at least one word"]
+        assert process.wait() == 2
 
 
 @pytest.mark.parametrize(
@@ -567,60 +425,15 @@ def test_a_command_is_needed(run):
     assert_refused(run("translate", "x"), "'translate'")
 
 
-@pytest.fixture
-def broken(tiny_pair, tmp_path):
-    """``broken(damage)``: a copy of the target after ``damage(directory)``."""
-
-    def copy(damage) -> Path:
-        directory = tmp_path / "broken"
-        shutil.copytree(tiny_pair / "target", directory)
-        damage(directory)
-        return directory
-
-    return copy
-
-
-def corrupt_config(directory: Path):
-    (directory / "config.json").write_text('{"format": ')
-
-
-def remove_weights(directory: Path):
-    shutil.rmtree(directory / "params")
-
-
-def truncate_weights(directory: Path):
-    for path in (directory / "params").glob("d/*"):
-        path.write_bytes(path.read_bytes()[:8])
-
-
-def replace_vocabulary(directory: Path):
-    (directory / "spiece.model").write_bytes(b"nonsense")
-
-
-@pytest.mark.parametrize(
-    "damage", [corrupt_config, remove_weights, truncate_weights, replace_vocabulary]
-)
 @pytest.mark.parametrize("flag", ["--target", "--draft"])
-def test_damaged_checkpoints_are_refused(generate, broken, damage, flag):
-    directory = broken(damage)
-    assert_refused(generate("x", flag, directory), str(directory))
-
-
-def test_weights_that_are_not_finite_are_refused(generate, tiny_pair, tmp_path, monkeypatch):
-    loaded = load(tiny_pair / "target")
-    embedding = loaded.params["token_embedder"]["embedding"]
-    loaded.params["token_embedder"]["embedding"] = embedding.at[3, 4].set(jnp.nan)
-    with monkeypatch.context() as patch:
-        patch.setattr(weights, "refuse_not_finite", lambda *_: None)
-        native.save_model(tmp_path / "nan", loaded.params, loaded.config, loaded.vocabulary)
-    result = generate("x", "--target", tmp_path / "nan")
-    assert_refused(result, str(tmp_path / "nan"), "NaN", "token_embedder/embedding")
-
-
-@pytest.mark.parametrize("flag", ["--target", "--draft"])
-def test_missing_checkpoints_are_refused(generate, tmp_path, flag):
+def test_missing_and_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_path, flag):
     assert_refused(generate("x", flag, tmp_path / "absent"), str(tmp_path / "absent"))
     assert_refused(generate("x", flag, tmp_path), str(tmp_path), "config.json")
+    directory = tmp_path / "broken"
+    shutil.copytree(tiny_pair / "target", directory)
+    for path in (directory / "params").glob("d/*"):
+        path.write_bytes(path.read_bytes()[:8])
+    assert_refused(generate("x", flag, directory), str(directory))
 
 
 def test_another_target_needs_a_draft_of_its_own(run, tiny_pair):
@@ -682,42 +495,7 @@ def test_a_comparison_goes_on_without_the_bad_lines(generate, greedy, tmp_path):
     assert "no input is left" in result.errors[1]
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate", "train"])
-def test_help_names_the_flags(run, command):
-    result = run(command, "--help")
-    assert (result.status, result.errors) == (0, [])
-    shown = "\n".join(result.lines)
-    assert "--gin_file" in shown
-    assert ("--gamma" in shown) == (command != "train")
-    assert command in "\n".join(run("--help").lines)
-
-
 # --- evaluate and train ------------------------------------------------------
-
-
-def test_evaluate_prints_its_figures_as_json(run, tiny_pair, generator, tmp_path):
-    pairs = [(text, f"reference {n}") for n, text in enumerate(TEXTS)]
-    path = tmp_path / "pairs.tsv"
-    path.write_text("".join(f"tag\t{source}\t{target}\n" for source, target in [*pairs, ("", "x")]))
-    models = ("--target", tiny_pair / "target", "--draft", tiny_pair / "draft")
-    columns = ("--source_column", 1, "--target_column", 2, "--num_columns", 3)
-    command = ("evaluate", *models, "--gamma", 3, "--max_decode_len", 16, "--data", path)
-    result = run(*command, *columns)
-    assert (result.status, result.errors) == (0, [])
-    values = json.loads("\n".join(result.lines))
-    expected = evaluate(generator, [*pairs, ("", "x")], OPTIONS).to_dict()
-    assert values == expected
-    assert (values["num_pairs"], values["num_skipped"]) == (3, 1)
-    limited = json.loads("\n".join(run(*command, *columns, "--limit", 2).lines))
-    assert limited["num_pairs"] == 2
-
-    # Of three columns the second and the third, unless others are named.
-    assert json.loads("\n".join(run(*command).lines)) == expected
-    assert_refused(run(*command, "--num_columns", 2), "line 1: 3 columns, not 2", str(path))
-    assert_refused(run(*command, *columns, "--num_decodes", 2), "num_decodes is 2")
-    assert_refused(run(*command, *columns, "--limit", -1), "limit is -1")
-    assert_refused(run(*command[:-1], tmp_path / "absent"), str(tmp_path / "absent"))
-    assert_refused(run(*command, *columns, "x"), "'x'")
 
 
 def test_train_names_the_settings_that_nothing_binds(run, tmp_path, unchecked):
@@ -741,55 +519,6 @@ def program(tiny_pair):
     }
     command += ["--target", tiny_pair / "target", "--gamma", "3", "--max_decode_len", "16"]
     return [*map(str, command)], environment
-
-
-def test_the_program_keeps_text_and_errors_apart(program, greedy, tiny_pair):
-    command, env = program
-    command = [*command, "--draft", str(tiny_pair / "draft")]
-    result = subprocess.run(
-        command, input="\n".join(["", *TEXTS]), env=env, capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert result.stdout.splitlines() == ["", *outputs_of(greedy)]
-    said = [line for line in result.stderr.splitlines() if "compiling" not in line]
-    assert said == ["spec-t5x: line 1: the text is empty: give at least one word"]
-
-
-def test_the_program_shows_a_traceback_with_debug_only(program, tiny_pair):
-    command, env = program
-    plain, debug = (
-        subprocess.run([*command, "x", *flags], env=env, capture_output=True, text=True)
-        for flags in (["--draft", tiny_pair], ["--draft", tiny_pair, "--debug"])
-    )
-    assert plain.returncode == 2
-    (line,) = plain.stderr.splitlines()
-    assert f"{tiny_pair} holds no config.json" in line
-    assert debug.returncode == 1
-    assert "Traceback" in debug.stderr
-    assert (plain.stdout, debug.stdout) == ("", "")
-
-
-def test_the_program_streams_to_a_terminal(program, greedy, tiny_pair):
-    command, env = program
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*command, "--draft", str(tiny_pair / "draft"), *TEXTS],
-        env=env,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while block := os.read(ours, 1 << 16):
-                shown += block
-        except OSError:  # the other end is closed
-            pass
-        errors = process.stderr.read()
-    os.close(ours)
-    errors = [line for line in errors.splitlines() if b"compiling" not in line]
-    assert (process.returncode, errors) == (0, [])
-    assert shown.decode().splitlines() == outputs_of(greedy)
 
 
 def test_a_reader_that_leaves_is_no_error(monkeypatch, generate, tmp_path):

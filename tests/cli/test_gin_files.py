@@ -6,7 +6,6 @@ import pytest
 from spec_t5x.cli import gin_files
 from spec_t5x.cli.gin_files import add_search_paths, parse_gin
 from spec_t5x.errors import InputError
-from tests.cli.results import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +38,6 @@ def test_includes_are_found_beside_the_file_that_includes_them(folder):
     assert (macro("TOP"), macro("INNER")) == (5, 3)
 
 
-def test_includes_are_found_in_the_current_folder_first(folder):
-    write(folder / "parts" / "part.gin", "INNER = 4")
-    parse_gin(["top/top.gin"], [])
-    assert macro("INNER") == 4
-
-
 def test_includes_are_found_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "mine.gin", "include 'gin_configs/data/ende.gin'")
@@ -60,17 +53,6 @@ def test_files_and_includes_are_found_in_search_paths(folder):
     add_search_paths(["elsewhere", "library"])
     parse_gin(["run.gin"], [])
     assert macro("DEEP") == 7
-
-
-def test_the_command_line_takes_search_paths(folder, run):
-    write(folder / "library" / "run.gin", "GenerateOptions.gamma = -7")
-    arguments = ["generate", "x", "--gin_file=run.gin"]
-    for flags, message in (
-        ((), "no gin file run.gin"),
-        (["--gin_search_paths=top,library"], "gamma is -7"),
-        (["--gin_search_paths=nowhere"], "no folder nowhere"),
-    ):
-        assert_refused(run(*arguments, *flags), message)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +107,3 @@ def test_a_macro_that_nothing_uses_is_refused(tmp_path, flag, message):
     path = write(tmp_path / "mine.gin", "B = %GAMMA  # not %COLOUR\nGAMMA = 4")
     with pytest.raises(InputError, match=message):
         parse_gin([str(path)], [flag])
-
-
-def test_a_flag_may_use_a_macro_of_another_flag(tmp_path):
-    path = write(tmp_path / "mine.gin", "B = %A\nA = 1")
-    parse_gin([str(path)], ["--gin.A=%C", "--gin.C=5"])
-    assert macro("C") == 5

@@ -6,10 +6,13 @@ from pathlib import Path
 import flax
 import jax
 import jax.numpy as jnp
+import pytest
 
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import DraftBase, Proposal
 from spec_t5x.types import Array, Int
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -19,10 +19,6 @@ def test_a_document_has_the_tables_of_its_files(document):
     assert SCRIPT["filled"](text, REPOSITORY) == text
 
 
-def test_there_are_tables():
-    assert "<!-- table: implementations " in (REPOSITORY / "docs" / "performance.md").read_text()
-
-
 def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
     (tmp_path / "figures.json").write_text('{"rows": [3, 4]}', encoding="utf-8")
     monkeypatch.setitem(SCRIPT["MAKERS"], "sums", lambda values: f"| {sum(values['rows'])} |")
@@ -31,13 +27,6 @@ def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
     assert SCRIPT["filled"](text, tmp_path) == expected
     # Once more changes nothing.
     assert SCRIPT["filled"](expected, tmp_path) == expected
-
-
-def test_a_file_that_is_not_there_is_not_passed_over(tmp_path):
-    with pytest.raises(OSError, match="absent.json"):
-        SCRIPT["filled"](
-            "<!-- table: implementations absent.json -->\n<!-- end of table -->\n", tmp_path
-        )
 
 
 def test_the_figure_of_growth_has_every_walk():

@@ -7,19 +7,18 @@ import re
 import gin
 import pytest
 
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
-from spec_t5x.cli.settings import Models
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import benchmark
+from spec_t5x.experiments import benchmark, paper_tables
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.iteration_parts import overhead
 from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.models import sizes
-from spec_t5x.theory import formulas
 from tests.experiments.test_synthetic_acceptance import TINY
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 DECODING = GenerateOptions(max_decode_len=12, verifier="token", lenience=0.5)
 
@@ -43,13 +42,6 @@ def models(tiny_pair):
     return Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
 
 
-@pytest.fixture
-def tiny_sizes(monkeypatch):
-    monkeypatch.setitem(sizes.SIZES, "tiny_target", TINY)
-    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
-    monkeypatch.setitem(sizes.SIZES, "tiny_draft", draft)
-
-
 def cells(printed: str) -> list[str]:
     """The lines of tables, without their padding."""
     return [re.sub(" +", " ", line) for line in printed.splitlines() if line.startswith("| ")]
@@ -60,7 +52,7 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
     transformer = f"transformer:{tiny_pair / 'draft'}"
     file.write_text(
         f'Models.target = "{tiny_pair / "target"}"\n'
-        f'BenchmarkOptions.pairs = ("{transformer}/token", "copy")\n'
+        f'BenchmarkOptions.pairs = ("{transformer}/token",)\n'
         "BenchmarkOptions.temperatures = (0.0,)\n"
         "BenchmarkOptions.repeats = 3\n"
         "GenerateOptions.max_decode_len = 12\n",
@@ -72,15 +64,13 @@ def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
     assert main([*arguments, *flags]) == 0
     rows = [line for line in cells(capsys.readouterr().out) if "| yes |" in line]
     assert [row.split(" | ")[1:6] for row in rows] == [
-        [verifier, "0", "1", "12", gamma]
-        for verifier in ("token", "block")
-        for gamma in ("2", "auto")
+        ["token", "0", "1", "12", gamma] for gamma in ("2", "auto")
     ]
     report = json.loads(kept.read_text(encoding="utf-8"))
     assert report["source"]["data"] == "pairs.tsv" and report["models"]["target"] == "target"
     assert report["options"]["repeats"] == 1 and report["decoding"]["max_decode_len"] == 12
     assert {"processor", "python", "jax"} <= set(report["machine"])
-    assert [row["draft"] for row in report["rows"][::2]] == ["transformer:draft", "copy"]
+    assert [row["draft"] for row in report["rows"]] == ["transformer:draft"] * 2
     for row in report["rows"]:
         assert row["num_inputs"] == 2 and row["identical"] is True
         assert row["plain_tokens"] == row["speculative_tokens"] > 0
@@ -116,17 +106,17 @@ def test_settings_are_all_combinations_or_one_list_at_a_time():
         pairs=("copy", "draft/block", "draft/own"), gammas=(2, "auto"), temperatures=(0.0,)
     )
     every = options.settings(DECODING)
-    assert [(draft, row.verifier, row.gamma) for draft, row in every] == [
+    assert [(s.draft, s.decoding.verifier, s.decoding.gamma) for s in every] == [
         (draft, verifier, gamma)
         for draft, verifier in (("copy", "token"), ("draft", "block"), ("draft", "token"))
         for gamma in (2, "auto")
     ]
     # Settings of the run's own verifier are not for another.
-    assert [row.lenience for _, row in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
+    assert [s.decoding.lenience for s in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
     options = dataclasses.replace(
         options, pairs=("copy",), batch_sizes=(1, 8, 32), every_combination=False
     )
-    points = [(row.batch_size, row.gamma) for _, row in options.settings(DECODING)]
+    points = [(s.decoding.batch_size, s.decoding.gamma) for s in options.settings(DECODING)]
     assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
 
 
@@ -163,44 +153,18 @@ def test_the_overhead_is_what_drafts_and_verification_leave():
     assert found["overhead_quartiles"] == pytest.approx([0.025, (0.05 + 0.2 / 2.2) / 2])
 
 
-def test_a_target_of_random_weights(tiny_sizes):
-    models = Models(target="random:tiny_target")
-    options = BenchmarkOptions(
-        pairs=("random:tiny_draft",), gammas=(3,), temperatures=(0.0,), alpha=0.5, repeats=2,
-        source_len=8,
-    )  # fmt: skip
-    decoding = GenerateOptions(max_decode_len=100)
-    (row,) = benchmark.run(options, models=models, decoding=decoding)
-    assert row["draft"] == "random:tiny_draft"
-    # Some 110 iterations of the two rounds.
-    assert row["block_efficiency"] == pytest.approx(formulas.expected_tokens(0.5, 3), rel=0.25)
-    low, high = row["speed_up_range"]
-    assert low <= row["speed_up"] * 1.5 and low <= high
-
-
-def test_table_2_is_timed_with_the_papers_settings(monkeypatch, tiny_sizes, capsys):
-    monkeypatch.setattr(benchmark, "run_table_2", fake_table_2(benchmark.run_table_2))
-    flags = ["--target", "random:t5_1_1_xl", "--draft", "random:t5_1_1_small", "--table_2"]
+def test_table_2_is_timed_with_the_papers_settings(monkeypatch, capsys):
+    monkeypatch.setitem(sizes.SIZES, "tiny_target", TINY)
+    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
+    monkeypatch.setitem(sizes.SIZES, "tiny_draft", draft)
+    monkeypatch.setitem(paper_tables.DRAFTS, "small", "tiny_draft")
+    monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
+    flags = ["--target", "random:tiny_target", "--draft", "random:tiny_draft", "--table_2"]
     assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
+    # The second row has another draft.
     (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
-    assert line.startswith("| EnDe | random:t5_1_1_small | drawn | 0 | 1 | 20 | 7 | 0.750 |")
+    assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 | 0.750 |")
     assert "| 3.2 | 3.4 |" in line
-
-
-def fake_table_2(run):
-    """The first row of Table 2, measured with tiny sizes."""
-
-    def of_tiny_sizes(options, report):
-        (row, *_) = options.rows()
-        assert (options.target, options.drafts) == ("t5_1_1_xl", ["t5_1_1_small"])
-        tiny = dataclasses.replace(options, source_len=4)
-        object.__setattr__(tiny, "target", "tiny_target")
-        object.__setattr__(tiny, "rows", lambda: [dataclasses.replace(row, draft="tiny_draft")])
-        object.__setattr__(tiny, "drafts", ["tiny_draft"])
-        for timing in run(tiny, report):
-            yield dataclasses.replace(timing, row=row)
-
-    return of_tiny_sizes
 
 
 @pytest.mark.parametrize(
@@ -208,10 +172,7 @@ def fake_table_2(run):
     [
         ("", "no --data was given: give a file of pairs"),
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
-        ("--repeats -3", "--repeats is -3"),
         ("--gamma 0 --alpha 0.5", "gammas is 0"),
-        ("--batch_size 0", "batch_sizes is 0"),
-        ("--gamma -1", "gammas is -1"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
         ("--alpha 0.5 --gamma auto", "need a number"),
@@ -219,7 +180,7 @@ def fake_table_2(run):
         ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
         ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
         ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
-        ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "has 384 tokens"),
+        ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "Table 2 has random:"),
         ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
         ("--alpha 0.5 --gin.GenerateOptions.beams=2", "beams is 2"),
         ("--alpha 0.5 --verifier x", "unknown argument '--verifier'"),

@@ -9,9 +9,8 @@ import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments import synthetic_acceptance as synthetic
-from spec_t5x.experiments.synthetic_acceptance import SyntheticOptions, SyntheticVerifier
+from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.interfaces import Proposal
 from spec_t5x.loops.outputs import row_keys
@@ -136,45 +135,20 @@ def test_speed_ups_and_expectations_are_of_these_figures(comparison):
 
 
 def test_weights_are_made_in_the_type_asked_for(unchecked):
-    for dtype in ("float32", "bfloat16"):
-        model = synthetic.random_model(TINY, dtype, seed=0)
-        assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {dtype}
-        score = jax.jit(lambda model: model.score(model.prefill(SOURCE, 2), SOURCE[:, :2])[0])
-        logits = score(model)
-        assert bool(jnp.all(jnp.isfinite(logits)))
-        assert float(jnp.std(logits)) > 0
-
-
-def test_rows_are_the_papers_for_the_drafts_asked_for():
-    small = SyntheticOptions(drafts=("t5_1_1_small",)).rows()
-    assert [row.paper for row in small] == [r for r in paper_tables.TABLE_2 if r.draft == "small"]
-    assert [row.paper for row in SyntheticOptions().rows()] == list(paper_tables.TABLE_2)
-    assert all((r.alpha, r.gamma) == (r.paper.alpha, r.paper.gamma) for r in small)
+    model = synthetic.random_model(TINY, "bfloat16", seed=0)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {"bfloat16"}
+    logits = jax.jit(lambda model: model.score(model.prefill(SOURCE, 2), SOURCE[:, :2])[0])(model)
+    assert bool(jnp.all(jnp.isfinite(logits))) and float(jnp.std(logits)) > 0
 
 
 def test_memory_is_counted_from_shapes_and_refused_in_one_line(models, monkeypatch, unchecked):
     monkeypatch.setitem(sizes.SIZES, "tiny", TINY)
-    work = {"dtype": "float32", "rows": 1, "gamma": 7, "source_len": 512, "length": 128}
-    needed = synthetic.bytes_needed("tiny", ["tiny"], **work)
+    needed = synthetic.bytes_needed("tiny", ["tiny"], "float32")
     assert needed > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(models[0]))
-    synthetic.check_fits("tiny", ["tiny"], **work, available=needed)
+    synthetic.check_fits("tiny", ["tiny"], "float32", available=needed)
     with pytest.raises(InputError, match=r"takes 0\.0 GiB and this device has 0\.0 free") as error:
-        synthetic.check_fits("tiny", ["tiny"], **work, available=needed - 1)
+        synthetic.check_fits("tiny", ["tiny"], "float32", available=needed - 1)
     assert "\n" not in str(error.value)
     # Compiled for a TPU-v4, weights and caches of the same loops come to 20.9 GiB.
-    work["dtype"] = "bfloat16"
-    assert 20.9 < synthetic.bytes_needed("t5_1_1_xxl", ["t5_1_1_small"], **work) / 2**30 < 23
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "t5_9"}, "no T5 size is called 't5_9'"),
-        ({"drafts": ("byt5_small",)}, "has 384 tokens"),
-        ({"drafts": ("t5_1_0_small",)}, "Table 2 has t5_1_1_small"),
-        ({"drafts": ()}, "Table 2 has t5_1_1_small"),
-    ],
-)
-def test_rows_that_table_2_has_not_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        SyntheticOptions(**options)
+    needed = synthetic.bytes_needed("t5_1_1_xxl", ["t5_1_1_small"], "bfloat16")
+    assert 20.9 < needed / 2**30 < 23

@@ -17,11 +17,9 @@ from spec_t5x.experiments.tpu_chips import (
     Collective,
     StepCost,
     collectives,
-    loop_caches,
     step_cost,
-    unpadded_lengths,
 )
-from spec_t5x.experiments.tpu_compilation import Memory, Options, _Compiler
+from spec_t5x.experiments.tpu_compilation import Options, _Compiler
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
@@ -138,6 +136,7 @@ def test_verification_reads_what_a_step_reads(plain_step, verification):
 
 def test_two_chips_share_weights_and_exchange_states(plain_step):
     _, alone = plain_step
+    assert alone.collectives == ()
     _, cost = plain(2)
     whole = 2 * (SCALES + WORK.batch * CONFIG.emb_dim)
     assert cost.weight_bytes - whole == (alone.weight_bytes - whole) / 2
@@ -151,10 +150,6 @@ def test_two_chips_share_weights_and_exchange_states(plain_step):
     assert sum(c.count for c in found.values()) == states + 1
     assert sum(c.result_bytes for c in found.values()) == states * state + logits
     assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
-
-
-def test_alone_a_chip_exchanges_nothing(plain_step):
-    assert plain_step[1].collectives == ()
 
 
 def test_collectives_are_read_from_the_program():
@@ -180,36 +175,6 @@ def test_collectives_are_read_from_the_program():
     )
     with pytest.raises(ValueError, match="no replica_groups in a known form"):
         collectives("%a = f32[4]{0} all-reduce(%x), replica_groups=elsewhere")
-
-
-def test_caches_are_counted_as_the_loop_lays_them_out():
-    # The outer loop carries a cache padded to 256 slots, a source's, and one of padded heads.
-    program = """
-  %while.1 = (s32[]{:T(128)}, bf16[2,4,136,64]{2,3,1,0:T(8,128)(2,1)S(3)}, /*index=2*/bf16[2,4,512,64]{2,3,1,0:T(8,128)(2,1)}, bf16[2,6,136,64]{3,1,2,0:T(4,128)(2,1)}, bf16[3,4,5,6]{3,2,1,0:T(8,128)(2,1)}) while(%tuple), condition=%c, body=%b
-  %while.2 = (s32[]{:T(128)}, bf16[2,4,136,64]{3,2,1,0:T(8,128)(2,1)}) while(%tuple), condition=%c, body=%b
-"""  # noqa: E501
-    caches = loop_caches(program, slots=136)
-    assert caches.num_bytes == 2 * 2 * 64 * (4 + 6) * 136
-    assert caches.tiled_bytes == 2 * 2 * (64 * 4 * 256 + 128 * 8 * 136)
-    assert caches.slot_multiple == 128
-    assert loop_caches(program, slots=137) is None
-
-
-@pytest.mark.parametrize(
-    ("max_decode_len", "multiple", "lengths"),
-    [
-        (128, 128, (120, 248)),
-        (20, 128, (120,)),
-        (120, 128, (120,)),
-        (128, 8, (128,)),
-        (127, 8, (120, 128)),
-        (127, 1, (127,)),
-    ],
-)
-def test_lengths_without_padding_are_whole_tiles_less_gamma_and_one(
-    max_decode_len, multiple, lengths
-):
-    assert unpadded_lengths(max_decode_len, 8, multiple) == lengths
 
 
 def cost(**changes) -> StepCost:
@@ -239,34 +204,17 @@ def test_a_loop_that_the_compiler_finds_no_room_for_does_not_fit(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: XLA:TPU compile ran out of memory")
 
     monkeypatch.setattr(tpu_programs, "plain_loop", out_of_memory)
-    compiler = _Compiler(Options(target="t5_1_1_small"), CHIPS["v4"], mesh(1), lambda _: None)
+    compiler = _Compiler(Options(target="t5_1_1_small"), CHIPS["v4"], mesh(1))
     memory = compiler.loop(None)
     assert not memory.fits
     assert memory.arguments == 2 * 76_961_152
-
-
-def test_what_fits_a_chip():
-    def memory(temporaries):
-        sizes = {"outputs": 2**30, "aliased": 2**29, "program": 2**29, "capacity": 32 * 2**30}
-        return Memory(draft=None, gamma=0, arguments=20 * 2**30, temporaries=temporaries, **sizes)
-
-    assert memory(11 * 2**30).fits
-    assert not memory(11 * 2**30 + 1).fits
-    assert not memory(None).fits
-
-
-@pytest.mark.parametrize("row", paper_tables.TABLE_2, ids=str)
-def test_table_2_is_consistent(row):
-    # The paper rounds alpha and c to two places, and its factor to one.
-    assert wall_time_improvement(row.alpha, row.gamma, row.c) == pytest.approx(
-        row.expected, abs=0.08
-    )
 
 
 def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys):
     tiny = dataclasses.replace(CONFIG, vocab_size=256, num_decoder_layers=1)
     monkeypatch.setitem(sizes.SIZES, "tiny", tiny)
     monkeypatch.setattr(paper_tables, "DRAFTS", dict.fromkeys(("small", "base", "large"), "tiny"))
+    monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[-1:])
     path = tmp_path / "report.json"
     flags = "--target tiny --draft tiny --gamma 3 --batch 2 --source_len 24 --max_decode_len 15"
     assert main(["compile-tpu", *flags.split(), "--table2", "--json", str(path)]) == 0
@@ -274,29 +222,17 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     lines = [re.sub(" +", " ", line) for line in printed.splitlines()]
     assert any(line.startswith("| plain | tiny | 1 |") for line in lines)
     assert any(line.startswith("| CNN/DM | large | 1 | 3 | 0.56 | 0.11 |") for line in lines)
-    assert "A row's cache of 19 slots (15 tokens and gamma + 1) is padded to" in printed
 
     report = json.loads(path.read_text())
     (result,) = report["results"]
-    assert len(result["table_2"]) == 12
+    assert len(result["table_2"]) == 1
     plain, speculative = result["loops"]
     assert plain["fits"] and speculative["fits"]
-    # Keys and values of the text, of one model and of two.
-    of_a_model = 2 * 2 * WORK.batch * JOINED
-    assert plain["caches"]["num_bytes"] == 16 * of_a_model
-    assert speculative["caches"]["num_bytes"] == 2 * 19 * of_a_model
-    assert speculative["caches"]["tiled_bytes"] > speculative["caches"]["num_bytes"]
     # One model more, each parameter of two bytes.
     weights = 2 * sum(math.prod(shape) for shape in expected_shapes(tiny).values())
     assert speculative["arguments"] - plain["arguments"] == pytest.approx(weights, rel=0.02)
     seconds = {(s["kind"], s["cost"]["new_tokens"]): s["seconds"] for s in result["steps"]}
-    assert seconds.keys() == {
-        ("plain", 1),
-        ("draft", 1),
-        ("verification", 4),
-        ("verification", 6),
-        ("verification", 8),
-    }
+    assert seconds.keys() == {("plain", 1), ("draft", 1), ("verification", 4)}
     (pair,) = (p for p in result["pairs"] if p["alpha"] == 0.8)
     # The draft is the target.
     assert pair["c"] == 1.0
@@ -309,14 +245,11 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     ("arguments", "message"),
     [
         ("--topology v4:9x9", "topology 'v4:9x9': libtpu says"),
-        ("--topology v9:2x2x1", "topology 'v9:2x2x1': give a chip and a layout, such as v4:2x2x1"),
-        ("--target t6_huge", "no T5 size is called 't6_huge': the known ones are t5_1_0_small"),
         ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
         ("--mesh 1,8", "mesh 1,8 needs 8 chips and v4:2x2x1 has 4"),
         ("--mesh 2,1", "batch 1 does not divide over 2 replicas: give a multiple of 2"),
         ("--mesh 4", "'4': give DATA,MODEL such as 1,4"),
         ("--gamma 0", "gamma is 0: give at least 1"),
-        ("--source_len 0", "source_len is 0: give at least 1"),
         ("--json /no/such/folder/file.json", "no such folder: make it first"),
     ],
 )
@@ -335,8 +268,3 @@ def test_without_libtpu_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(tpu_chips.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'spec_t5x\[tpu-compile\]'"):
         tpu_chips.topology("v4:2x2x1")
-
-
-def test_table_2_is_predicted_for_the_papers_target():
-    assert Options().wants_table_2
-    assert not Options(target="t5_1_1_xl").wants_table_2

@@ -1,12 +1,16 @@
 """Traces: exact spans for a decode made by hand."""
 
 import dataclasses
+import io
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from spec_t5x.cli.trace import print_trace
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.traces import Trace, TraceLine
 from spec_t5x.loops.speculative import Iteration
@@ -73,6 +77,16 @@ def test_styled_lines_have_these_spans(trace):
         (" the cat sat & down <9>", [(" <9>", "blue")]),
         (" the cat sat & down <9> [END]", [(" [END]", "green")]),
     ]
+
+
+def test_a_terminal_gets_a_legend(trace, monkeypatch):
+    monkeypatch.setattr(traces, "iterations", lambda *_: iter(trace.lines))
+    buffer = io.StringIO()
+    print_trace(None, "x", None, Console(force_terminal=True, file=buffer))
+    *lines, legend = map(Text.from_ansi, buffer.getvalue().splitlines())
+    assert [line.plain for line in lines] == [traces.styled(line).plain for line in trace.lines]
+    assert legend.plain.startswith("7 tokens with 4 target calls: ")
+    assert len(legend.spans) == 3
 
 
 def test_plain_text_marks_what_colours_would(trace):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Bootstrap, Estimate, by_position, mean, ratio
+from spec_t5x.theory.estimates import Bootstrap, Estimate, mean, ratio
 
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
@@ -52,43 +52,11 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say():
     assert over_tokens / trials < 0.6
 
 
-def test_the_interval_is_the_bootstraps_by_its_definition():
-    betas, texts = clustered(0, num_texts=12, length=5)
-    groups = [betas[texts == text] for text in range(12)]
-    rng = np.random.default_rng(8)
-    draws = rng.integers(12, size=(4000, 12))
-    means = [np.concatenate([groups[text] for text in row]).mean() for row in draws]
-    expected = np.quantile(means, [0.05, 0.95])
-    estimate = mean(betas, texts, Bootstrap(confidence=0.9, resamples=4000))
-    assert (estimate.low, estimate.high) == pytest.approx(tuple(expected), abs=0.01)
-
-
-def test_seeds_decide_and_confidence_widens():
-    betas, texts = clustered(1)
-    assert mean(betas, texts, BOOTSTRAP) == mean(betas, texts, BOOTSTRAP)
-    other = mean(betas, texts, Bootstrap(resamples=400, seed=4))
-    assert other.low != mean(betas, texts, BOOTSTRAP).low
-    wide = mean(betas, texts, Bootstrap(resamples=400, seed=3, confidence=0.999))
-    narrow = mean(betas, texts, Bootstrap(resamples=400, seed=3, confidence=0.5))
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
 def test_a_ratio_is_of_sums():
     # 3 of 4 and 0 of 1 accepted; the third text had no draft.
     estimate = ratio(np.array([3, 0, 0]), np.array([4, 1, 0]), BOOTSTRAP)
     assert estimate.value == 0.6
     assert (estimate.count, estimate.num_texts) == (5, 2)
-
-
-def test_positions_are_in_bins_that_double():
-    positions = np.array([0, 1, 2, 3, 4, 7, 8, 30, 0])
-    betas = np.array([0.9, 0.8, 0.6, 0.8, 0.1, 0.3, 0.5, 0.25, 0.7])
-    bins = by_position(betas, np.array([0] * 8 + [1]), positions, BOOTSTRAP)
-    edges = [(b.first, b.last) for b in bins]
-    assert edges == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
-    values = [b.estimate.value for b in bins]
-    assert values == pytest.approx([0.8, 0.8, 0.7, 0.2, 0.5, 0.25])
-    assert [b.estimate.count for b in bins] == [2, 1, 2, 2, 1, 1]
 
 
 def test_overlap_is_of_the_intervals():

@@ -53,12 +53,6 @@ def test_a_tree_is_measured_whole():
     np.testing.assert_allclose(costs.iteration, [1.0, math.inf, math.inf, 2.5])
 
 
-def test_an_iteration_costs_no_less_than_a_plain_step_whatever_the_clock_says():
-    machine = Machine(lambda limit: 1.0)
-    costs = measure(machine.decode, 4, clock=machine.clock)
-    assert costs.iteration == (1.0,) * 5
-
-
 def test_what_was_measured_is_measured_once(tmp_path, caplog):
     calls = []
 

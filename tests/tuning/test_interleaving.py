@@ -1,8 +1,6 @@
 """Timing in turn, with a clock that the programs turn themselves."""
 
-import pytest
-
-from spec_t5x.tuning.interleaving import Program, compiled, interleaved
+from spec_t5x.tuning.interleaving import interleaved
 
 
 class Machine:
@@ -12,44 +10,29 @@ class Machine:
         self.now = 0.0
         self.log = []
 
-    def clock(self) -> float:
-        return self.now
-
-    def program(self, name: str, seconds: float, before=0.0, compiling=0.0, **kwargs) -> Program:
-        ran = []
-
+    def program(self, name: str, seconds: float, before=0.0):
         def run(calls):
-            self.now += before + calls * seconds + (0.0 if ran else compiling)
-            ran.append(calls)
+            compiling = 0.0 if name in {each for each, _ in self.log} else 3.0
+            self.now += before + calls * seconds + compiling
             self.log.append((name, calls))
             return ()
 
-        return Program(run=run, **kwargs)
+        return run
 
 
 def test_programs_take_turns_and_only_calls_count():
     machine = Machine()
-    programs = [
-        machine.program("a", 2.0, before=5.0, calls=3),
-        machine.program("b", 1.0, before=5.0, calls=1, whole=True),
-    ]
-    rounds = interleaved(programs, 2, machine.clock)
-    assert rounds.tolist() == [[2.0, 6.0], [2.0, 6.0]]
-    # In turn; what does not count as a whole first without any call.
-    of_a_round = [("a", 0), ("a", 3), ("b", 1)]
-    assert machine.log == [*of_a_round, *of_a_round]
+    programs = [machine.program("a", 0.004, before=5.0), machine.program("b", 1.0)]
+    rounds = interleaved(programs, 2, lambda: machine.now)
+    assert rounds.round(9).tolist() == [[0.004, 1.0], [0.004, 1.0]]
+    # In turn, each first without any call: that time does not count.
+    of_a_round = [("a", 0), ("a", 10), ("b", 0), ("b", 1)]
+    assert machine.log[-8:] == [*of_a_round, *of_a_round]
 
 
-def test_compiling_is_counted_apart_and_calls_are_made_enough():
+def test_calls_are_made_enough():
     machine = Machine()
-    programs = [machine.program("a", 0.004, compiling=3.0), machine.program("b", 9.0, compiling=2)]
-    ready, seconds = compiled(programs, machine.clock)
-    assert seconds == pytest.approx(5.0)
-    assert [program.calls for program in ready] == [10, 1]
-    # A few microseconds drown in what a single timing costs.
-    small = machine.program("d", 4e-6, before=1.0)
-    assert compiled([small], machine.clock)[0][0].calls == 10_000
-    nothing = machine.program("e", 0.0)
-    assert compiled([nothing], machine.clock)[0][0].calls == 2**14
-    given = machine.program("c", 0.001, calls=2)
-    assert compiled([given], machine.clock)[0][0].calls == 2
+    # A few microseconds drown in what a single timing costs; and what takes no time ends, too.
+    programs = [machine.program("a", 4e-6, before=1.0), machine.program("b", 0.0)]
+    interleaved(programs, 1, lambda: machine.now)
+    assert dict(machine.log) == {"a": 10_000, "b": 2**14}

@@ -43,8 +43,8 @@ SETTING = (label("task"), label("draft"), label("temperature", "temp."))
 GAMMA = label("gamma", "γ")
 COSTS = (measured("c", "c", ".3f"), measured("verification_cost", "T(γ+1)"))
 EXPECTED = (
-    closed_form("expected", "expected (3.8)"),
-    closed_form("expected_with_verification", "expected with T(γ+1)"),
+    closed_form("predicted_speed_up", "expected (3.8)"),
+    closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
 )
 SPEED_UP = measured("speed_up", "speed-up")
 # Of what T(γ+1) is, for the notes.

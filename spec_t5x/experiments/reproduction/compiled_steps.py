@@ -15,9 +15,9 @@ from typing import Any
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.reproduction import provenance
 from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.machine.description import version
 
 NOTE = (
     "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "
@@ -40,7 +40,7 @@ def measure(options: ReproduceOptions, results: Measure) -> dict[str, Any] | Non
     if options.quick:
         rows = [row for row in rows if (row.draft, row.gamma) == (rows[0].draft, rows[0].gamma)]
     keys = [key(row) for row in rows]
-    inputs = {"version": 2, "rows": keys, "libtpu": provenance.version("libtpu")}
+    inputs = {"version": 2, "rows": keys, "libtpu": version("libtpu")}
     seconds = 55.0 if options.quick else 200.0
     return results("compiled/table2", inputs, seconds, functools.partial(_in_child, keys))
 

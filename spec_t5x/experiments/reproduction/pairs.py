@@ -88,7 +88,7 @@ def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any)
     kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
     return {
-        "version": 3,
+        "version": 4,
         "files": [fingerprint(name)["content"] for name in files],
         "drafts": list(drafts),
         "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),

@@ -1,14 +1,12 @@
 """Where a measured number comes from: machine, versions, commit, date."""
 
 import datetime
-import importlib.metadata
-import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.experiments.benchmark import machine
+from spec_t5x.machine.description import machine, version
 
 _CHECKOUT = Path(__file__).parents[3]
 # Whose versions a number may depend on.
@@ -23,20 +21,11 @@ def origin() -> dict[str, Any]:
             "device": found["device"],
             "platform": found["platform"],
             "processor": found["processor"],
-            "cores": _cores(),
+            "cores": found["threads"],
         },
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": {name: version(name) or "not installed" for name in _PACKAGES},
         "commit": commit(),
     }
-
-
-def version(name: str) -> str:
-    """Of an installed package."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        # A checkout that is not installed; the commit tells more.
-        return "not installed"
 
 
 def commit() -> str | None:
@@ -90,13 +79,6 @@ def duration(seconds: float | int) -> str:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _cores() -> int | None:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _git(*arguments: str) -> str:

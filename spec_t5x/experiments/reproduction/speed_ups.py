@@ -131,35 +131,22 @@ def _row(pair: Pair, draft: str, comparison, best: int) -> dict[str, Any]:
     printed = _printed(pair.paper_task, "small", comparison.temperature)
     its_own = draft == "transformer" and comparison.gamma == printed.gamma
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
-    return {
+    setups = {
+        "plain_setup_ms": comparison.plain_setup_seconds,
+        "speculative_setup_ms": comparison.speculative_setup_seconds,
+    }
+    return comparison.to_dict() | {
         "task": pair.task,
         "draft": draft,
-        "temperature": comparison.temperature,
-        "gamma": comparison.gamma,
         "gamma_text": f"{comparison.gamma}{' (best)' if comparison.gamma == best else ''}",
-        "alpha": comparison.alpha,
-        "block_efficiency": comparison.block_efficiency,
         "accepted_plus_one": comparison.accepted_plus_one,
-        "c": times.c,
-        "verification_cost": times.verification_cost,
-        "expected": comparison.predicted,
-        "expected_with_verification": comparison.predicted_with_verification,
-        "speed_up": comparison.speed_up,
         "range": f"{low:.2f} to {high:.2f}",
-        "loop_speed_up": comparison.loop_speed_up,
         "same_text": None if comparison.identical is None else texts,
         # Of the paper's smallest transformer, with the gamma that it was measured with.
         "paper_speed_up": printed.measured if its_own else None,
-        "plain_rate": comparison.plain_rate,
-        "speculative_rate": comparison.speculative_rate,
         "target_step_ms": times.target,
         "draft_step_ms": times.draft,
-        "plain_setup_ms": 1e3 * statistics.median(comparison.plain_setup_seconds) / count,
-        "speculative_setup_ms": 1e3
-        * statistics.median(comparison.speculative_setup_seconds)
-        / count,
-        "plain_compile_s": comparison.plain_compile_seconds,
-        "speculative_compile_s": comparison.speculative_compile_seconds,
+        **{name: 1e3 * statistics.median(seconds) / count for name, seconds in setups.items()},
     }
 
 
@@ -225,14 +212,14 @@ def _times_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         columns=(
             *columns.SETTING,
             columns.GAMMA,
-            columns.measured("plain_rate", "plain, tokens/s", ".0f"),
-            columns.measured("speculative_rate", "speculative, tokens/s", ".0f"),
+            columns.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
+            columns.measured("speculative_tokens_per_second", "speculative, tokens/s", ".0f"),
             columns.measured("target_step_ms", "target step, ms"),
             columns.measured("draft_step_ms", "draft step, ms"),
             columns.measured("plain_setup_ms", "plain setup, ms"),
             columns.measured("speculative_setup_ms", "speculative setup, ms"),
-            columns.measured("plain_compile_s", "plain compilation, s", ".1f"),
-            columns.measured("speculative_compile_s", "speculative compilation, s", ".1f"),
+            columns.measured("plain_compile_seconds", "plain compilation, s", ".1f"),
+            columns.measured("speculative_compile_seconds", "speculative compilation, s", ".1f"),
         ),
         rows=rows,
         note="Setup: dispatch, encoders and prefill. A program compiled for an earlier row shows "

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.experiments.reproduction import closed_forms, curves, decodes, speed_ups
-from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.columns import Origin, compiled, label, measured
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
 from spec_t5x.experiments.traces import Trace, TraceLine
@@ -27,8 +27,10 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
         "block_efficiency": 0.9 * tokens,
         "accepted_plus_one": 0.97 * tokens,
         "speed_up": 0.9 * tokens / (gamma * c + cost),
-        "expected": float(formulas.wall_time_improvement(alpha, gamma, c)),
-        "expected_with_verification": float(formulas.wall_time_improvement(alpha, gamma, c, cost)),
+        "predicted_speed_up": float(formulas.wall_time_improvement(alpha, gamma, c)),
+        "predicted_speed_up_with_verification": float(
+            formulas.wall_time_improvement(alpha, gamma, c, cost)
+        ),
     }
 
 

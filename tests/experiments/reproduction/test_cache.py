@@ -62,8 +62,6 @@ def test_a_result_is_measured_once_and_kept_with_its_provenance(results, counted
     ("name", "inputs", "changes"),
     [
         ("a", {"n": 2}, {}),
-        ("a", {"n": 1, "m": None}, {}),
-        ("a", {"n": "1"}, {}),
         ("b", {"n": 1}, {}),
         ("a", {"n": 1}, {"machine": {"processor": "x", "cores": 4}}),
         ("a", {"n": 1}, {"versions": {"jax": "3"}}),
@@ -80,8 +78,6 @@ def test_what_it_depends_on_measures_it_again(results, counted, name, inputs, ch
     "damage",
     [
         lambda text: text[: len(text) // 2],
-        lambda text: "",
-        lambda text: "[1, 2]",
         lambda text: text.replace('"n": 1', '"n": 2'),
         lambda text: text.replace('"result"', '"other"'),
     ],

@@ -44,12 +44,6 @@ def test_table_1_equals_the_papers_digits():
     assert values(table, "same") == ["yes"] * 6
 
 
-def test_a_digit_that_differs_is_told(monkeypatch):
-    wrong = (paper_tables.TradeOff(0.6, 2, 1.54, 1.96), *paper_tables.TABLE_1[1:])
-    monkeypatch.setattr(paper_tables, "TABLE_1", wrong)
-    assert values(render(TABLE_1)[0], "same") == ["no"] + ["yes"] * 5
-
-
 def test_exp_equals_the_papers_digits_or_rounding_explains_it():
     (table,) = render(TABLE_4)
     assert values(table, "expected") == EXP_PRINTED
@@ -61,12 +55,6 @@ def test_exp_equals_the_papers_digits_or_rounding_explains_it():
         assert low < shown["ours"] < high
         assert low - 0.05 <= row.expected <= high + 0.05
     assert values(table, "same").count("yes") == 9
-
-
-def test_the_range_of_exp_is_that_of_its_rounded_inputs():
-    low, high = expected_range(paper_tables.TABLE_2[4])
-    assert low == pytest.approx(formulas.wall_time_improvement(0.675, 5, 0.045))
-    assert high == pytest.approx(formulas.wall_time_improvement(0.685, 5, 0.035))
 
 
 def test_exp_beyond_rounding_is_told(monkeypatch):

@@ -49,11 +49,6 @@ def test_curves_are_the_formulas(item, formulas):
             np.testing.assert_allclose(values, [formula(a, gamma) for a in alphas], rtol=1e-12)
 
 
-def test_the_bound_of_figure_2():
-    alphas, values = lines(render(FIGURE_2)[0])[0]["γ = ∞"].T
-    np.testing.assert_allclose(values, 1 / (1 - alphas))
-
-
 def test_the_optimal_gammas_of_figure_3_are_found_by_trying():
     figure, table = render(FIGURE_3)
     curves, _ = lines(figure)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables, synthetic_acceptance
+from spec_t5x.experiments import benchmark, paper_tables
 from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     compiled_steps,
@@ -66,12 +66,15 @@ def test_table_2_measures(monkeypatch, quick_compilation):
     effort = {"pool": 6, "num_texts": 2, "max_decode_len": 8, "repeats": 1, "widths": (1, 4)}
     monkeypatch.setattr(speed_ups, "_QUICK", effort)
     monkeypatch.setattr(speed_ups, "_QUICK_RUNS", [(pairs.ENDE, "transformer", 0.0)])
+    # Where the best gamma is the paper's, nothing else is decoded.
+    monkeypatch.setattr(speed_ups.formulas, "optimal_gamma", lambda *_: 7)
     found = speed_ups.measure_all(QUICK, computed)
-    row, *others = speed_ups.rows(found)
-    # The paper's gamma, and the best one where it is another.
-    assert row["gamma"] == 7 and len(others) <= 1
+    (row,) = speed_ups.rows(found)
+    assert row["gamma_text"] == "7 (best)"
     assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
-    assert row["speed_up"] == pytest.approx(row["speculative_rate"] / row["plain_rate"])
+    assert row["speed_up"] == pytest.approx(
+        row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
+    )
     assert (row["paper_speed_up"], row["same_text"]) == (3.4, "yes")
     assert found["table2/ende/transformer/t0"]["tokens"] > 8
     _, measured, times = speed_ups.TABLE_2.render(QUICK, found | {"compiled": None})
@@ -154,13 +157,20 @@ def test_table_5_has_the_papers_rows_and_speed_ups_from_measured_costs():
 
 
 def test_rates_are_measured(monkeypatch, quick_compilation):
-    monkeypatch.setattr(acceptance_rates, "_MAX_DECODE_LEN", 8)
+    values = {"MAX_DECODE_LEN": 8, "DRAFTS": ("transformer",), "LENIENCES": (1.0, 0.3)}
+    for name, value in (values | {"TEMPERATURES": (1.0,)}).items():
+        monkeypatch.setattr(acceptance_rates, f"_{name}", value)
     monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: ["The soup is hot."] * 2)
+    # Table 2's test measures them.
+    monkeypatch.setattr(pairs, "verification_costs", lambda *_: [1.0] * 8)
     found = TABLE_5.compute(QUICK, computed)
-    assert {row["draft"] for row in found["rates"]} == {"unigram", "bigram", "transformer"}
+    assert [(row["draft"], row["lenience"]) for row in found["rates"]] == [
+        ("transformer", 1.0),
+        ("transformer", 0.3),
+    ]
     assert found["costs"]["c"] > 0 and len(found["costs"]["verification_costs"]) == 8
-    shown = TABLE_5.render(QUICK, found)[0].values
-    assert all(0 <= row[6] <= row[5] <= row[7] for row in shown if row[4])
+    shown = [row for row in TABLE_5.render(QUICK, found)[0].values if row[4]]
+    assert len(shown) == 2 and all(0 <= row[6] <= row[5] <= row[7] for row in shown)
 
 
 # --- Figures 1 and 5 ---------------------------------------------------------------
@@ -192,21 +202,16 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(timeline):
 
 
 def test_the_figures_are_of_real_decodes(monkeypatch, quick_compilation):
-    monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
-    (figure,) = decodes.FIGURE_1.render(QUICK, decodes.FIGURE_1.compute(QUICK, computed))
-    assert figure.trace.num_tokens == 8
-    found = decodes.FIGURE_5.compute(QUICK, computed)
-    runs = found["timeline"]["runs"]
-    assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs] == [8] * 3
-    assert runs[-1]["proposed"] == [0] * 8 and set(runs[0]["proposed"]) <= set(range(8))
-
-
-def test_the_sentence_of_figure_1_has_accepted_and_rejected_drafts(quick_compilation):
     (figure,) = decodes.FIGURE_1.render(QUICK, decodes.FIGURE_1.compute(QUICK, computed))
     lines = figure.trace.lines
     assert len(lines) >= 5 and figure.trace.num_tokens > 20
     assert sum(bool(line.rejected) for line in lines) >= 2
     assert sum(len(line.accepted) for line in lines) >= 10
+    monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
+    monkeypatch.setattr(decodes, "_GAMMAS_5", (3,))
+    runs = decodes.FIGURE_5.compute(QUICK, computed)["timeline"]["runs"]
+    assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs] == [8] * 2
+    assert runs[-1]["proposed"] == [0] * 8 and set(runs[0]["proposed"]) <= set(range(4))
 
 
 # --- what a measurement depends on -------------------------------------------------
@@ -227,25 +232,8 @@ def test_another_model_or_text_is_noticed(monkeypatch, changed):
 # --- synthetic speed ---------------------------------------------------------------
 
 
-def test_the_synthetic_table_takes_what_the_device_holds(monkeypatch):
-    asked = []
-
-    def plan(name, inputs, *_):
-        asked.append(inputs)
-
-    monkeypatch.setattr(synthetic_acceptance, "check_memory", lambda options: None)
-    for options in (QUICK, ReproduceOptions()):
-        found = synthetic_speed.SYNTHETIC.compute(options, plan)
-        assert found == {"target": "t5_1_1_base", "rows": []}
-        assert synthetic_speed.SYNTHETIC.render(options, found) == []
-    assert [inputs["rows"] for inputs in asked] == [1, 4]
-
-    def too_large(options):
-        raise InputError("too large")
-
-    monkeypatch.setattr(synthetic_acceptance, "check_memory", too_large)
-    with pytest.raises(InputError, match="this device has no room for t5_1_1_base"):
-        synthetic_speed.SYNTHETIC.compute(QUICK, plan)
+def refuse(*_):
+    raise InputError("too large")
 
 
 def test_the_synthetic_table_measures(monkeypatch, quick_compilation):
@@ -262,6 +250,10 @@ def test_the_synthetic_table_measures(monkeypatch, quick_compilation):
     monkeypatch.setitem(sizes.SIZES, "tiny_draft", dataclasses.replace(tiny, emb_dim=8))
     drafts = dict.fromkeys(("small", "base", "large"), "tiny_draft")
     monkeypatch.setattr(paper_tables, "DRAFTS", drafts)
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmark, "check_room", refuse)
+        with pytest.raises(InputError, match="no room for t5_1_1_base"):
+            synthetic_speed.SYNTHETIC.compute(QUICK, computed)
     monkeypatch.setattr(synthetic_speed, "_TARGETS", ("tiny_target",))
     found = synthetic_speed.SYNTHETIC.compute(QUICK, computed)
     (table,) = synthetic_speed.SYNTHETIC.render(QUICK, found)

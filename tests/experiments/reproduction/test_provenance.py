@@ -36,11 +36,6 @@ def test_the_commit_is_told_with_changes(tmp_path, monkeypatch):
     assert provenance.commit() is None
 
 
-def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.commit() is None
-
-
 def test_machine_versions_and_date():
     origin = provenance.origin()
     machine = origin["machine"]

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from spec_t5x.experiments import paper_tables
-from spec_t5x.experiments.reproduction import reproduce as running
+from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.closed_forms import TABLE_1
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.experiments.reproduction.curves import FIGURE_2

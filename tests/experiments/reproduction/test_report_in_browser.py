@@ -89,13 +89,3 @@ def test_nothing_is_wider_than_the_window(browser, width):
     )
     whole, visible = browser.execute_script(WIDTHS)
     assert whole <= visible <= width
-
-
-def test_a_missing_image_would_be_seen(browser, report, tmp_path):
-    # The first test bears: a page whose figures are gone fails it.
-    alone = tmp_path / "report.html"
-    alone.write_bytes((report / "report.html").read_bytes())
-    browser.get(alone.as_uri())
-    sizes = browser.execute_script(SIZES)
-    assert len(browser.get_log("browser")) == len(sizes) > 0
-    assert not any(map(all, sizes))

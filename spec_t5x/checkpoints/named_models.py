@@ -1,0 +1,76 @@
+"""Which checkpoints a run loads, by their names; cheap to import."""
+
+import dataclasses
+
+from spec_t5x.errors import InputError
+from spec_t5x.names import NO_DRAFT
+
+DEFAULT_TARGET = "ende-target"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """Which checkpoints to load; names as on the command line."""
+
+    target: str = DEFAULT_TARGET
+    # None is the packaged target's own, "none" is plain decoding.
+    draft: str | None = None
+    # Of a target that holds none, as T5X checkpoints.
+    vocabulary: str | None = None
+    # What the networks compute in; "auto" is the fast type of the platform.
+    dtype: str = "auto"
+    # How the draft samples; None takes the target's temperature, top_k and top_p.
+    draft_temperature: float | None = None
+    draft_top_k: int = 0
+    draft_top_p: float = 0.0
+    # Adapts gamma: the time of a draft step in target steps (c of the paper). None does
+    # not adapt.
+    adaptive: float | None = None
+    # With ``adaptive``: the time of one more position in the target's call, in target steps.
+    # None is 0.1 on a CPU and 0 elsewhere.
+    adaptive_position: float | None = None
+
+    def __post_init__(self):
+        # gin hands over whatever a file binds.
+        for name, kind in {"target": str, "draft": str | None, "vocabulary": str | None}.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+        if self.adaptive is None and self.adaptive_position is not None:
+            raise InputError(
+                f"adaptive_position is {self.adaptive_position} without adaptive: give it too"
+            )
+        if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
+            raise InputError(
+                f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
+                "a draft_temperature: give it too"
+            )
+
+    def draft_options(self):
+        """Settings of the draft."""
+        from spec_t5x.checkpoints.make_draft import DraftOptions
+        from spec_t5x.drafts.stopping import Stopping
+        from spec_t5x.sampling.distributions import sampling
+
+        temperature = self.draft_temperature
+        own = (temperature, self.draft_top_k, self.draft_top_p)
+        return DraftOptions(
+            settings=None if temperature is None else sampling(*own),
+            stopping=None
+            if self.adaptive is None
+            else Stopping(c=self.adaptive, position=self.adaptive_position),
+            dtype=self.dtype,
+        )
+
+    def draft_name(self) -> str | None:
+        """The draft's name or directory, None for plain decoding."""
+        if self.draft == NO_DRAFT:
+            return None
+        if self.draft:
+            return self.draft
+        from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+
+        if self.target not in PACKAGED_DRAFTS:
+            raise InputError(
+                f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
+            )
+        return PACKAGED_DRAFTS[self.target]["transformer"]

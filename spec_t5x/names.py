@@ -1,0 +1,6 @@
+"""Words that options take for a choice, in flags, gin and Python. Imports nothing."""
+
+# Of gamma: as many drafts as pay (``loops/pace.py``).
+AUTO = "auto"
+# Of the draft's name: plain decoding.
+NO_DRAFT = "none"
