@@ -1,9 +1,7 @@
 """Token losses, summed over the tokens of a batch, of a log line, of a held-out set.
 
-The vocabulary axis is by far the largest array of a small model's step, so the
-cross-entropy has a hand-written derivative: it reads the logits three times in
-all (maximum, sums, derivative) and stores nothing of their size but the
-derivative itself.
+The vocabulary axis is by far the largest array of a small model's step, so the cross-entropy has
+a hand-written derivative, which stores nothing of the logits' size but itself.
 """
 
 import dataclasses
@@ -18,7 +16,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES
-from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Float32, Int
 
 
 @flax.struct.dataclass
@@ -202,8 +200,3 @@ def token_losses(
         num_correct=total(correct.astype(jnp.float32)),
         num_tokens=jnp.sum(counts, dtype=jnp.float32),
     )
-
-
-def mean_loss(sums: LossSums) -> Float[Array, ""]:
-    """Loss per token; 0 for a batch without tokens."""
-    return sums.loss / jnp.maximum(sums.num_tokens, 1.0)

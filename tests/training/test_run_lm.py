@@ -171,10 +171,10 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
         **{"TRAIN_FILES": "()", "DATA_DIR": "''"},
         "VOCABULARY": f"'{target / 'model'}'",
         "GPTConfig.max_length": 48,
-        "OptimizerOptions.learning_rate": 0.02,
+        "OptimizerOptions.learning_rate": 0.04,
     }
     try:
-        assert train(tmp_path / "run", None, steps=40, run="train_lm", **bindings) == 0
+        assert train(tmp_path / "run", None, steps=20, run="train_lm", **bindings) == 0
     finally:
         seqio.TaskRegistry.remove("eight_lines")
     loaded = load(tmp_path / "run" / "model")
@@ -191,23 +191,17 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
     [
         ({"TRAIN_FILES": "'absent.tsv'"}, "no file"),
         ({"TRAIN_FILES": "()"}, "train_files are () and task None: give one of them"),
-        ({"TextOptions.max_length": 64}, "the largest bucket 32"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
-        ({"GPTConfig.vocab_size": 4000}, "pieces, not 4000: change vocab_size"),
         ({"train.initial_checkpoint": "'ende-target'"}, "is a T5Config, and the model to train a"),
         ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
         ({"TrainOptions.label_smoothing": 0.1}, "leave it 0 for a language model"),
-        (
-            {"train.metrics": "@MetricsOptions()"},
-            "train.metrics cannot score TextOptions",
-        ),
-        ({"TextOptions.columns": "(3,)"}, "column 3 of 3"),
+        ({"train.metrics": "@MetricsOptions()"}, "train.metrics cannot score TextOptions"),
     ],
 )
 def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
     assert train(tmp_path / "run", data, **bindings) == 2
     (line,) = [
-        line for line in capsys.readouterr().err.splitlines() if not line.startswith("training")
+        line for line in capsys.readouterr().err.splitlines() if "training a vocabulary" not in line
     ]
     assert line.startswith("spec-t5x: error: ") and message in line
 
@@ -216,7 +210,6 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
     ("arguments", "message"),
     [
         (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
-        (["the", "--draft", "early_exit"], "draft 'early_exit' is for encoder-decoder targets"),
         (["the", "--max_decode_len", "49"], "max_decode_len is 49 and the target has 48 positions"),
         (
             ["the " * 45, "--max_decode_len", "8"],
@@ -231,11 +224,6 @@ def test_what_a_language_model_cannot_do_is_one_line(target, capsys, arguments, 
     assert main([*command, *draft, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_an_encoder_decoder_still_needs_text(capsys):
-    assert main(["generate", ""]) == 2
-    assert "the text is empty" in capsys.readouterr().err
 
 
 def test_a_language_model_is_converted_to_the_own_format_only(target, tmp_path, capsys):

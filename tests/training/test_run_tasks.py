@@ -11,8 +11,6 @@ import sacrebleu
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
-from spec_t5x.errors import InputError
-from spec_t5x.training.run_data import TaskDataOptions
 from tests.conftest import ENGLISH, GERMAN
 
 seqio = pytest.importorskip("seqio")
@@ -223,7 +221,6 @@ def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
         ({"MIXTURE_OR_TASK_NAME": "'run_tasks_edne'"}, "no task or mixture 'run_tasks_edne'"),
         ({"DEV_SPLIT": "'test'"}, "has no split 'test': give one of train, validation"),
         ({"DEV_SPLIT": "None"}, "train.metrics score held-out texts and there are none"),
-        ({"TASK_FEATURE_LENGTHS": "None"}, "task_feature_lengths is None: give tokens of both"),
         ({"TASK_FEATURE_LENGTHS": "{'inputs': 16}"}, "give tokens of both sides"),
         ({"INITIAL_CHECKPOINT": "None"}, "vocabulary is None: give a SentencePiece model"),
         (
@@ -237,12 +234,3 @@ def test_mistakes_are_told_before_compilation(model_flags, tmp_path, capfd, chan
     error = capfd.readouterr().err
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_options_that_are_none():
-    with pytest.raises(InputError, match="dev_examples is 0"):
-        TaskDataOptions(
-            mixture_or_task="x",
-            task_feature_lengths={"inputs": 8, "targets": 8},
-            dev_examples=0,
-        )
