@@ -34,35 +34,6 @@ class LossSums:
     gradient_norm: Any = None
 
 
-@dataclasses.dataclass(kw_only=True)
-class LossWindow:
-    """Sums over the steps since the last log line, in float64.
-
-    Every checkpoint holds them, so that a run that was killed between two log lines writes the
-    same line as one that was not.
-    """
-
-    loss: float = 0.0  # nats, of what is minimized
-    num_correct: float = 0.0
-    num_tokens: float = 0.0
-
-    def add(self, sums: LossSums) -> None:
-        """Adds a step's sums, which are fetched."""
-        self.loss += float(sums.loss)
-        self.num_correct += float(sums.num_correct)
-        self.num_tokens += float(sums.num_tokens)
-
-    @property
-    def mean_loss(self) -> float:
-        """Per token; 0 without tokens."""
-        return self.loss / max(self.num_tokens, 1.0)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tokens that were predicted."""
-        return self.num_correct / max(self.num_tokens, 1.0)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevMetrics:
     """Means over the target tokens of a held-out set."""

@@ -27,12 +27,14 @@ from spec_t5x.training.accumulation import mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
 from spec_t5x.training.finite import DivergedError, check_params, state_of
 from spec_t5x.training.layout import Layout
-from spec_t5x.training.losses import DevMetrics, LossSums, LossWindow
+from spec_t5x.training.losses import DevMetrics, LossSums
 from spec_t5x.training.optimizers import Schedule
 from spec_t5x.training.progress import TrainingProgress
 from spec_t5x.training.run_checkpoints import RunCheckpoints
 from spec_t5x.training.text_metrics import TextMetrics
 from spec_t5x.types import Array, Int, Key, PyTree
+
+_NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 
 @flax.struct.dataclass
@@ -327,7 +329,7 @@ def fit(
         RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
     ):
         state = init_state(learner, optimizer, layout, initial_params)
-        window, position = {}, None
+        window, position = _NO_SUMS, None
         if checkpoints.latest_step is not None:
             state, window, position = checkpoints.restore(state)
         start = int(state.step)
@@ -348,7 +350,7 @@ def fit(
                 layout=layout,
                 scorer=scorer,
                 patience=patience,
-                window=LossWindow(**window),
+                window=window,
             )
             try:
                 return loop.run(state, stream.batches(start, position), deadline)
@@ -375,7 +377,9 @@ class _Loop:
     layout: Layout
     scorer: TextMetrics | None
     patience: int
-    window: LossWindow
+    # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
+    # killed between two lines writes the same ones.
+    window: dict[str, float]
     # Sums of the newest step, which the device may still be computing, and what it was.
     pending: tuple[LossSums, int, Inputs] | None = None
 
@@ -447,14 +451,17 @@ class _Loop:
                 f"{source.shape[1]} source and {target.shape[1]} target tokens; "
                 f"{state_of(state.params)})"
             )
-        self.window.add(sums)
+        self.window = {
+            name: total + float(getattr(sums, name)) for name, total in self.window.items()
+        }
 
     def _log(self, state: TrainState) -> None:
         self._wait(state)
         step, window = int(state.step), self.window
-        rate = float(self.schedule(step - 1))
-        self.progress.report(step, loss=window.mean_loss, accuracy=window.accuracy, rate=rate)
-        self.window = LossWindow()
+        tokens = max(window["num_tokens"], 1.0)
+        means = {"loss": window["loss"] / tokens, "accuracy": window["num_correct"] / tokens}
+        self.progress.report(step, **means, rate=float(self.schedule(step - 1)))
+        self.window = _NO_SUMS
 
     def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
         self._wait(state)
@@ -491,8 +498,7 @@ class _Loop:
             return
         check_params(state.params, step)
         with self.progress.pause():
-            window = dataclasses.asdict(self.window)
-            self.checkpoints.save(step, state, window, self.stream.save_position, score)
+            self.checkpoints.save(step, state, self.window, self.stream.save_position, score)
 
     def _best(self, state: TrainState) -> Best:
         step = self.checkpoints.best_step

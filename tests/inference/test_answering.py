@@ -68,12 +68,10 @@ def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, mon
         for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
             yield Answer(error=InputError("not finite")) if text == TEXTS[2] else answer
 
-    answerer, tally = Answerer(generator=generator, options=OPTIONS), Tally()
-    expected = answerer.lines(items())
     monkeypatch.setattr(Generator, "collect", some)
-    lines = answerer.lines(items(), tally.add)
-    assert json.loads(lines.pop(2)) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
-    assert lines == expected[:2] + expected[3:]
+    tally = Tally()
+    lines = Answerer(generator=generator, options=OPTIONS).lines(items(), tally.add)
+    assert json.loads(lines[2]) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
     assert (tally.inputs, tally.errors) == (len(TEXTS), 1)
 
 

@@ -33,28 +33,18 @@ def test_a_line_for_each_input_in_order(runner):
     shards = [content for name, content in runner.files().items() if "-of-" in name]
     assert b"".join(shards) == runner.files()["predictions.jsonl"]
     assert runner.left_over() == []
+    # Batches hold inputs of about one length: of 3 in a shard the two longest share one.
+    widths = [int(line["output"].split()[-2]) for line in lines]
+    assert widths == [16, 32, 32, 32, 32, 16, 32, 16, 32, 16, 16]
     assert (report.inputs, report.errors, report.block_efficiency) == (11, 0, 2.0)
 
 
-def test_batches_hold_inputs_of_about_one_length(runner):
-    runner()
-    lines = [json.loads(line) for line in runner.files()["predictions.jsonl"].splitlines()]
-    # Of 3 inputs in a shard the two longest share a batch.
-    widths = [int(line["output"].split()[-2]) for line in lines]
-    assert widths == [16, 32, 32, 32, 32, 16, 32, 16, 32, 16, 16]
-
-
-def test_a_finished_run_loads_nothing_and_changes_nothing(runner):
+def test_what_is_finished_is_not_decoded_again(runner):
     runner()
     before, inodes = runner.files(), runner.inodes()
     report = runner(load=lambda: pytest.fail("there is nothing to decode"))
     assert runner.files() == before and runner.inodes() == inodes
     assert (report.inputs, report.tokens) == (11, 0)
-
-
-def test_a_missing_shard_alone_is_decoded_again(runner):
-    runner()
-    before, inodes = runner.files(), runner.inodes()
     (runner.output / "predictions-00002-of-00004.jsonl").unlink()
     (runner.output / "predictions.jsonl").unlink()
     runner()
@@ -155,27 +145,27 @@ def test_predictions_of_unknown_origin_are_left_alone(runner):
         runner()
 
 
-def test_a_damaged_shard_is_found_when_shards_are_joined(runner):
+def test_damaged_files_are_found(runner):
     runner()
+    whole = runner.files()["predictions.jsonl"]
+    (runner.output / "predictions.jsonl").write_bytes(whole[:-20])
+    with pytest.raises(InputError, match="predictions.jsonl is not as it was written: delete it"):
+        runner()
     (runner.output / "predictions.jsonl").unlink()
     shard = runner.output / "predictions-00001-of-00004.jsonl"
-    shard.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[:-1]))
+    content = shard.read_bytes()
+    shard.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
     with pytest.raises(InputError, match="00001-of-00004.jsonl is not as it was written: delete"):
         runner()
     assert not (runner.output / "predictions.jsonl").exists()
-
-
-def test_once_joined_the_shards_may_be_deleted(runner):
+    shard.write_bytes(content)
     runner()
-    before = runner.files()["predictions.jsonl"]
+    # Once joined the shards may be deleted.
     for path in runner.output.glob("*-of-*"):
         path.unlink()
     report = runner(load=lambda: pytest.fail("there is nothing to decode"))
     assert (report.inputs, report.errors) == (11, 0)
-    assert runner.files()["predictions.jsonl"] == before
-    report.merged.write_bytes(before[:-20])
-    with pytest.raises(InputError, match="predictions.jsonl is not as it was written: delete it"):
-        runner()
+    assert runner.files()["predictions.jsonl"] == whole
 
 
 def test_two_runs_in_one_directory_are_one_too_many(runner):

@@ -177,32 +177,27 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
 
 
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
-    copied = tmp_path / "copied"
-    shutil.copytree(tiny_pair / "target", copied)
-    name = str(tiny_pair / "target")
+    copied, name = tmp_path / "copied", str(tiny_pair / "target")
+    shutil.copytree(name, copied)
     before = fingerprint(name)
     assert before == {"name": name, "content": fingerprint(str(copied))["content"]}
     cascade = fingerprint(f"cascade:{copied},bigram")
     assert cascade["content"] == f"cascade:{before['content']},bigram"
+    assert fingerprint("copy:3") == {"name": "copy:3", "content": "copy:3"}
+    assert fingerprint("ende-draft")["content"] != "ende-draft"
+    # A run's own directory may lie below a checkpoint.
+    answers = copied / "answers"
+    answers.mkdir()
+    (answers / "manifest.json").write_text("{}")
+    assert fingerprint(str(copied), str(answers))["content"] == before["content"]
     largest = max(copied.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    assert fingerprint(str(copied))["content"] != before["content"]
-    assert fingerprint("copy:3") == {"name": "copy:3", "content": "copy:3"}
-    assert fingerprint("ende-draft")["content"] != "ende-draft"
+    assert fingerprint(str(copied), str(answers))["content"] != before["content"]
 
 
-def test_what_stands_around_the_weights_is_no_part_of_them(tiny_pair, tmp_path):
-    model = tmp_path / "model"
-    shutil.copytree(tiny_pair / "target", model)
-    output = model / "answers"
-    before = fingerprint(str(model), str(output))
-    output.mkdir()
-    (output / "manifest.json").write_text("{}")
-    assert fingerprint(str(model), str(output)) == before
-    assert fingerprint(str(model), str(tmp_path / "elsewhere")) != before
-    # Of T5X's folders of checkpoints the latest is read.
+def test_of_t5xs_folders_of_checkpoints_the_latest_is_read(tmp_path):
     for step in (5, 10):
         (tmp_path / "t5x" / f"checkpoint_{step}").mkdir(parents=True)
         (tmp_path / "t5x" / f"checkpoint_{step}" / "checkpoint").write_text(f"{step}")

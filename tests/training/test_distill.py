@@ -15,7 +15,6 @@ import pytest
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.errors import InputError
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -311,19 +310,3 @@ def test_a_sampled_text_ends_where_a_model_says_padding():
     assert not np.any((tokens[:, :-1] == 0) & (tokens[:, 1:] != 0))
     assert not tokens[-3:].any()
     np.testing.assert_array_equal(tokens, np.where(tokens != 0, raw.tokens[:, 0], 0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"outputs": "draft"}, "outputs is 'draft': choose target or references"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"eval_temperatures": ()}, "eval_temperatures is ()"),
-        ({"on_policy": 1.5}, "on_policy is 1.5: give 0..1"),
-        ({"dev_texts": 0}, "dev_texts is 0: give at least 1"),
-    ],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(InputError) as caught:
-        DistillOptions(**changes)
-    assert message in str(caught.value)

@@ -71,7 +71,7 @@ def test_a_draft_in_the_targets_encoder_that_knows_some_tokens(distill, tiny_pai
     assert type(generator.draft) is SharedEncoderDraft and generator.draft.layers == (0, 2)
     config = json.loads((output / "draft" / "config.json").read_text())
     (held_out,) = config["held_out"]
-    assert 0 < held_out["alpha"]["value"] < 1 and held_out["temperature"] == 0.0
+    assert 0 < held_out["alpha"]["value"] <= 1 and held_out["temperature"] == 0.0
     # Tokens of the texts that it was trained on; in the target's text are others as well.
     known = set(np.asarray(generator.draft.draft.model.head.ids).tolist())
     assert len(known) == 10 and 1 in known
@@ -127,6 +127,8 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
         ({"DataOptions__vocabulary": "'bytes'"}, "leave it out, it is the target's"),
         ({"distill__layers": "None"}, "neither of distill.layers and distill.model given: give"),
         ({"distill__initial_checkpoint": "'x'"}, "initial_checkpoint is 'x' and the draft starts"),
+        ({"OUTPUTS": "'draft'"}, "outputs is 'draft': choose target or references"),
+        ({"ON_POLICY": "1.5"}, "on_policy is 1.5: give 0..1"),
         ({"ENCODER_LAYERS": "'every:9'"}, "'every:9', of 2: give K from 1 to 2"),
         (
             {"DRAFT_VOCAB_SIZE": "9", "ENCODER_LAYERS": "'all'"},

@@ -38,12 +38,10 @@ def test_loss_goes_down_and_is_recorded(tmp_path, capfd):
 
 
 def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
-    run, periods = tmp_path / "run", {"checkpoint_period": 4, "dev": copy_batches()}
+    run, periods = tmp_path / "run", {"checkpoint_period": 4}
     out_of_time = train_toy(run, 6, max_minutes=1e-9, **periods)
     assert not out_of_time.finished and int(out_of_time.state.step) == 0
-    cut = train_toy(run, 3, **periods)
-    again = train_toy(run, 3, **periods)
-    assert again.dev == cut.dev
+    cut, again = (train_toy(run, 3, **periods) for _ in range(2))
     assert_identical(again.state, cut.state)
     resumed = train_toy(run, 6, **periods)
     assert_identical(resumed.state, train_toy(tmp_path / "undisturbed", 6, **periods).state)
