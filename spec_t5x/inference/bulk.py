@@ -69,7 +69,6 @@ def infer(
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
-    progress: DecodingProgress | None = None,
 ) -> Report:
     """Answers every input of ``source`` in ``options.output_dir``.
 
@@ -80,14 +79,13 @@ def infer(
       load: reads the pair for some devices; not called when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
-      progress: shows how far the run is.
 
     Raises:
       InputError: an option, an input or a file that cannot be used. Finished shards stay.
       InterruptedRun: SIGTERM or SIGINT came. Finished shards stay.
     """
     options.check()
-    progress = progress or DecodingProgress()
+    progress = DecodingProgress()
     run = _Run(options, decoding, source, hosts or Hosts(), progress)
     with stopping():
         try:

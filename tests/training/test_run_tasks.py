@@ -157,7 +157,7 @@ def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
     # A line without a source is skipped.
     (tmp_path / "dev.tsv").write_text("\tno source\n" + text)
     files = {"directory": str(tmp_path), "train_file": "train.tsv", "dev_file": "dev.tsv"}
-    data = DataOptions(**files, metric="rouge", source_prefix="say: ")
+    data = DataOptions(**files, metric="rouge", source_prefix="We see ")
     vocabulary, asked = load_vocabulary(str(tiny_pair / "target")), []
 
     def write(sources):
@@ -166,7 +166,7 @@ def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
 
     figures = data.evaluator(vocabulary, tmp_path, 3)(7, write)
     assert figures == {"dev": dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)}
-    assert asked == [f"say: {source}" for source, _ in pairs[:3]]
+    assert asked == [f"We see {source}" for source, _ in pairs[:3]]
 
 
 def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
