@@ -152,7 +152,7 @@ def check_predictions(path, figures):
 
 
 def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
-    pairs = [(source[:20], target[:20]) for source, target in zip(ENGLISH, GERMAN, strict=True)]
+    pairs = [(s[:20].strip(), t[:20].strip()) for s, t in zip(ENGLISH, GERMAN, strict=True)]
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
     # A line without a source is skipped.
     (tmp_path / "dev.tsv").write_text("\tno source\n" + text)
