@@ -1,7 +1,7 @@
 """A shard's inputs decoded: batches of about one length, a JSON line for each input, in order.
 
 What a batch holds follows from the shard's inputs and the settings alone, and a sampled text
-from the seed and its input's place: a shard has the same answers whenever, by whichever
+from the seed and its input's position: a shard has the same answers whenever, by whichever
 process and after however many interruptions it is decoded.
 """
 
@@ -163,7 +163,7 @@ def line_of(item: Item, answer: Answer) -> bytes:
     Returns:
       T5X's fields ``inputs`` (the texts, and what else the input came with) and
       ``prediction``, then those of ``spec-t5x generate --json`` of the best output; with
-      several, all of them under ``decodes``. For an error its place and the reason.
+      several, all of them under ``decodes``. For an error its position and the reason.
     """
     task = {"task": item.task} if item.task else {}
     if answer.error is not None:

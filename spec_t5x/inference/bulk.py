@@ -69,7 +69,6 @@ def infer(
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
-    progress: DecodingProgress | None = None,
 ) -> Report:
     """Answers every input of ``source`` in ``options.output_dir``.
 
@@ -80,14 +79,13 @@ def infer(
       load: reads the pair for some devices; not called when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
-      progress: shows how far the run is.
 
     Raises:
       InputError: an option, an input or a file that cannot be used. Finished shards stay.
       InterruptedRun: SIGTERM or SIGINT came. Finished shards stay.
     """
     options.check()
-    progress = progress or DecodingProgress()
+    progress = DecodingProgress()
     run = _Run(options, decoding, source, hosts or Hosts(), progress)
     with stopping():
         try:
@@ -219,19 +217,19 @@ class _Run:
 
     def _check_all(self, answerer: Answerer) -> None:
         """Every input can be decoded, for ``strict``."""
-        bad = _Errors()
+        bad = []
         for index, raw in enumerate(self.source.raw()):
             item = self.source.item(index, raw)
             try:
                 answerer.ids(item)
             except InputError as error:
-                bad.add(f"{item.place[0]} {item.place[1]}: {error}")
-        if bad.count:
-            for text in bad.named:
+                bad.append(f"{item.place[0]} {item.place[1]}: {error}")
+        if bad:
+            for text in bad[:_NAMED]:
                 self.progress.say(text)
             raise InputError(
-                f"{bad.count} inputs of {self.source.name} cannot be decoded, the first is "
-                f"{bad.named[0]}; leave out --strict to answer the others"
+                f"{len(bad)} inputs of {self.source.name} cannot be decoded, the first is "
+                f"{bad[0]}; leave out --strict to answer the others"
             )
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
@@ -249,18 +247,15 @@ class _Run:
         if self.hosts.index > 0:
             return report
         self._wait(shards, unfinished)
-        bad = _Errors()
         if self.options.merge and not shards.merged.exists():
-            shards.merge(lambda line: bad.add(error_of(line)))
-        else:
-            for line in shards.lines():
-                bad.add(error_of(line))
+            shards.merge()
+        errors = [error for line in shards.lines() if (error := error_of(line))]
         return dataclasses.replace(
             report,
             merged=shards.merged if self.options.merge else None,
             inputs=shards.total,
-            errors=bad.count,
-            named=bad.named,
+            errors=len(errors),
+            named=errors[:_NAMED],
         )
 
     def _wait(self, shards: Shards, unfinished: list[int]) -> None:
@@ -292,19 +287,6 @@ class _Run:
             f"with {done} of {shards.count} shards finished in {self.directory}: give the same "
             "command again to resume"
         )
-
-
-@dataclasses.dataclass
-class _Errors:
-    """Errors of inputs, of which the first few are kept."""
-
-    count: int = 0
-    named: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, error: str | None) -> None:
-        if error is not None:
-            self.count += 1
-            self.named += [error][: _NAMED - len(self.named)]
 
 
 def _read_costs(path: Path) -> Costs:

@@ -50,8 +50,8 @@ class InferOptions(TaskOptions):
         for name in ("output_dir", "input"):
             if "://" in (getattr(self, name) or ""):
                 raise InputError(
-                    f"{name} is {getattr(self, name)}: give a path of this machine, of a "
-                    "shared file system where several take part"
+                    f"{name} is {getattr(self, name)}: give a path, of a file system that all "
+                    "processes share"
                 )
         if (self.input is None) == (self.mixture_or_task is None):
             raise InputError(

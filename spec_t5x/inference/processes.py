@@ -34,15 +34,12 @@ class HostOptions:
 
     def __post_init__(self):
         given = (self.coordinator_address, self.process_count, self.process_index)
-        if any(value is not None for value in given) and None in given:
+        if given.count(None) in (1, 2) or (
+            self.process_count and not 0 <= self.process_index < self.process_count
+        ):
             raise InputError(
                 f"coordinator_address is {given[0]}, process_count {given[1]} and process_index "
-                f"{given[2]}: give all three"
-            )
-        if self.process_count is not None and not 0 <= self.process_index < self.process_count:
-            raise InputError(
-                f"process_index is {self.process_index} of {self.process_count} processes: give "
-                f"0 to {self.process_count - 1}"
+                f"{given[2]}: give all three, and an index from 0 to below the count"
             )
 
 

@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ class Manifest:
 
     def check_same(self, now: "Manifest", directory: Path) -> None:
         """Raises ``InputError`` that names all that differs from ``now``."""
-        differences = [
-            f"{name} was {_shown(self.settings.get(name))} and is {_shown(now.settings.get(name))}"
-            for name in {**self.settings, **now.settings}
-            if _compared(self.settings.get(name)) != _compared(now.settings.get(name))
-        ]
+        differences = []
+        for name in {**self.settings, **now.settings}:
+            was, now_is = (each.settings.get(name) for each in (self, now))
+            # A checkpoint may be moved.
+            both = _is_checkpoint(was) and _is_checkpoint(now_is)
+            if (was["content"] != now_is["content"]) if both else (was != now_is):
+                differences.append(f"{name} was {_shown(was)} and is {_shown(now_is)}")
         if not differences and self.count != now.count:
             differences = [
                 f"{self.count} inputs of {self.source} are now {now.count} of {now.source}"
@@ -135,7 +137,7 @@ class Shards:
         return self.directory / f"predictions-{shard:05}-of-{self.count:05}.jsonl"
 
     def indices(self, shard: int) -> range:
-        """The places of a shard's inputs among all."""
+        """The positions of a shard's inputs among all."""
         return range(shard * self.size, min((shard + 1) * self.size, self.total))
 
     def unfinished(self) -> list[int]:
@@ -157,17 +159,16 @@ class Shards:
         path = self.path(shard)
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
-    def merge(self, seen: Callable[[bytes], None]) -> None:
-        """Joins all shards, showing each line to ``seen``.
+    def merge(self) -> None:
+        """Joins all shards.
 
         Raises:
           InputError: as ``write`` and ``lines``.
         """
-        lines = (seen(line) or line for line in self.lines())
-        write(self.merged, lines, f"{MERGED}, the {self.count} shards in one file")
+        write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
-        """All lines in order, each the answer to the input of its place.
+        """All lines in order, each the answer to the input at its position.
 
         Raises:
           InputError: a file is damaged.
@@ -213,10 +214,6 @@ def _lines(path: Path, indices: range) -> Iterator[bytes]:
             yield line
     if next(expected, None) is not None:
         raise InputError(damaged)
-
-
-def _compared(value: Any) -> Any:
-    return value["content"] if _is_checkpoint(value) else value
 
 
 def _shown(value: Any) -> str:

@@ -25,9 +25,9 @@ FORMATS = ("auto", "jsonl", "text")
 class Item:
     """One input, or why it cannot be used."""
 
-    # Its place among all inputs, from 0.
+    # Its position among all inputs, from 0.
     index: int
-    # What a person calls that place: ("line", 1).
+    # What a person calls that position: ("line", 1).
     place: tuple[str, int]
     text: str = ""
     # Ids that the source made itself; None leaves that to the model's vocabulary.

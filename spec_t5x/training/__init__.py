@@ -1,4 +1,1 @@
-"""Training and distillation of T5 on text pairs; evaluation by loss and BLEU.
-
-``run`` and ``run_heads`` are the only modules that know gin.
-"""
+"""Training and distillation of T5s, language models and draft heads."""

@@ -32,26 +32,28 @@ def mean_gradient(
         sums = loss_fn(params, inputs, key, frozen)
         return sums.loss, sums
 
-    def mean(params, inputs, key, frozen):
-        sums = loss_fn(params, inputs, key, frozen)
-        return sums.loss / jnp.maximum(sums.num_tokens, 1.0), sums
+    gradient_of_sum = jax.grad(summed, has_aux=True)
 
     def in_parts(params, inputs, key, frozen):
         def add_part(total, numbered):
             number, part = numbered
             part_key = jax.random.fold_in(key, number)
-            found = jax.grad(summed, has_aux=True)(params, part, part_key, frozen)
+            found = gradient_of_sum(params, part, part_key, frozen)
             return jax.tree.map(jnp.add, total, found), None
 
         turns = (jnp.arange(parts), jax.tree.map(lambda rows: _shared_out(rows, parts), inputs))
         first = jax.tree.map(lambda turn: turn[0], turns[1])
-        shapes = jax.eval_shape(jax.grad(summed, has_aux=True), params, first, key, frozen)
+        shapes = jax.eval_shape(gradient_of_sum, params, first, key, frozen)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        (gradients, sums), _ = jax.lax.scan(add_part, zeros, turns)
+        return jax.lax.scan(add_part, zeros, turns)[0]
+
+    def mean(params, inputs, key, frozen):
+        found = (gradient_of_sum if parts == 1 else in_parts)(params, inputs, key, frozen)
+        gradients, sums = found
         scale = 1.0 / jnp.maximum(sums.num_tokens, 1.0)
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients), sums
 
-    return jax.grad(mean, has_aux=True) if parts == 1 else in_parts
+    return mean
 
 
 def padded_rows(rows: Array, multiple: int) -> Array:

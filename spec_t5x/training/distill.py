@@ -9,16 +9,15 @@ GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it m
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
 from spec_t5x.errors import InputError
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import Model, ModelConfig
 from spec_t5x.models.kept_layers import own_params, with_shared
@@ -26,22 +25,12 @@ from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.sampling.distributions import overlap, sampling, standardize
-from spec_t5x.training.held_out_alpha import HeldOutAlpha, HeldOutScores, held_out_alpha
+from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
+from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.learners import network_logits
 from spec_t5x.training.losses import LossSums, token_losses
-from spec_t5x.training.optimizers import Schedule
-from spec_t5x.training.target_outputs import sample_outputs
-from spec_t5x.training.trainer import (
-    Inputs,
-    Learner,
-    Positioned,
-    TrainOptions,
-    TrainResult,
-    fit,
-    model_inputs,
-)
-from spec_t5x.types import PAD_ID, Array, Float32, Int, Key, PyTree
+from spec_t5x.training.trainer import Inputs, Learner, TrainOptions, model_inputs
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
 
 OUTPUTS = ("target", "references")
 
@@ -81,11 +70,10 @@ class DistillOptions:
             sampling(temperature)
         if not 0.0 <= self.on_policy <= 1.0:
             raise InputError(f"on_policy is {self.on_policy}: give 0..1")
-        for name, least in (("dev_texts", 1), ("gamma", 1), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}: give at least {least}")
-        if self.train_texts is not None and self.train_texts < 1:
-            raise InputError(f"train_texts is {self.train_texts}: give at least 1, or None")
+        for name, least in (("dev_texts", 1), ("gamma", 1), ("patience", 0), ("train_texts", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}: give at least {least}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,10 +190,8 @@ class DraftLearner(Learner):
         if self.options.uses_target:
             target_logits = network_logits(self.target.config, target_params, inputs)
         logits = self.student.logits(params, target_params, inputs, key)
-        regularizers = {
-            "label_smoothing": self.options.label_smoothing,
-            "z_loss": self.options.z_loss,
-        }
+        options = self.options
+        regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
         return self.losses(logits, target_logits, inputs[2], **regularizers)
 
     def losses(
@@ -263,90 +249,65 @@ class DraftLearner(Learner):
         place: Callable[[Inputs], Inputs],
     ) -> list[HeldOutAlpha]:
         """alpha at each temperature."""
-        return [
-            held_out_alpha(
-                lambda inputs, temperature=temperature: self.score(
-                    params, target_params, inputs, temperature
-                ),
-                list(batches.one_pass()),
-                temperature=temperature,
-                gamma=self.distillation.gamma,
-            )
-            for temperature, batches in dev.items()
-        ]
-
-    def score(
-        self, params: PyTree, target_params: PyTree, inputs: Inputs, temperature: float
-    ) -> HeldOutScores:
-        """Objective and acceptance probabilities of a batch of the target's texts."""
-        settings = sampling(temperature)
-        return self._score(params, target_params, inputs, settings.temperature, settings.greedy)
+        found = []
+        for temperature, batches in dev.items():
+            batches, settings = list(batches.one_pass()), sampling(temperature)
+            # The device works ahead; the scores are fetched at the end.
+            scores = [
+                self.score(params, target_params, model_inputs(batch), settings)
+                for batch in batches
+            ]
+            options = {"temperature": temperature, "gamma": self.distillation.gamma}
+            found.append(HeldOutAlpha.of(batches, jax.device_get(scores), **options))
+        return found
 
     @functools.cached_property
-    def _score(self):
-        @functools.partial(jax.jit, static_argnames="greedy")
-        def score(params, target_params, inputs, temperature, greedy):
+    def score(self):
+        """``score(params, target_params, inputs, settings)``: what ``HeldOutAlpha.of`` takes."""
+
+        @jax.jit
+        def score(params, target_params, inputs, settings):
             target_logits = network_logits(self.target.config, target_params, inputs)
             logits = self.student.logits(params, target_params, inputs)
-            settings = dataclasses.replace(sampling(), temperature=temperature, greedy=greedy)
             betas = overlap(standardize(target_logits, settings), standardize(logits, settings))
             # Sums of probabilities, rounded.
             betas = jnp.where(inputs[2] != PAD_ID, jnp.minimum(betas, 1.0), 0.0)
-            return HeldOutScores(sums=self.losses(logits, target_logits, inputs[2]), betas=betas)
+            return self.losses(logits, target_logits, inputs[2]), betas
 
         return score
 
 
-def distill(
-    learner: DraftLearner,
-    optimizer: optax.GradientTransformation,
-    schedule: Schedule,
-    train_batches: Batches | Positioned,
-    held_out: Mapping[float, Batches],
-    directory: str | Path,
-) -> TrainResult:
-    """``trainer.fit`` from the student's parameters, until alpha has not risen for long.
+@functools.partial(jax.jit, static_argnames="max_length")
+def sample_outputs(
+    model: T5Model,
+    sources: Int[Array, "batch source"],
+    keys: Key[Array, "batch"],
+    settings: Sampling,
+    is_row: Bool[Array, "batch"],
+    *,
+    max_length: int,
+) -> Int[Array, "batch length"]:
+    """Outputs in the form of a batch's targets: up to padding, which a model may generate too.
 
     Args:
-        learner: the draft and its target.
-        optimizer, schedule, train_batches, directory: as of ``trainer.fit``.
-        held_out: texts that the target wrote, by temperature.
+        model: any T5.
+        sources: tokens.
+        keys: a random key for each row.
+        settings: the distribution to sample from.
+        is_row: which rows are wanted; the others stay empty.
+        max_length: width of the outputs.
     """
-    return fit(
-        learner,
-        optimizer,
-        schedule,
-        train_batches,
-        held_out,
-        directory,
-        initial_params=learner.student.params,
-        patience=learner.distillation.patience * learner.options.eval_period,
+    # A padding row needs something to attend to.
+    sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))
+    decoded = autoregressive_decode(
+        model,
+        sources,
+        jnp.full((sources.shape[0], 1), PAD_ID, jnp.int32),
+        keys,
+        settings,
+        max_decode_len=max_length,
+        max_decode_steps=jnp.where(is_row, max_length, 0),
     )
-
-
-def check_options(
-    distillation: DistillOptions, options: TrainOptions, *, is_pruned: bool, is_lm: bool
-) -> None:
-    """Whether the settings go together.
-
-    Args:
-        distillation, options: of the run.
-        is_pruned: whether the draft's output layer does not have all tokens.
-        is_lm: whether target and draft are language models.
-
-    Raises:
-        InputError: they do not.
-    """
-    if distillation.patience and not options.eval_period:
-        raise InputError(
-            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
-        )
-    if options.label_smoothing and (is_pruned or is_lm):
-        kind = "a language model" if is_lm else "a draft that does not have all tokens"
-        raise InputError(f"label_smoothing is {options.label_smoothing}: leave it 0 for {kind}")
-    if is_lm and (distillation.outputs == "target" or distillation.on_policy):
-        raise InputError(
-            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
-            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
-            "source to write an output for"
-        )
+    tokens = decoded.tokens[:, 0]
+    # Training would take all that follows padding for padding.
+    return tokens * jnp.cumprod(tokens != PAD_ID, axis=1)

@@ -6,10 +6,8 @@ iteration follow (Equation 1).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import flax.struct
-import jax
 import numpy as np
 
 from spec_t5x.data.batching import Batch
@@ -17,16 +15,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.theory import estimates, formulas
 from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.training.losses import LossSums
-from spec_t5x.training.trainer import Inputs, model_inputs
-from spec_t5x.types import Array, Float32
-
-
-@flax.struct.dataclass
-class HeldOutScores:
-    """Of one batch of texts."""
-
-    sums: LossSums  # of the objective, without regularizers
-    betas: Float32[Array, "batch length"]  # acceptance probabilities; 0 at padding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +22,38 @@ class HeldOutAlpha:
     """A draft on the texts of one temperature."""
 
     temperature: float
-    loss: float  # the objective, per token
+    loss: float  # the objective, per token, without regularizers
     alpha: Estimate
-    gamma: int
+    gamma: int  # drafted tokens per iteration, for the expected tokens
+
+    @classmethod
+    def of(
+        cls,
+        batches: Sequence[Batch],
+        scores: Sequence[tuple[LossSums, np.ndarray]],
+        *,
+        temperature: float,
+        gamma: int,
+    ) -> "HeldOutAlpha":
+        """alpha over all tokens, with an interval bootstrapped over texts.
+
+        Args:
+            batches: of texts that the target wrote at ``temperature``.
+            scores: of each batch, fetched: the objective's sums, and acceptance probabilities
+                ``[batch, length]``, 0 at padding.
+            temperature, gamma: see the class.
+
+        Raises:
+            InputError: the texts hold no token.
+        """
+        betas = [betas.sum(axis=1, dtype=np.float64) for _, betas in scores]
+        counts = [np.count_nonzero(batch.decoder_target_tokens, axis=1) for batch in batches]
+        alpha = estimates.ratio(np.concatenate(betas), np.concatenate(counts), Bootstrap())
+        if alpha is None:
+            raise InputError("0 tokens to measure alpha on: give a dev file with text")
+        loss = sum(float(sums.loss) for sums, _ in scores)
+        loss /= sum(float(sums.num_tokens) for sums, _ in scores)
+        return cls(temperature=temperature, loss=loss, alpha=alpha, gamma=gamma)
 
     @property
     def name(self) -> str:
@@ -71,41 +88,7 @@ class HeldOutAlpha:
 
     def curves(self) -> dict[str, float]:
         """The figures, by the names of their curves over the steps."""
-        values = {
-            "loss": self.loss,
-            "alpha": self.alpha.value,
-            "expected_tokens": self.expected_tokens,
-        }
-        return {f"held_out/{name}_T{self.temperature:g}": each for name, each in values.items()}
-
-
-def held_out_alpha(
-    score: Callable[[Inputs], HeldOutScores],
-    batches: Sequence[Batch],
-    *,
-    temperature: float,
-    gamma: int,
-) -> HeldOutAlpha:
-    """alpha over all tokens of the batches, with an interval bootstrapped over texts.
-
-    Args:
-        score: of a batch's arrays.
-        batches: of texts that the target wrote at ``temperature``.
-        temperature: of texts and both models.
-        gamma: drafted tokens per iteration, for the expected tokens.
-
-    Raises:
-        InputError: the texts hold no token.
-    """
-    # The device works ahead; the scores are fetched at the end.
-    scores = jax.device_get([score(model_inputs(batch)) for batch in batches])
-    betas, counts, loss, tokens = [], [], 0.0, 0.0
-    for batch, scored in zip(batches, scores, strict=True):
-        betas.append(scored.betas.sum(axis=1, dtype=np.float64))
-        counts.append(np.count_nonzero(batch.decoder_target_tokens, axis=1))
-        loss += float(scored.sums.loss)
-        tokens += float(scored.sums.num_tokens)
-    alpha = estimates.ratio(np.concatenate(betas), np.concatenate(counts), Bootstrap())
-    if alpha is None:
-        raise InputError("0 tokens to measure alpha on: give a dev file with text")
-    return HeldOutAlpha(temperature=temperature, loss=loss / tokens, alpha=alpha, gamma=gamma)
+        names = ("loss", "alpha", "expected_tokens")
+        values = (self.loss, self.alpha.value, self.expected_tokens)
+        at = f"_T{self.temperature:g}"
+        return {f"held_out/{name}{at}": each for name, each in zip(names, values, strict=True)}

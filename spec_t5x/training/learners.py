@@ -123,14 +123,7 @@ def heads_losses(
     distillation_weight: float = 0.0,
     objective: str = "forward_kl",
 ) -> LossSums:
-    """Losses summed over heads and tokens.
-
-    Args:
-        heads: bound to ``target``.
-        target: gives states and, where ``distillation_weight`` is not 0, labels.
-        inputs: a batch's, in the order of ``trainer.model_inputs``.
-        distillation_weight, objective: see ``losses.token_losses``.
-    """
+    """Losses summed over heads and tokens; the settings are those of ``losses.token_losses``."""
     text = inputs[2]
     states, target_logits = _read(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)

@@ -1,9 +1,7 @@
 """Token losses, summed over the tokens of a batch, of a log line, of a held-out set.
 
-The vocabulary axis is by far the largest array of a small model's step, so the
-cross-entropy has a hand-written derivative: it reads the logits three times in
-all (maximum, sums, derivative) and stores nothing of their size but the
-derivative itself.
+The vocabulary axis is by far the largest array of a small model's step, so the cross-entropy has
+a hand-written derivative, which stores nothing of the logits' size but itself.
 """
 
 import dataclasses
@@ -18,7 +16,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES
-from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Float32, Int
 
 
 @flax.struct.dataclass
@@ -34,35 +32,6 @@ class LossSums:
     num_tokens: Any
     # Of a training step, the global norm of its gradient before clipping.
     gradient_norm: Any = None
-
-
-@dataclasses.dataclass(kw_only=True)
-class LossWindow:
-    """Sums over the steps since the last log line, in float64.
-
-    Every checkpoint holds them, so that a run that was killed between two log lines writes the
-    same line as one that was not.
-    """
-
-    loss: float = 0.0  # nats, of what is minimized
-    num_correct: float = 0.0
-    num_tokens: float = 0.0
-
-    def add(self, sums: LossSums) -> None:
-        """Adds a step's sums, which are fetched."""
-        self.loss += float(sums.loss)
-        self.num_correct += float(sums.num_correct)
-        self.num_tokens += float(sums.num_tokens)
-
-    @property
-    def mean_loss(self) -> float:
-        """Per token; 0 without tokens."""
-        return self.loss / max(self.num_tokens, 1.0)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tokens that were predicted."""
-        return self.num_correct / max(self.num_tokens, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,8 +171,3 @@ def token_losses(
         num_correct=total(correct.astype(jnp.float32)),
         num_tokens=jnp.sum(counts, dtype=jnp.float32),
     )
-
-
-def mean_loss(sums: LossSums) -> Float[Array, ""]:
-    """Loss per token; 0 for a batch without tokens."""
-    return sums.loss / jnp.maximum(sums.num_tokens, 1.0)

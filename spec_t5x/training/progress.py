@@ -1,37 +1,79 @@
-"""Progress of a training run: a bar on a terminal, plain lines elsewhere, JSON lines."""
+"""Progress of a training run: a bar or lines for a person, and the log, ``metrics.jsonl``."""
 
 import contextlib
-import dataclasses
 import datetime
 import io
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import rich.console
-import rich.progress
-
-from spec_t5x.training.metrics_file import MetricsFile
+from spec_t5x.errors import InputError
+from spec_t5x.machine.atomic import write_whole
+from spec_t5x.machine.progress import Progress
 
 
 def say(text: str) -> None:
     """Prints a line on standard error, before or after the steps of a run."""
-    print(text, file=sys.stderr, flush=True)
+    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Window:
-    """Counts since the last report."""
+class MetricsFile:
+    """``metrics.jsonl``: each line has a ``step``, and no line is there twice.
 
-    started: float
-    steps: int = 0
-    tokens: int = 0
-    pairs: int = 0
+    A run that was killed resumes from a checkpoint and repeats the steps after it: their lines
+    are removed, and so is what a crash left of a line. Lines about the checkpoint's own step are
+    not added again.
+    """
+
+    def __init__(self, path: Path, start_step: int):
+        """Opens the file of a run that resumes after ``start_step`` steps.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        self._path = path
+        with self._writing():
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            kept = [line for line in lines if _step(line) <= start_step]
+            self._written = {line.decode() for line in kept if _step(line) == start_step}
+            if kept != lines:
+                write_whole(path, kept)
+
+    def add(self, **values: Any) -> None:
+        """Adds a line.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        line = json.dumps(values) + "\n"
+        if line in self._written:
+            return
+        with self._writing(), self._path.open("a", encoding="utf-8") as stream:
+            stream.write(line)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self._path}: {error.strerror}: free some space and run the same "
+                "command again to resume from the newest checkpoint"
+            ) from error
 
 
-class ProgressReporter:
+def _step(line: bytes) -> float:
+    """The step of a line; infinity if it is not whole."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
+    except (ValueError, TypeError, KeyError):
+        return float("inf")
+
+
+class TrainingProgress(Progress):
     """Reports the steps of a run; a context manager.
 
     Every report is also a line of ``metrics.jsonl``. Rates are those since the last report,
@@ -49,61 +91,50 @@ class ProgressReporter:
     ):
         """Reports on steps ``start_step`` .. ``steps`` to ``stream`` (stderr).
 
-        Lines of ``metrics.jsonl`` about later steps than ``start_step`` are removed: those
-        steps are taken again. With ``tensorboard`` the same figures go to ``tensorboard/``.
+        With ``tensorboard`` the same figures go to ``tensorboard/``.
         """
-        self._stream = stream if stream is not None else sys.stderr
+        super().__init__("steps", stream, every=0)
         self._metrics = MetricsFile(directory / "metrics.jsonl", start_step)
         self._curves = _curves(directory / "tensorboard") if tensorboard else None
-        self._steps = steps
-        self._bar = _make_bar(self._stream) if self._stream.isatty() else None
-        if self._bar:
-            self._task = self._bar.add_task("", total=steps, completed=start_step)
-        self._window = _Window(started=time.monotonic())
+        self._steps, self._text = steps, ""
+        self._restart()
 
-    def __enter__(self):
-        if self._bar:
-            self._bar.start()
-        return self
+    def _restart(self) -> None:
+        self._started = time.monotonic()
+        # Since then.
+        self._counted = {"steps": 0, "tokens": 0, "pairs": 0}
 
-    def __exit__(self, *_):
-        if self._bar:
-            self._bar.stop()
+    def __exit__(self, *error):
+        super().__exit__(*error)
         if self._curves:
             self._curves.close()
 
     def count(self, step: int, tokens: int, pairs: int) -> None:
         """Counts a step; ``step`` is the number of steps now taken."""
-        self._window.steps += 1
-        self._window.tokens += tokens
-        self._window.pairs += pairs
+        for name, number in (("steps", 1), ("tokens", tokens), ("pairs", pairs)):
+            self._counted[name] += number
         if self._bar:
-            self._bar.update(self._task, completed=step)
+            self.update(step, self._steps, self._text)
 
     def report(self, step: int, *, loss: float, accuracy: float, rate: float) -> None:
         """Shows loss (nats per token), accuracy, learning rate and speed."""
-        window, now = self._window, time.monotonic()
-        seconds = max(now - window.started, 1e-9)
-        self._window = _Window(started=now)
-        step_seconds = seconds / max(window.steps, 1)
-        tokens_per_s, pairs_per_s = window.tokens / seconds, window.pairs / seconds
-        text = (
-            f"loss {loss:.4f}  acc {accuracy:.3f}  lr {rate:.2e}  "
-            f"{tokens_per_s:,.0f} tokens/s  {pairs_per_s:,.0f} pairs/s"
-        )
-        if self._bar:
-            self._bar.update(self._task, description=text)
-        else:
-            left = datetime.timedelta(seconds=round((self._steps - step) * step_seconds))
-            self.say(f"step {step}/{self._steps}  {text}  {left} left")
+        seconds = max(time.monotonic() - self._started, 1e-9)
         values = {
             "loss": loss,
             "accuracy": accuracy,
             "learning_rate": rate,
-            "tokens_per_s": tokens_per_s,
-            "pairs_per_s": pairs_per_s,
+            "tokens_per_s": self._counted["tokens"] / seconds,
+            "pairs_per_s": self._counted["pairs"] / seconds,
         }
+        self._text = (
+            f"loss {loss:.4f}  acc {accuracy:.3f}  lr {rate:.2e}  "
+            f"{values['tokens_per_s']:,.0f} tokens/s  {values['pairs_per_s']:,.0f} pairs/s"
+        )
+        left = (self._steps - step) * seconds / max(self._counted["steps"], 1)
+        ending = "" if self._bar else f"  {datetime.timedelta(seconds=round(left))} left"
+        self.update(step, self._steps, self._text + ending)
         self._record(step, values, values)
+        self._restart()
 
     def note(
         self, step: int, text: str, curves: Mapping[str, float] | None = None, **values: Any
@@ -112,19 +143,12 @@ class ProgressReporter:
         self.say(f"step {step}  {text}")
         self._record(step, values, curves or {})
 
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
-        if self._bar:
-            self._bar.console.print(text, highlight=False)
-        else:
-            print(text, file=self._stream, flush=True)
-
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """A context whose duration does not count for the rates."""
         started = time.monotonic()
         yield
-        self._window.started += time.monotonic() - started
+        self._started += time.monotonic() - started
 
     def _record(self, step: int, values: Mapping[str, Any], curves: Mapping[str, float]) -> None:
         self._metrics.add(step=step, **values)
@@ -144,13 +168,3 @@ def _curves(directory: Path):
         # All of whose memory TensorFlow would take.
         tf.config.set_visible_devices([], "GPU")
     return SummaryWriter(str(directory))
-
-
-def _make_bar(stream: io.TextIOBase) -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.BarColumn(bar_width=None),
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.TimeRemainingColumn(compact=True),
-        console=rich.console.Console(file=stream),
-    )

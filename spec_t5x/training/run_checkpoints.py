@@ -25,15 +25,6 @@ from spec_t5x.types import PyTree
 STATE, WINDOW, POSITION = "state", "window", "position"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Restored:
-    """The content of a checkpoint."""
-
-    state: PyTree
-    window: Mapping[str, float]
-    position: Path  # a directory
-
-
 class RunCheckpoints:
     """The newest checkpoints of a run and its best, in a directory; a context manager."""
 
@@ -70,12 +61,12 @@ class RunCheckpoints:
 
     def __exit__(self, kind, error, trace) -> None:
         with self._quiet:
-            if kind is None:
+            try:
                 self.finish()
-            else:
-                # A checkpoint on its way may still arrive; the run ends with its own error.
-                with contextlib.suppress(InputError):
-                    self.finish()
+            except InputError:
+                # A run that failed ends with its own error.
+                if kind is None:
+                    raise
             self._manager.close()
 
     @property
@@ -88,7 +79,14 @@ class RunCheckpoints:
         with contextlib.suppress(InputError):
             # One may be on its way.
             self.finish()
-        return _describe_latest(self._directory)
+        return self._newest_there()
+
+    def _newest_there(self) -> str:
+        # Those that are being written have other names.
+        steps = [int(path.name) for path in self._directory.iterdir() if path.name.isdigit()]
+        if not steps:
+            return "there is no checkpoint"
+        return f"the latest checkpoint is of step {max(steps)}"
 
     def save(
         self,
@@ -100,16 +98,15 @@ class RunCheckpoints:
     ) -> None:
         """Begins to write a checkpoint, once the one before is written.
 
-        What is to be written has been copied when this returns, so that the next step may
-        take over the state's buffers. On a CPU, where the copy is the buffer itself, XLA
-        leaves alone what is still read.
+        What is to be written has been copied when this returns: the next step may take over
+        the state's buffers.
 
         Args:
             step: its number.
             state: arrays.
             window: numbers that JSON can hold.
             save_position: writes into a directory where the data stands, or what it is.
-            score: larger than those before; the checkpoint is kept until there is a larger one.
+            score: keeps the checkpoint until one with a larger score is saved.
 
         Raises:
             InputError: this one or the one before cannot be written.
@@ -117,7 +114,7 @@ class RunCheckpoints:
         items = {
             STATE: ocp.args.StandardSave(state),
             WINDOW: ocp.args.JsonSave(dict(window)),
-            POSITION: _PositionSave(save_position),
+            POSITION: _SavePosition(save_position),
         }
         metrics = None if score is None else {"score": score}
         with self._writing():
@@ -139,8 +136,10 @@ class RunCheckpoints:
         with self._writing():
             self._manager.wait_until_finished()
 
-    def restore(self, like: PyTree, step: int | None = None) -> Restored | None:
-        """The checkpoint of a step; without one the newest, or None if there is none.
+    def restore(
+        self, like: PyTree, step: int | None = None
+    ) -> tuple[PyTree, dict[str, float], Path]:
+        """State, window and the directory of the position; of a step, or the newest.
 
         Args:
             like: a state of the same shapes and types.
@@ -150,8 +149,6 @@ class RunCheckpoints:
             InputError: the checkpoint is of another model.
         """
         step = self.latest_step if step is None else step
-        if step is None:
-            return None
         items = {STATE: ocp.args.StandardRestore(like), WINDOW: ocp.args.JsonRestore()}
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
@@ -160,8 +157,7 @@ class RunCheckpoints:
                 f"the checkpoint of step {step} in {self._directory} is of another "
                 "model or optimizer: give another output directory"
             ) from error
-        position = self._directory / str(step) / POSITION
-        return Restored(state=found[STATE], window=found[WINDOW], position=position)
+        return found[STATE], found[WINDOW], self._directory / str(step) / POSITION
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -174,15 +170,9 @@ class RunCheckpoints:
                 raise
             raise InputError(
                 f"cannot write a checkpoint to {self._directory}: {reason}; "
-                f"{_describe_latest(self._directory)}: free some space and run the same command "
+                f"{self._newest_there()}: free some space and run the same command "
                 "again to resume"
             ) from error
-
-
-def _describe_latest(directory: Path) -> str:
-    # Those that are being written have other names.
-    steps = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
-    return f"the latest checkpoint is of step {max(steps)}" if steps else "there is no checkpoint"
 
 
 def _reason(error: OSError | ValueError) -> str | None:
@@ -225,20 +215,14 @@ class _PositionHandler(ocp.CheckpointHandler):
     Batches that are drawn while the rest is written do not move it.
     """
 
-    def save(self, directory, args: "_PositionSave"):
+    def save(self, directory, args: "_SavePosition"):
         args.save_position(Path(directory))
 
-    def restore(self, directory, args: "_PositionRestore"):
-        return Path(directory)
+    def restore(self, directory, args):
+        raise NotImplementedError
 
 
-@ocp.args.register_with_handler(_PositionHandler, for_save=True)
+@ocp.args.register_with_handler(_PositionHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
-class _PositionSave(ocp.args.CheckpointArgs):
+class _SavePosition(ocp.args.CheckpointArgs):
     save_position: Callable[[Path], None]
-
-
-@ocp.args.register_with_handler(_PositionHandler, for_restore=True)
-@dataclasses.dataclass
-class _PositionRestore(ocp.args.CheckpointArgs):
-    """Orbax wants one for every handler."""

@@ -35,8 +35,11 @@ from spec_t5x.data.vocabulary import (
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
 from spec_t5x.training.progress import say
-from spec_t5x.training.text_metrics import Evaluator
+from spec_t5x.training.text_metrics import Evaluate
 from spec_t5x.training.trainer import Positioned
+
+# Pairs and lines that are sampled to train a vocabulary on.
+_VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
 
 
 class TrainingData(abc.ABC):
@@ -65,7 +68,7 @@ class TrainingData(abc.ABC):
         Of ``first`` pairs no more need be read; of a task, "train" is an epoch.
         """
 
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
+    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
         """Scores generated texts for the first held-out sources.
 
         Raises:
@@ -86,10 +89,10 @@ class TrainingData(abc.ABC):
 
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """The given vocabulary, or one that is trained, for a model of ``vocab_size``."""
-        if not self.vocabulary:
-            vocabulary = self.train_vocabulary(directory / "vocabulary", vocab_size)
+        if self.vocabulary:
+            vocabulary = self.given_vocabulary(vocab_size)
         else:
-            vocabulary = self._given_vocabulary(vocab_size)
+            vocabulary = self.train_vocabulary(directory / "vocabulary", vocab_size)
         if vocabulary.vocab_size > vocab_size:
             raise InputError(
                 f"{self.vocabulary or directory / 'vocabulary'} has {vocabulary.vocab_size} "
@@ -97,7 +100,8 @@ class TrainingData(abc.ABC):
             )
         return vocabulary
 
-    def _given_vocabulary(self, vocab_size: int) -> Vocabulary:
+    def given_vocabulary(self, vocab_size: int) -> Vocabulary:
+        """What ``vocabulary`` names."""
         return make_vocabulary(self.vocabulary, vocab_size)
 
     def pairs(
@@ -110,11 +114,10 @@ class TrainingData(abc.ABC):
     ) -> TokenisedPairs:
         """The first pairs of "train" or "dev", or all; reports how many there are."""
         pairs = self.read(part, vocabulary, cache_dir, seed, first)
-        target = f"{pairs.target_lengths.mean():.1f} tokens"
+        size = f"{len(pairs):,} lines of {pairs.target_lengths.mean():.1f} tokens"
         if len(pairs.source_ids):
-            size = f"{len(pairs):,} pairs of {pairs.source_lengths.mean():.1f} and {target}"
-        else:
-            size = f"{len(pairs):,} lines of {target}"
+            lengths = f"{pairs.source_lengths.mean():.1f} and {pairs.target_lengths.mean():.1f}"
+            size = f"{len(pairs):,} pairs of {lengths} tokens"
         say(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
         return pairs if first is None else pairs.first(first)
 
@@ -122,7 +125,32 @@ class TrainingData(abc.ABC):
         self, vocabulary: Vocabulary, cache_dir: Path, seed: int
     ) -> Batches | Positioned:
         """The training batches."""
-        return make_batches(self, self.pairs("train", vocabulary, cache_dir, seed), seed)
+        batches = self.batches(self.pairs("train", vocabulary, cache_dir, seed), seed)
+        say(f"{batches.batches_per_epoch:,} batches an epoch")
+        return batches
+
+    def train_and_dev(
+        self, vocabulary: Vocabulary, directory: Path, seed: int
+    ) -> tuple[Batches | Positioned, Batches | None]:
+        """Training and held-out batches; tokens are kept in ``directory/cache``."""
+        cache_dir = directory / "cache"
+        train = self.train_batches(vocabulary, cache_dir, seed)
+        if self.name("dev") is None:
+            return train, None
+        return train, self.batches(self.pairs("dev", vocabulary, cache_dir, seed), seed)
+
+    def batches(self, pairs: TokenisedPairs, seed: int) -> Batches:
+        """The batches of the data's pairs, or of others with the same sources."""
+        options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
+        return Batches(pairs, seed=seed, **options)
+
+    def check_inherits_vocabulary(self) -> None:
+        """Raises ``InputError`` where a vocabulary is given and the target's is to be taken."""
+        if self.vocabulary is not None:
+            raise InputError(
+                f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, it is the "
+                "target's"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +173,6 @@ class DataOptions(TrainingData):
     # of an initial checkpoint or of a target, or trains one on the pairs, of the model's
     # vocab_size.
     vocabulary: str | None = None
-    vocabulary_pairs: int = 100_000  # sampled for training the vocabulary
     max_source_length: int = 96  # tokens, EOS included
     max_target_length: int = 96
     # Cut longer sources, as T5 does, instead of dropping their pairs.
@@ -156,14 +183,9 @@ class DataOptions(TrainingData):
     def __post_init__(self):
         metric_by_name(self.metric)
 
-    @property
-    def columns(self) -> dict[str, int | None]:
-        """Keyword arguments for ``read_pairs``."""
-        return {
-            "source_column": self.source_column,
-            "target_column": self.target_column,
-            "num_columns": self.num_columns,
-        }
+    def _texts(self, part: str) -> Iterable[tuple[str, str]]:
+        path = Path(self.directory) / self.name(part)
+        return read_pairs(path, self.source_column, self.target_column, self.num_columns)
 
     def name(self, part: str) -> str | None:
         """The file."""
@@ -179,12 +201,12 @@ class DataOptions(TrainingData):
         path = directory / SPIECE_NAME
         if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            pairs = list(read_pairs(Path(self.directory) / self.train_file, **self.columns))
+            pairs = list(self._texts("train"))
             # A generator of its own: the sample does not depend on the training seed.
-            sample = random.Random(0).sample(pairs, min(self.vocabulary_pairs, len(pairs)))
+            pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
             # Trained aside and renamed, so that a kill leaves no half file behind.
             trained = train_sentencepiece(
-                itertools.chain.from_iterable(sample), path.with_name("unfinished"), vocab_size
+                itertools.chain.from_iterable(pairs), path.with_name("unfinished"), vocab_size
             )
             trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
             trained.replace(path)
@@ -194,24 +216,19 @@ class DataOptions(TrainingData):
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
         """All pairs of the file."""
-        return tokenise_file(
-            Path(self.directory) / self.name(part),
-            vocabulary,
-            **self.columns,
-            max_source_length=self.max_source_length,
-            max_target_length=self.max_target_length,
-            cache_dir=cache_dir,
-            source_prefix=self.source_prefix,
-            truncate_sources=self.truncate_sources,
-        )
+        names = ("source_column", "target_column", "num_columns", "source_prefix")
+        names += ("max_source_length", "max_target_length", "truncate_sources")
+        options = {name: getattr(self, name) for name in names}
+        path = Path(self.directory) / self.name(part)
+        return tokenise_file(path, vocabulary, cache_dir=cache_dir, **options)
 
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
+    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
         """By ``metric``; sources that are too long are cut, empty ones skipped."""
         # Imported here: seqio brings TensorFlow along, seconds that others do not need.
         from spec_t5x.data.task_evaluator import TaskEvaluator, text_task
 
-        pairs = read_pairs(Path(self.directory) / self.dev_file, **self.columns)
-        pairs = ((self.source_prefix + source, target) for source, target in pairs if source)
+        texts = self._texts("dev")
+        pairs = ((self.source_prefix + source, target) for source, target in texts if source)
         task = text_task(
             Path(self.dev_file).name.partition(".")[0],
             list(itertools.islice(pairs, examples)),
@@ -219,7 +236,7 @@ class DataOptions(TrainingData):
             metric_by_name(self.metric),
         )
         lengths = dict(zip(("inputs", "targets"), self.longest, strict=True))
-        return TaskEvaluator([task], "validation", lengths, directory)
+        return TaskEvaluator([task], "validation", lengths, directory).evaluate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,24 +288,15 @@ class TaskDataOptions(TrainingData, TaskOptions):
         # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
         from spec_t5x.data.task_streams import PairedTask
 
-        return PairedTask(
-            self.mixture_or_task,
-            vocabulary,
-            lengths=self.task_feature_lengths,
-            modules=self.modules,
-        )
+        options = {"lengths": self.task_feature_lengths, "modules": self.modules}
+        return PairedTask(self.mixture_or_task, vocabulary, **options)
 
     def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
         """A stream that mixes, shuffles and repeats as seqio does."""
         from spec_t5x.data.task_streams import TaskStream
 
-        return TaskStream(
-            self.task(vocabulary),
-            split=self.train_split,
-            buckets=self.buckets,
-            tokens_per_batch=self.tokens_per_batch,
-            seed=seed,
-        )
+        options = {"buckets": self.buckets, "tokens_per_batch": self.tokens_per_batch}
+        return TaskStream(self.task(vocabulary), split=self.train_split, seed=seed, **options)
 
     def read(
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
@@ -300,19 +308,19 @@ class TaskDataOptions(TrainingData, TaskOptions):
         task = self.task(vocabulary)
         if part == "train":
             return task.shuffled_pairs(self.train_split, seed, limit=first)
-        limit = self.dev_examples
+        limits = [self.dev_examples]
         if first is not None:
-            share = -(-first // len(task.tasks_with(self.dev_split)))
-            limit = share if limit is None else min(share, limit)
-        return task.pairs(self.dev_split, limit=limit)
+            limits.append(-(-first // len(task.tasks_with(self.dev_split))))
+        given = [limit for limit in limits if limit is not None]
+        return task.pairs(self.dev_split, limit=min(given, default=None))
 
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluator:
+    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
         """By each task's own metrics, on its dev split."""
         from spec_t5x.data.task_evaluator import TaskEvaluator
 
         tasks = self.task(vocabulary).tasks_with(self.dev_split)
         lengths = self.task_feature_lengths
-        return TaskEvaluator(tasks, self.dev_split, lengths, directory, examples)
+        return TaskEvaluator(tasks, self.dev_split, lengths, directory, examples).evaluate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -331,11 +339,9 @@ class TextOptions(TrainingData):
     task_feature: str = "text"
     train_split: str = "train"
     dev_split: str | None = None
-    train_limit: int | None = None  # the first so many lines
     # A tokenizer.json, or a model whose vocabulary to take. None takes that of an initial
     # checkpoint or of a target, or trains a WordPiece vocabulary of the model's vocab_size.
     vocabulary: str | None = None
-    vocabulary_lines: int = 400_000  # sampled for training the vocabulary
     max_length: int = 128  # tokens, EOS included
     buckets: Sequence[int] = DEFAULT_BUCKETS
     tokens_per_batch: int = 2048  # padded
@@ -356,22 +362,25 @@ class TextOptions(TrainingData):
 
     def name(self, part: str) -> str | None:
         """The files, or the task and its split."""
-        files, split, _ = self._part(part)
         if self.task:
+            split = self._split(part)
             return split and f"{self.task} ({split})"
-        return ", ".join(files) or None
+        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
 
-    def _part(self, part: str) -> tuple[Sequence[str], str | None, int | None]:
-        if part == "train":
-            return self.train_files, self.train_split, self.train_limit
-        return self.dev_files, self.dev_split, None
+    def _split(self, part: str) -> str | None:
+        return self.train_split if part == "train" else self.dev_split
+
+    def _files(self, part: str) -> list[Path]:
+        names = self.train_files if part == "train" else self.dev_files
+        return [Path(self.directory) / name for name in names]
 
     @property
     def longest(self) -> tuple[int, int]:
         """No source."""
         return 0, self.max_length
 
-    def _given_vocabulary(self, vocab_size: int) -> Vocabulary:
+    def given_vocabulary(self, vocab_size: int) -> Vocabulary:
+        """Of a file, or of a model."""
         if Path(self.vocabulary).is_file():
             return WordPieceVocabulary(self.vocabulary)
         return load_vocabulary(self.vocabulary)
@@ -381,37 +390,32 @@ class TextOptions(TrainingData):
         path = directory / TOKENIZER_NAME
         if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            lines = self._lines("train")
-            train_wordpiece(_sample(lines, self.vocabulary_lines), path, vocab_size)
+            train_wordpiece(_sample(self._lines("train"), _VOCABULARY_LINES), path, vocab_size)
         return WordPieceVocabulary(path)
 
     def read(
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
         """The lines, as pairs without a source."""
-        files, split, limit = self._part(part)
-        of_task = (self.task, split, self.task_feature, self.task_modules)
-        key = of_task if self.task else (tuple(self.columns), self.num_columns)
+        of_task = (self.task, self._split(part), self.task_feature, self.task_modules)
         return tokenise_lines(
             self._lines(part),
             vocabulary,
             self.max_length,
-            key=(*key, limit),
-            files=[Path(self.directory) / name for name in files],
+            key=of_task if self.task else (tuple(self.columns), self.num_columns),
+            files=self._files(part),
             cache_dir=cache_dir,
         )
 
     def _lines(self, part: str) -> Iterator[str]:
-        files, split, limit = self._part(part)
         if not self.task:
-            paths = [Path(self.directory) / name for name in files]
             columns = {"columns": self.columns, "num_columns": self.num_columns}
-            return read_lines(paths, **columns, limit=limit)
+            return read_lines(self._files(part), **columns)
         # Imported here: seqio brings TensorFlow along, seconds that files do not need.
         from spec_t5x.data.task_examples import read_task_lines
 
         task = {"feature": self.task_feature, "modules": self.task_modules}
-        return read_task_lines(self.task, split, **task, limit=limit)
+        return read_task_lines(self.task, self._split(part), **task)
 
 
 def _sample(texts: Iterable[str], size: int) -> list[str]:
@@ -428,30 +432,3 @@ def _sample(texts: Iterable[str], size: int) -> list[str]:
 
 for _settings in (DataOptions, TaskDataOptions, TextOptions):
     gin.external_configurable(_settings, module="spec_t5x")
-
-
-def load_batches(
-    data: TrainingData, vocabulary: Vocabulary, directory: Path, seed: int
-) -> tuple[Batches | Positioned, Batches | None]:
-    """The training and the held-out batches; tokens are kept in ``directory/cache``."""
-    cache_dir = directory / "cache"
-    train_batches = data.train_batches(vocabulary, cache_dir, seed)
-    if isinstance(train_batches, Batches):
-        say(f"{train_batches.batches_per_epoch:,} batches an epoch")
-    if data.name("dev") is None:
-        return train_batches, None
-    return train_batches, make_batches(data, data.pairs("dev", vocabulary, cache_dir, seed), seed)
-
-
-def make_batches(data: TrainingData, pairs: TokenisedPairs, seed: int) -> Batches:
-    """The batches of the data's pairs, or of others with the same sources."""
-    return Batches(pairs, tokens_per_batch=data.tokens_per_batch, seed=seed, buckets=data.buckets)
-
-
-def check_inherits_vocabulary(data: TrainingData) -> None:
-    """Raises ``InputError`` where a vocabulary is given and the target's is to be taken."""
-    if data.vocabulary is not None:
-        raise InputError(
-            f"{type(data).__name__}.vocabulary is {data.vocabulary!r}: leave it out, it is the "
-            "target's"
-        )

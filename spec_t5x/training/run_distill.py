@@ -20,20 +20,19 @@ from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError
+from spec_t5x.generation import Generator
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.binding import Model, ModelConfig, bind
+from spec_t5x.models.binding import ModelConfig, bind
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
-from spec_t5x.training import distill as distill_lib
 from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.training.learners import Network
 from spec_t5x.training.optimizers import OptimizerOptions
-from spec_t5x.training.progress import say
-from spec_t5x.training.run_data import TrainingData, check_inherits_vocabulary, make_batches
+from spec_t5x.training.run_data import TrainingData
 from spec_t5x.training.run_train import check_kind, check_settings, load_initial, say_exported
 from spec_t5x.training.target_outputs import SampleOptions, sample_targets
-from spec_t5x.training.trainer import TrainOptions, TrainResult
+from spec_t5x.training.trainer import TrainOptions, TrainResult, fit
 
 # Of the encoder: the draft uses the target's, and has none of its own.
 SHARED = "shared"
@@ -104,27 +103,49 @@ def distill(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "draft")
     _check(data, layers, model, initial_checkpoint)
-    size = layers and layers.draft_vocab_size
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data)
+    size = layers and layers.draft_vocab_size
     is_lm = isinstance(loaded.config, GPTConfig)
-    distill_lib.check_options(distillation, options, is_pruned=size is not None, is_lm=is_lm)
+    if options.label_smoothing and (size or is_lm):
+        kind = "a language model" if is_lm else "a draft that does not have all tokens"
+        raise InputError(f"label_smoothing is {options.label_smoothing}: leave it 0 for {kind}")
+    if is_lm and (distillation.outputs == "target" or distillation.on_policy):
+        raise InputError(
+            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
+            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
+            "source to write an output for"
+        )
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = bind(loaded.params, loaded.config)
     directory.mkdir(parents=True, exist_ok=True)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
-    train_pairs, held_out = _texts(data, loaded, bound, cache, options, distillation)
+    generator = Generator(
+        target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
+    )
+    train_pairs, held_out = _texts(data, generator, cache, options, distillation)
     if size is not None:
         ids = likeliest_ids(train_pairs.target_ids, size, loaded.config.vocab_size)
         student = student.narrowed(loaded.params, ids)
-    result = distill_lib.distill(
+    result = fit(
         DraftLearner(student=student, target=bound, distillation=distillation, options=options),
         *optimizer.build(options.steps),
-        make_batches(data, train_pairs, options.seed),
+        data.batches(train_pairs, options.seed),
         held_out,
         directory,
+        initial_params=student.params,
+        patience=distillation.patience * options.eval_period,
     )
-    _export(result, student, loaded, directory / "draft", export_dtype)
+    draft, best = directory / "draft", result.best
+    figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
+    # Replaces the export of an earlier, shorter run.
+    export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
+    if student.shared_layers is None:
+        save_model(draft, best.params, student.config, loaded.vocabulary, **export)
+    else:
+        shared = (student.config, student.shared_layers, loaded)
+        save_shared_draft(draft, best.params, *shared, head=student.head, **export)
+    say_exported(result, f"draft in {draft}")
     return result
 
 
@@ -134,7 +155,7 @@ def _check(
     model: ModelConfig | None,
     initial_checkpoint: str | None,
 ) -> None:
-    check_inherits_vocabulary(data)
+    data.check_inherits_vocabulary()
     if data.name("dev") is None:
         raise InputError(
             f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha"
@@ -146,11 +167,8 @@ def _check(
             "targets' length"
         )
     if (layers is None) == (model is None):
-        given = "neither was" if layers is None else "both were"
-        raise InputError(
-            f"a draft has distill.layers of its target or a distill.model of its own, and {given} "
-            "given: give one of them"
-        )
+        given = "neither" if layers is None else "both"
+        raise InputError(f"{given} of distill.layers and distill.model given: give one of them")
     if initial_checkpoint and model is None:
         raise InputError(
             f"initial_checkpoint is {initial_checkpoint!r} and the draft starts as layers of its "
@@ -215,15 +233,14 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
 
 def _texts(
     data: TrainingData,
-    target: LoadedModel,
-    bound: Model,
+    target: Generator,
     cache: Path,
     options: TrainOptions,
     distillation: DistillOptions,
 ) -> tuple[TokenisedPairs, dict[float, Batches]]:
     """What is trained on, and by temperature what alpha is measured on."""
 
-    def sampled(pairs: TokenisedPairs, temperature: float, seed: int, what: str) -> TokenisedPairs:
+    def sampled(pairs: TokenisedPairs, part: str, temperature: float, seed: int) -> TokenisedPairs:
         settings = SampleOptions(
             temperature=temperature,
             max_length=data.longest[1],
@@ -231,11 +248,7 @@ def _texts(
             buckets=tuple(data.buckets),
             seed=seed,
         )
-
-        def report(done: int, total: int) -> None:
-            say(f"{what}: the target has written {done:,} of {total:,} texts (T={temperature:g})")
-
-        return sample_targets(bound, pairs, settings, cache, report)
+        return sample_targets(target, pairs, settings, cache, data.name(part))
 
     seed = options.seed
     train_pairs, dev_pairs = (
@@ -246,28 +259,11 @@ def _texts(
     for temperature in distillation.eval_temperatures:
         pairs = dev_pairs
         # A language model has no sources to write for: alpha is that on the held-out lines.
-        if not isinstance(target.config, GPTConfig):
+        if not target.is_decoder_only:
             # Other random numbers than those of the training outputs.
-            pairs = sampled(dev_pairs, temperature, seed + 1, data.name("dev"))
-        held_out[temperature] = make_batches(data, pairs, seed)
+            pairs = sampled(dev_pairs, "dev", temperature, seed + 1)
+        held_out[temperature] = data.batches(pairs, seed)
     # If the draft samples all outputs itself, the target's would not be used.
     if distillation.outputs == "target" and distillation.on_policy < 1:
-        train_pairs = sampled(train_pairs, distillation.temperature, seed, data.name("train"))
+        train_pairs = sampled(train_pairs, "train", distillation.temperature, seed)
     return train_pairs, held_out
-
-
-def _export(
-    result: TrainResult, student: Student, target: LoadedModel, directory: Path, dtype: str
-) -> None:
-    best = result.best
-    figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
-    # Replaces the export of an earlier, shorter run.
-    export = {"dtype": dtype, "extra": figures, "overwrite": True}
-    layers = student.shared_layers
-    if layers is None:
-        save_model(directory, best.params, student.config, target.vocabulary, **export)
-    else:
-        save_shared_draft(
-            directory, best.params, student.config, layers, target, head=student.head, **export
-        )
-    say_exported(result, f"draft in {directory}", best)

@@ -22,29 +22,34 @@ from spec_t5x.checkpoints.own.target_drafts import save_heads
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
-from spec_t5x.training import model_sizes  # noqa: F401, gin knows T5Config by it
+from spec_t5x.models.sizes import size as published_size
+from spec_t5x.models.t5 import T5Config, check_names
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.learners import HeadsLearner, Network
 from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.progress import say
-from spec_t5x.training.run_data import (
-    TextOptions,
-    TrainingData,
-    check_inherits_vocabulary,
-    load_batches,
-)
+from spec_t5x.training.run_data import TextOptions, TrainingData
 from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
-from spec_t5x.training.trainer import Best, TrainOptions, TrainResult, fit
+from spec_t5x.training.trainer import TrainOptions, TrainResult, fit
 
 for _settings in (GPTConfig, TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
+
+
+@gin.configurable("T5Config", module="spec_t5x")
+def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
+    """A published size, with the fields of ``T5Config`` that gin binds in place of its own.
+
+    Raises:
+        InputError: no such size, or no such field.
+    """
+    check_names(T5Config, changes, "T5")
+    return dataclasses.replace(published_size(size), **changes)
 
 
 @gin.configurable
@@ -77,25 +82,38 @@ def train(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "model")
     check_kind(model, data)
-    if isinstance(model, GPTConfig) and options.label_smoothing:
+    is_lm = isinstance(model, GPTConfig)
+    if is_lm and options.label_smoothing:
         # Its mean would take in the start token's logit, which is masked.
         raise InputError(
             f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
         )
+    if metrics and data.name("dev") is None:
+        raise InputError(
+            "train.metrics score held-out texts and there are none: give a dev file or split, or "
+            "leave train.metrics out"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     initial = load_initial(initial_checkpoint, data.vocabulary, model)
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
-    scorer = metrics and _scorer(metrics, data, model, vocabulary, directory, export_dtype)
+    scorer = metrics and TextMetrics(
+        evaluate=data.evaluator(vocabulary, directory, metrics.examples),
+        config=model,
+        vocabulary=vocabulary,
+        options=metrics,
+        longest=data.longest,
+        export_dtype=export_dtype,
+    )
     result = fit(
         Network(model, options),
         *optimizer.build(options.steps),
-        *load_batches(data, vocabulary, directory, options.seed),
+        *data.train_and_dev(vocabulary, directory, options.seed),
         directory,
         initial_params=initial and initial.params,
         scorer=scorer,
     )
     figures = figures_of(result)
-    if result.dev and isinstance(model, GPTConfig):
+    if result.dev and is_lm:
         figures["perplexity"] = result.dev[0].perplexity
     # Replaces the export of an earlier, shorter run.
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
@@ -133,7 +151,7 @@ def train_heads(
     Raises:
         InputError: files, target or settings that cannot be used.
     """
-    check_inherits_vocabulary(data)
+    data.check_inherits_vocabulary()
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)
@@ -144,7 +162,7 @@ def train_heads(
     result = fit(
         HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
         *optimizer.build(options.steps),
-        *load_batches(data, loaded.vocabulary, directory, options.seed),
+        *data.train_and_dev(loaded.vocabulary, directory, options.seed),
         directory,
     )
     export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
@@ -204,29 +222,6 @@ def load_initial(
     return loaded
 
 
-def _scorer(
-    metrics: MetricsOptions,
-    data: TrainingData,
-    model: ModelConfig,
-    vocabulary: Vocabulary,
-    directory: Path,
-    export_dtype: str,
-) -> TextMetrics:
-    if data.name("dev") is None:
-        raise InputError(
-            "train.metrics score held-out texts and there are none: give a dev file or split, or "
-            "leave train.metrics out"
-        )
-    return TextMetrics(
-        data.evaluator(vocabulary, directory, metrics.examples),
-        model,
-        vocabulary,
-        metrics,
-        longest=data.longest,
-        export_dtype=export_dtype,
-    )
-
-
 def figures_of(result: TrainResult) -> dict[str, Any]:
     """Step and figures of a model, as its export holds them."""
     figures = {"step": int(result.state.step)}
@@ -237,14 +232,11 @@ def figures_of(result: TrainResult) -> dict[str, Any]:
     return figures
 
 
-def say_exported(result: TrainResult, what: str, best: Best | None = None) -> None:
+def say_exported(result: TrainResult, what: str) -> None:
     """The last lines of a run."""
     ending = "finished" if result.finished else "out of time"
-    shown = f"{ending} at step {int(result.state.step)}"
-    if best:
-        say(f"{shown}; the best was step {best.step}:")
-        for each in best.dev:
+    say(f"{ending} at step {int(result.state.step)}; {what}")
+    if result.best:
+        say(f"the best was step {result.best.step}:")
+        for each in result.best.dev:
             say(f"  {each}")
-        say(what)
-    else:
-        say(f"{shown}; {what}")

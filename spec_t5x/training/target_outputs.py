@@ -7,34 +7,28 @@ file follows from the target, the settings and i alone.
 """
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.data.batching import (
     Batches,
-    Bucket,
     TokenisedPairs,
+    join_pairs,
     load_tokenised,
-    make_batch,
     store_tokenised,
 )
-from spec_t5x.errors import InputError
-from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.sampling.distributions import Sampling, sampling
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Int, Key
+from spec_t5x.generation import GenerateOptions, Generator, all_answered, one_ahead
+from spec_t5x.training.progress import say
+from spec_t5x.types import PAD_ID
 
 # Bump when the same settings give other outputs.
-OUTPUTS_FORMAT = 1
-
-# ``report(done, total)``: outputs sampled so far, and in all.
-Report = Callable[[int, int], None]
+OUTPUTS_FORMAT = 2
+# Outputs of a file, which are lost by a kill.
+PART_SIZE = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,46 +40,41 @@ class SampleOptions:
     tokens_per_batch: int  # padded source tokens
     buckets: Sequence[int]  # padded lengths of sources, increasing
     seed: int = 0
-    part_size: int = 4096  # outputs of a file, which are lost by a kill
-
-    def __post_init__(self):
-        sampling(self.temperature)
-        if self.part_size < 1:
-            raise InputError(f"part_size is {self.part_size}: give 1 or more")
 
 
 def sample_targets(
-    target: T5Model,
+    target: Generator,
     pairs: TokenisedPairs,
     options: SampleOptions,
     cache_dir: str | Path | None,
-    report: Report = lambda done, total: None,
+    name: str = "",
 ) -> TokenisedPairs:
     """The same sources, each with the target's output for it.
 
     Args:
-        target: generates.
+        target: generates, plainly.
         pairs: their own targets are not used.
         options: how.
         cache_dir: where the outputs are kept, in a folder named by a hash of the target's
             parameters, the sources and the settings; None keeps nothing.
-        report: called after each part, also one that was cached.
+        name: of the sources, for the lines that say how far it is.
 
     Raises:
-        InputError: a source fits no bucket.
+        InputError: a source fits no bucket, or the target's logits are not finite.
     """
     folder = cache_dir and Path(cache_dir) / f"texts-{_key(target, pairs, options)}"
+    sources = np.split(pairs.source_ids, pairs.source_ends[:-1])
     parts = []
-    for first in range(0, len(pairs), options.part_size):
-        last = min(first + options.part_size, len(pairs))
+    for first in range(0, len(pairs), PART_SIZE):
         path = folder and folder / f"{first:09}.npz"
         if path and path.is_file():
             parts.append(load_tokenised(path))
         else:
-            parts.append(_sample_part(target, _sources(pairs, first, last), first, options))
+            parts.append(_sample_part(target, sources[first : first + PART_SIZE], first, options))
             if path:
                 store_tokenised(path, parts[-1])
-        report(last, len(pairs))
+        done, temperature = min(first + PART_SIZE, len(pairs)), options.temperature
+        say(f"{name}: the target has written {done:,} of {len(pairs):,} texts (T={temperature:g})")
     lengths = np.concatenate([part.target_lengths for part in parts])
     return dataclasses.replace(
         pairs,
@@ -94,104 +83,43 @@ def sample_targets(
     )
 
 
-@functools.partial(jax.jit, static_argnames="max_length")
-def sample_outputs(
-    model: T5Model,
-    sources: Int[Array, "batch source"],
-    keys: Key[Array, "batch"],
-    settings: Sampling,
-    is_row: Bool[Array, "batch"],
-    *,
-    max_length: int,
-) -> Int[Array, "batch length"]:
-    """Outputs in the form of a batch's targets, padded with 0.
-
-    An output ends with end of sequence, before padding that a model may generate, or after
-    ``max_length`` tokens.
-
-    Args:
-        model: any T5.
-        sources: tokens.
-        keys: a random key for each row.
-        settings: the distribution to sample from.
-        is_row: which rows are wanted; the others stay empty.
-        max_length: width of the outputs.
-    """
-    # A padding row needs something to attend to.
-    sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))
-    decoded = autoregressive_decode(
-        model,
-        sources,
-        jnp.full((sources.shape[0], 1), PAD_ID, jnp.int32),
-        keys,
-        settings,
-        max_decode_len=max_length,
-        max_decode_steps=jnp.where(is_row, max_length, 0),
-    )
-    tokens = decoded.tokens[:, 0]
-    # Training would take all that follows padding for padding.
-    return tokens * jnp.cumprod(tokens != PAD_ID, axis=1)
-
-
 def _sample_part(
-    target: T5Model, pairs: TokenisedPairs, first: int, options: SampleOptions
+    target: Generator, sources: Sequence[np.ndarray], first: int, options: SampleOptions
 ) -> TokenisedPairs:
-    """The target's outputs for ``pairs``, whose keys count from ``first``."""
-    outputs = [np.zeros(0, np.int32)] * len(pairs)
+    """The outputs for ``sources``, whose random keys count from ``first``."""
+    outputs = {}
     batches = Batches(
-        pairs, tokens_per_batch=options.tokens_per_batch, seed=0, buckets=options.buckets
+        join_pairs((source, ()) for source in sources),
+        tokens_per_batch=options.tokens_per_batch,
+        seed=0,
+        buckets=options.buckets,
     )
     for bucket in batches.buckets:
-        for start in range(0, len(bucket.pairs), bucket.batch_size):
-            rows = bucket.pairs[start : start + bucket.batch_size]
-            tokens = _sample_batch(target, pairs, bucket, rows, first, options)
-            for row, index in enumerate(rows):
-                outputs[index] = tokens[row, : np.count_nonzero(tokens[row])]
-    return dataclasses.replace(
-        pairs,
-        target_ids=np.concatenate(outputs),
-        target_ends=np.cumsum([len(output) for output in outputs], dtype=np.int64),
-    )
+        decoding = GenerateOptions(
+            batch_size=bucket.batch_size,
+            max_source_len=max(bucket.source, 2),
+            max_decode_len=options.max_length,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
+        run = target.plain().run(decoding)
+        inputs = ((first + row, "", sources[row].tolist()) for row in bucket.pairs.tolist())
+        started = ((rows, run.start(each)) for rows, each in target.by_length(inputs, decoding))
+        for rows, finish in one_ahead(started):
+            for row, (output,) in zip(rows, all_answered(finish()), strict=True):
+                outputs[row] = _until_padding(output.output_ids)
+    return join_pairs(([], outputs[first + number]) for number in range(len(sources)))
 
 
-def _sample_batch(
-    target: T5Model,
-    pairs: TokenisedPairs,
-    bucket: Bucket,
-    rows: np.ndarray,
-    first: int,
-    options: SampleOptions,
-) -> np.ndarray:
-    batch = make_batch(pairs, bucket, rows)
-    indices = np.zeros(bucket.batch_size, np.uint32)
-    indices[: len(rows)] = first + rows
-    tokens = sample_outputs(
-        target,
-        batch.encoder_input_tokens,
-        jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), indices),
-        sampling(options.temperature),
-        np.arange(bucket.batch_size) < len(rows),
-        max_length=options.max_length,
-    )
-    return np.asarray(tokens)
+def _until_padding(ids: Sequence[int]) -> Sequence[int]:
+    """Training would take all that follows padding for padding."""
+    return ids[: ids.index(PAD_ID)] if PAD_ID in ids else ids
 
 
-def _sources(pairs: TokenisedPairs, first: int, last: int) -> TokenisedPairs:
-    """The pairs from ``first`` to before ``last``, without their targets."""
-    start = pairs.source_ends[first - 1] if first else 0
-    return TokenisedPairs(
-        source_ids=pairs.source_ids[start : pairs.source_ends[last - 1]],
-        source_ends=pairs.source_ends[first:last] - start,
-        target_ids=np.zeros(0, np.int32),
-        target_ends=np.zeros(last - first, np.int64),
-        num_dropped=0,
-    )
-
-
-def _key(target: T5Model, pairs: TokenisedPairs, options: SampleOptions) -> str:
-    digest = hashlib.sha256()
-    digest.update(repr((OUTPUTS_FORMAT, target.config, options)).encode())
-    for array in (*jax.tree.leaves(target.params), pairs.source_ids, pairs.source_ends):
+def _key(target: Generator, pairs: TokenisedPairs, options: SampleOptions) -> str:
+    model, digest = target.target, hashlib.sha256()
+    digest.update(repr((OUTPUTS_FORMAT, model.config, options)).encode())
+    for array in (*jax.tree.leaves(model.params), pairs.source_ids, pairs.source_ends):
         # One at a time: the host holds no second copy of a large model.
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()[:24]

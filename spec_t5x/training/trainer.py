@@ -8,6 +8,7 @@ was not.
 import abc
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,18 +25,16 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import Model
 from spec_t5x.training.accumulation import mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
-from spec_t5x.training.finite import StepTaken, check_measured, check_params, check_sums
+from spec_t5x.training.finite import DivergedError, check_params, state_of
 from spec_t5x.training.layout import Layout
-from spec_t5x.training.losses import DevMetrics, LossSums, LossWindow
+from spec_t5x.training.losses import DevMetrics, LossSums
 from spec_t5x.training.optimizers import Schedule
-from spec_t5x.training.progress import ProgressReporter
-from spec_t5x.training.run_checkpoints import Restored, RunCheckpoints
+from spec_t5x.training.progress import TrainingProgress
+from spec_t5x.training.run_checkpoints import RunCheckpoints
+from spec_t5x.training.text_metrics import TextMetrics
 from spec_t5x.types import Array, Int, Key, PyTree
 
-# JAX's random number generators.
-PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
-# The position of batches that follow from the step: a hash of what they are made of.
-_FINGERPRINT_NAME = "batches.sha256"
+_NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 
 @flax.struct.dataclass
@@ -78,10 +77,8 @@ class TrainOptions:
     prng_impl: str = "rbg"
 
     def __post_init__(self):
-        for name in (
-            *("steps", "accumulation_steps", "model_parallel", "data_parallel"),
-            "keep_checkpoints",
-        ):
+        counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
+        for name in (*counts, "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give 1 or more")
@@ -89,10 +86,10 @@ class TrainOptions:
             raise InputError(f"seed is {self.seed}: give 0 or more")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
-        for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
+            )
 
     @property
     def uses_target(self) -> bool:
@@ -102,29 +99,59 @@ class TrainOptions:
 
 # The source, the target text shifted right, the target text.
 Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
-TrainStep = Callable[
-    [TrainState, Inputs, Key[Array, ""], PyTree | None],
-    tuple[TrainState, LossSums],
-]
 
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A result on held-out data, as logged: ``DevMetrics``, ``HeldOutAlpha``."""
+    """A result on held-out data: ``DevMetrics``, ``HeldOutAlpha``."""
 
-    @property
-    def name(self) -> str:
-        """Of ``value``, for messages."""
-
-    @property
-    def value(self) -> float:
-        """The main figure, which must be finite; where the best is kept, larger is better."""
+    # The main figure, which must be finite, and its name for messages. Where the best is kept,
+    # larger is better.
+    name: str
+    value: float
 
     def curves(self) -> dict[str, float]:
         """The figures, by the names of their curves over the steps."""
 
     def record(self) -> dict[str, Any]:
         """What a line of ``metrics.jsonl`` holds of it."""
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """Batches whose order does not follow from the step alone: ``data.task_streams.TaskStream``.
+
+    Every checkpoint holds their position too.
+    """
+
+    def save_position(self, directory: Path) -> None:
+        """Writes into an empty directory what comes after the batches that were drawn."""
+
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+        """Yields batch ``start_step``, ``start_step + 1``, ... without end.
+
+        ``position`` is a directory that ``save_position`` wrote after so many batches; it may
+        be gone once a second batch is drawn.
+        """
+
+
+class _Counted:
+    """``Positioned`` batches that follow from the step; the position is a hash of their pairs."""
+
+    def __init__(self, batches: Batches):
+        self._batches = batches
+
+    def save_position(self, directory: Path) -> None:
+        (directory / "batches.sha256").write_text(self._batches.fingerprint)
+
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+        file = position and position / "batches.sha256"
+        if file and not (file.exists() and file.read_text() == self._batches.fingerprint):
+            raise InputError(
+                f"the checkpoint of step {start_step} is of other pairs, another seed or batches "
+                "of another size: give another output directory, or the data that it was trained on"
+            )
+        return self._batches.batches(start_step)
 
 
 class Learner(abc.ABC):
@@ -209,41 +236,6 @@ class TrainResult:
     best: Best | None = None  # of a learner that keeps the best
 
 
-@runtime_checkable
-class Scorer(Protocol):
-    """Scores the texts that a model generates: ``text_metrics.TextMetrics``."""
-
-    period: int  # in steps; 0 scores at the end only
-
-    def score(
-        self, step: int, params: PyTree, reporter: ProgressReporter
-    ) -> dict[str, dict[str, float]]:
-        """Scores by task and name after ``step`` steps; logs them."""
-
-
-@runtime_checkable
-class Positioned(Protocol):
-    """Batches whose order does not follow from the step alone, as those of a stream.
-
-    ``fit`` takes these as it takes ``Batches``. Every checkpoint then holds the position too.
-    """
-
-    def save_position(self, directory: Path) -> None:
-        """Writes into an empty directory what comes after the batches that were drawn.
-
-        Of the iterator that ``batches`` returned last; also before its first batch, and in
-        another thread than the one that draws them, which waits meanwhile.
-        """
-
-    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
-        """Yields batch ``start_step``, ``start_step + 1``, ... without end.
-
-        ``position`` is a directory that ``save_position`` wrote into after so many batches;
-        None without a checkpoint, at step 0. It exists until the iterator is asked for a
-        second batch.
-        """
-
-
 def init_state(
     learner: Learner,
     optimizer: optax.GradientTransformation,
@@ -265,7 +257,9 @@ def init_state(
     return layout.initial(fresh)
 
 
-def make_train_step(learner: Learner, optimizer: optax.GradientTransformation) -> TrainStep:
+def make_train_step(
+    learner: Learner, optimizer: optax.GradientTransformation
+) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
     """The jitted step down the mean loss of a batch; it donates the state that it is given.
 
     Its arguments are the state, the three arrays of a batch, the run's key (folded with the
@@ -303,7 +297,7 @@ def fit(
     directory: str | Path,
     *,
     initial_params: PyTree | None = None,
-    scorer: Scorer | None = None,
+    scorer: TextMetrics | None = None,
     patience: int = 0,
 ) -> TrainResult:
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
@@ -329,64 +323,43 @@ def fit(
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
     directory = Path(directory).absolute()
     layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
+    stream = train_batches if hasattr(train_batches, "save_position") else _Counted(train_batches)
     with (
         layout.within(),
         RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
     ):
         state = init_state(learner, optimizer, layout, initial_params)
-        restored = checkpoints.restore(state)
-        state = state if restored is None else restored.state
+        window, position = _NO_SUMS, None
+        if checkpoints.latest_step is not None:
+            state, window, position = checkpoints.restore(state)
         start = int(state.step)
-        with ProgressReporter(
+        with TrainingProgress(
             directory, start_step=start, steps=options.steps, tensorboard=options.tensorboard
-        ) as reporter:
+        ) as progress:
             if start:
-                reporter.say(f"resumed at step {start}")
+                progress.say(f"resumed at step {start}")
             loop = _Loop(
                 learner=learner,
                 train_step=layout.step(make_train_step(learner, optimizer), state),
                 dev=dev,
                 schedule=schedule,
                 checkpoints=checkpoints,
-                save_position=_save_position(train_batches),
-                reporter=reporter,
+                stream=stream,
+                progress=progress,
                 target_params=learner.target and layout.frozen(learner.target),
                 layout=layout,
                 scorer=scorer,
                 patience=patience,
-                window=LossWindow(**(restored.window if restored else {})),
+                window=window,
             )
-            return loop.run(state, _resumed(train_batches, start, restored), deadline)
-
-
-def _save_position(train_batches: Batches | Positioned) -> Callable[[Path], None]:
-    if isinstance(train_batches, Positioned):
-        return train_batches.save_position
-    fingerprint = train_batches.fingerprint
-
-    def save(directory: Path) -> None:
-        (directory / _FINGERPRINT_NAME).write_text(fingerprint)
-
-    return save
-
-
-def _resumed(
-    train_batches: Batches | Positioned, start: int, restored: Restored | None
-) -> Iterator[Batch]:
-    """The batches from step ``start`` on, of the data that the checkpoint was trained on."""
-    position = restored and restored.position
-    file = position and position / _FINGERPRINT_NAME
-    remedy = "give another output directory, or the data that it was trained on"
-    if not isinstance(train_batches, Positioned):
-        if position and not (file.exists() and file.read_text() == train_batches.fingerprint):
-            raise InputError(
-                f"the checkpoint of step {start} is of other pairs, another seed or batches of "
-                f"another size: {remedy}"
-            )
-        return iter(train_batches.batches(start))
-    if position and file.exists():
-        raise InputError(f"the checkpoint of step {start} holds no position of this data: {remedy}")
-    return iter(train_batches.batches(start, position))
+            try:
+                return loop.run(state, stream.batches(start, position), deadline)
+            except DivergedError as error:
+                raise InputError(
+                    f"{error}; {checkpoints.describe_latest()}: lower "
+                    "OptimizerOptions.learning_rate, or check that batch, and run the same "
+                    "command again"
+                ) from error
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -394,19 +367,21 @@ class _Loop:
     """A run from one checkpoint on."""
 
     learner: Learner
-    train_step: TrainStep
+    train_step: Callable
     dev: Any
     schedule: Schedule
     checkpoints: RunCheckpoints
-    save_position: Callable[[Path], None]
-    reporter: ProgressReporter
+    stream: Positioned
+    progress: TrainingProgress
     target_params: PyTree | None
     layout: Layout
-    scorer: Scorer | None
+    scorer: TextMetrics | None
     patience: int
-    window: LossWindow
-    # The newest step, which the device may still be computing.
-    pending: tuple[LossSums, StepTaken] | None = None
+    # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
+    # killed between two lines writes the same ones.
+    window: dict[str, float]
+    # Sums of the newest step, which the device may still be computing, and what it was.
+    pending: tuple[LossSums, int, Inputs] | None = None
 
     def run(self, state: TrainState, batches: Iterator[Batch], deadline: float) -> TrainResult:
         options, step = self.learner.options, int(state.step)
@@ -422,7 +397,7 @@ class _Loop:
             # Before the checkpoint: what cannot be evaluated is not kept.
             if _is_due(step, options.eval_period) or self._is_over(step):
                 dev, evaluated = self._evaluate(state), step
-            if self.scorer and _is_due(step, self.scorer.period):
+            if self.scorer and _is_due(step, self.scorer.options.period):
                 metrics, scored = self._score(state), step
             if _is_due(step, options.checkpoint_period):
                 self._save(state)
@@ -458,48 +433,57 @@ class _Loop:
         state, sums = self.train_step(state, placed, run_key, self.target_params)
         # For the step before: the host is at most one step ahead of the device.
         self._wait(state)
-        source, _, target = inputs
-        shapes = {"source": source.shape, "target": target.shape}
-        self.pending = sums, StepTaken(number=step + 1, schedule=self.schedule, **shapes)
-        self.reporter.count(step + 1, batch.num_tokens, batch.num_pairs)
+        self.pending = sums, step + 1, inputs
+        self.progress.count(step + 1, batch.num_tokens, batch.num_pairs)
         return state
 
     def _wait(self, state: TrainState) -> None:
         """Waits for the pending step and adds its sums to the window, or stops the run."""
         if self.pending is None:
             return
-        (sums, taken), self.pending = self.pending, None
+        (sums, step, (source, _, target)), self.pending = self.pending, None
         sums = jax.device_get(sums)
-        check_sums(sums, taken, state.params, self.checkpoints.describe_latest)
-        self.window.add(sums)
+        if not (math.isfinite(sums.loss) and math.isfinite(sums.gradient_norm)):
+            raise DivergedError(
+                f"step {step} has a loss of {sums.loss / max(sums.num_tokens, 1.0):.3g} and a "
+                f"gradient of norm {sums.gradient_norm:.3g} (learning rate "
+                f"{float(self.schedule(step - 1)):.3g}, batch {step - 1} of {len(source)} rows of "
+                f"{source.shape[1]} source and {target.shape[1]} target tokens; "
+                f"{state_of(state.params)})"
+            )
+        self.window = {
+            name: total + float(getattr(sums, name)) for name, total in self.window.items()
+        }
 
     def _log(self, state: TrainState) -> None:
         self._wait(state)
         step, window = int(state.step), self.window
-        rate = float(self.schedule(step - 1))
-        self.reporter.report(step, loss=window.mean_loss, accuracy=window.accuracy, rate=rate)
-        self.window = LossWindow()
+        tokens = max(window["num_tokens"], 1.0)
+        means = {"loss": window["loss"] / tokens, "accuracy": window["num_correct"] / tokens}
+        self.progress.report(step, **means, rate=float(self.schedule(step - 1)))
+        self.window = _NO_SUMS
 
     def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
         self._wait(state)
-        with self.reporter.pause():
-            return self.scorer.score(int(state.step), state.params, self.reporter)
+        with self.progress.pause():
+            return self.scorer.score(int(state.step), state.params, self.progress)
 
     def _evaluate(self, state: TrainState) -> Sequence[Measurement]:
         self._wait(state)
-        step, describe = int(state.step), self.checkpoints.describe_latest
-        check_params(state.params, step, describe)
+        step = int(state.step)
+        check_params(state.params, step)
         if self.dev is None:
             return []
-        with self.reporter.pause():
+        with self.progress.pause():
             found = self._measure(state.params)
         for each in found:
-            check_measured(each.value, each.name, step, describe)
+            if not math.isfinite(each.value):
+                raise DivergedError(f"the {each.name} after step {step} is {each.value:.3g}")
         best = self.checkpoints.best_score
         is_best = self.learner.keeps_best and (best is None or found[0].value > best)
         for each in found:
             mark = "  best" if is_best and each is found[0] else ""
-            self.reporter.note(step, f"{each}{mark}", each.curves(), **each.record())
+            self.progress.note(step, f"{each}{mark}", each.curves(), **each.record())
         if is_best:
             self._save(state, score=found[0].value)
         return found
@@ -512,14 +496,13 @@ class _Loop:
         step = int(state.step)
         if self.checkpoints.latest_step == step and score is None:
             return
-        check_params(state.params, step, self.checkpoints.describe_latest)
-        with self.reporter.pause():
-            window = dataclasses.asdict(self.window)
-            self.checkpoints.save(step, state, window, self.save_position, score)
+        check_params(state.params, step)
+        with self.progress.pause():
+            self.checkpoints.save(step, state, self.window, self.stream.save_position, score)
 
     def _best(self, state: TrainState) -> Best:
         step = self.checkpoints.best_step
-        params = self.checkpoints.restore(state, step).state.params
+        params = self.checkpoints.restore(state, step)[0].params
         return Best(step=step, params=params, dev=self._measure(params))
 
 

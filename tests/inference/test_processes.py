@@ -16,7 +16,7 @@ from tests.quick_compilation import FLAGS
 
 CHILD = Path(__file__).with_name("child.py")
 WORDS = ("cat", "table", "my", "sister", "a", "green", "book")
-SHARD_SIZE, NUM_INPUTS = 4, 118
+SHARD_SIZE, NUM_INPUTS = 4, 78
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Command:
     pair: Path
     output: Path
 
-    def start(self, *flags, file_limit=None, environment=None, log="log"):
+    def start(self, *flags, file_limit=None, log="log"):
         """A process that runs it."""
         arguments = {
             "--input": self.folder / "lines.jsonl",
@@ -49,7 +49,6 @@ class Command:
             "ENVIRONMENT": {
                 "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
                 "XLA_FLAGS": FLAGS,
-                **(environment or {}),
             },
             "FILE_LIMIT": file_limit,
         }
@@ -180,14 +179,13 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
 
 
 def test_with_gamma_auto_costs_are_measured_once_and_decide_for_all_processes(undisturbed):
-    environment = {"XDG_CACHE_HOME": str(undisturbed.folder / "cache")}
     killed = undisturbed.into("auto_killed")
-    process = killed.start("--gamma", "auto", environment=environment)
+    process = killed.start("--gamma", "auto")
     killed.wait_for_shards(process, 2)
     process.kill()
     process.join()
     costs = (killed.output / "costs.json").read_bytes()
-    assert killed.run("--gamma", "auto", environment=environment) == 0, killed.said()
+    assert killed.run("--gamma", "auto") == 0, killed.said()
     assert killed.files()["costs.json"] == costs
 
     # The draft and its law are sampled: other costs would be other bytes.
@@ -195,7 +193,7 @@ def test_with_gamma_auto_costs_are_measured_once_and_decide_for_all_processes(un
     shared.output.mkdir()
     (shared.output / "costs.json").write_bytes(costs)
     flags = (*coordinator(), "--gamma", "auto", "--process_index")
-    processes = [shared.start(*flags, n, log=f"log{n}", environment=environment) for n in range(2)]
+    processes = [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
     for process in processes:
         process.join()
     said = [shared.said(f"log{n}")[-1] for n in range(2)]
@@ -206,33 +204,11 @@ def test_with_gamma_auto_costs_are_measured_once_and_decide_for_all_processes(un
 def test_a_full_disk_keeps_the_finished_shards(undisturbed):
     # Room for the manifest and for each shard, not for all of them in one file.
     full = undisturbed.into("full")
-    assert full.run(file_limit=20_000) == 2
+    assert full.run(file_limit=14_000) == 2
     (said,) = [line for line in full.said() if "error" in line]
-    assert f"cannot write predictions.jsonl, the 30 shards in one file to {full.output}" in said
+    assert f"cannot write predictions.jsonl, the 20 shards in one file to {full.output}" in said
     assert "File too large): free some space and give the same command again" in said
     kept = full.shards()
-    assert len(kept) == 30 and "predictions.jsonl" not in full.files()
+    assert len(kept) == 20 and "predictions.jsonl" not in full.files()
     assert full.run() == 0
     assert full.files() == undisturbed.files() and full.shards() == kept
-
-
-def test_a_shard_that_does_not_fit_is_named(undisturbed):
-    full = undisturbed.into("fuller")
-    assert full.run("--shard_size", 100, file_limit=20_000) == 2
-    (said,) = [line for line in full.said() if "error" in line]
-    assert f"cannot write shard 0 of 2 (predictions-00000-of-00002.jsonl) to {full.output}" in said
-    assert sorted(full.files()) == ["manifest.json"]
-    assert [path.name for path in full.output.glob(".*")] == [".lock-00000"]
-
-
-def test_several_devices_give_the_same_text(undisturbed):
-    spread = undisturbed.into("spread")
-    devices = {"XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=4"}
-    assert spread.run("--model_parallel", 2, environment=devices) == 0, spread.said()
-
-    def texts(command):
-        lines = command.files()["predictions.jsonl"].splitlines()
-        return [json.loads(line)["output_ids"] for line in lines]
-
-    assert texts(spread) == texts(undisturbed)
-    assert json.loads(spread.files()["manifest.json"])["settings"]["models_and_devices"] == [2, 2]

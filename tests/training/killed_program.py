@@ -11,9 +11,9 @@ import optax
 from spec_t5x.data.batching import Batches
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.testing.toy_models import tiny_t5
-from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, distill
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.training.learners import Network
-from spec_t5x.training.optimizers import make_schedule
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.trainer import TrainOptions, fit
 from tests.training.toys import copy_batches, toy_config
 
@@ -43,7 +43,7 @@ def run(kind: str, directory: Path, cache: Path, begun: Synchronized) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     batches = copy_batches(30, kind=Signalling)
     batches.begun = begun
-    schedule = make_schedule(peak=1e-2, steps=STEPS, warmup_steps=5)
+    schedule = OptimizerOptions(learning_rate=1e-2, warmup_steps=5).schedule(STEPS)
     run_kind = {"train": _train, "distill": _distill}[kind]
     state, more = run_kind(directory, batches, optax.adam(schedule), schedule)
     np.savez(directory / "end.npz", *map(np.asarray, jax.tree.leaves(state)))
@@ -67,6 +67,7 @@ def _distill(directory, batches, optimizer, schedule):
         options=TrainOptions(steps=STEPS, **PERIODS),
     )
     held_out = {0.0: copy_batches(30)}
-    result = distill(learner, optimizer, schedule, batches, held_out, directory)
+    start = {"initial_params": student.params}
+    result = fit(learner, optimizer, schedule, batches, held_out, directory, **start)
     best = result.best
     return (result.state, best.params), [best.step, [each.to_dict() for each in best.dev]]

@@ -1,6 +1,7 @@
 """Run by ``test_layout.py`` with 4 simulated devices: trains on one of them and on meshes,
 and prints what is to be compared as JSON."""
 
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -16,11 +17,12 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, distill
+from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.training.layout import Layout
 from spec_t5x.training.learners import HeadsLearner, Network
-from spec_t5x.training.optimizers import make_optimizer
+from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
-from spec_t5x.training.trainer import TrainOptions, fit
+from spec_t5x.training.trainer import TrainOptions, fit, init_state
 from tests.training.toys import copy_batches, toy_config
 
 CONFIG = toy_config(384, 16, logits_via_embedding=False, dropout_rate=0.0)
@@ -43,34 +45,28 @@ def options(steps: int, **more) -> TrainOptions:
     )
 
 
-class Texts:
-    """An evaluator that scores nothing and keeps the texts, by the file that it writes."""
+def train(directory: Path, steps: int, texts=False, **more):
+    """5 rows do not divide by two devices and two parts."""
 
-    def __init__(self, directory: Path):
-        self.file = directory / "texts.json"
-
-    def evaluate(self, step, write):
+    def write_texts(step, write):
         sources = [[*range(2 + first, 8), 1] for first in range(5)]
-        self.file.write_text(json.dumps(write(sources)))
+        (directory / "texts.json").write_text(json.dumps(write(sources)))
         return {}
 
-
-def train(directory: Path, steps: int, optimizer="adamw", rows=4, texts=False, **more):
-    """5 rows do not divide by two; nor by two devices and two parts."""
     scorer = TextMetrics(
-        Texts(directory),
-        CONFIG,
-        ByteVocabulary(),
-        MetricsOptions(batch_size=5),
+        evaluate=write_texts,
+        config=CONFIG,
+        vocabulary=ByteVocabulary(),
+        options=MetricsOptions(batch_size=5),
         longest=(8, 8),
         export_dtype="float32",
     )
     return fit(
-        Network(CONFIG, options(steps, **more)),
-        make_optimizer(optimizer, lambda step: RATE, min_dim_size_to_factor=8),
+        Network(CONFIG, options(steps, accumulation_steps=2, **more)),
+        OptimizerOptions().optimizer(lambda step: RATE),
         lambda step: RATE,
-        make_batches(rows),
-        make_batches(rows),
+        make_batches(5),
+        make_batches(5) if texts else None,
         directory,
         scorer=scorer if texts else None,
     )
@@ -85,43 +81,35 @@ def specs(tree) -> dict[str, list]:
     """How each array lies, as a list of axes."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axes = list(leaf.sharding.spec)
+        axes = list(getattr(leaf, "sharding", leaf).spec)
         while axes and axes[-1] is None:
             axes.pop()
         found[jax.tree_util.keystr(path, simple=True, separator="/")] = axes
     return found
 
 
-def compare(folder: Path, run) -> dict:
-    """The curves of ``run(directory, **options)`` on one device and on the mesh."""
-    results = {}
-    for name, layout in (("alone", ALONE), ("mesh", MESH)):
-        results[name] = run(folder / name, **layout)
-    return {"alone": losses(folder / "alone"), "mesh": losses(folder / "mesh")}, results["mesh"]
-
-
 def main(folder: Path) -> dict:
     report = {}
-    report["adamw"], result = compare(
-        folder / "adamw", lambda d, **o: train(d, 4, rows=5, texts=True, **o)
-    )
+    alone, mesh = folder / "alone", folder / "mesh"
+    # The second begins on a mesh and resumes on one device.
+    train(alone, 3, texts=True, **ALONE)
+    result = train(mesh, 3, texts=True, **MESH)
+    for directory in (alone, mesh):
+        train(directory, 4, **ALONE)
+    report["adamw"] = {"alone": losses(alone), "mesh": losses(mesh)}
     report["adamw_specs"] = specs(result.state)
-    report["dev"] = [losses(folder / "adamw" / name, "dev_loss") for name in ("alone", "mesh")]
+    report["dev"] = [losses(directory, "dev_loss") for directory in (alone, mesh)]
     report["texts"] = [
-        json.loads((folder / "adamw" / name / "texts.json").read_text())
-        for name in ("alone", "mesh")
+        json.loads((directory / "texts.json").read_text()) for directory in (alone, mesh)
     ]
-    report["adafactor"], result = compare(
-        folder / "adafactor", lambda d, **o: train(d, 4, "adafactor", accumulation_steps=2, **o)
-    )
-    report["adafactor_specs"] = specs(result.state)
 
-    # Begun on another mesh, and gone on with on one device.
-    moved = folder / "moved"
-    begun = train(moved, 3, rows=5, data_parallel=1, model_parallel=4)
-    report["moved_specs"] = specs(begun.state.params)
-    train(moved, 4, rows=5, **ALONE)
-    report["moved"] = {"alone": report["adamw"]["alone"], "mesh": losses(moved)}
+    learner = Network(CONFIG, options(1))
+    adafactor = OptimizerOptions(name="adafactor").optimizer(lambda step: RATE, 8)
+    state = jax.eval_shape(functools.partial(init_state, learner, adafactor))
+    layout = Layout.create(*MESH.values(), learner.shardings)
+    report["adafactor_specs"] = specs(layout.state(state))
+    heads = HeadsLearner(HeadsConfig(CONFIG.emb_dim, CONFIG.vocab_size, 2, 16), options(1), None)
+    report["heads_specs"] = specs(heads.shardings(layout.mesh))
 
     # What was trained there is read anywhere.
     save_model(folder / "model", result.state.params, CONFIG, ByteVocabulary(), dtype="float32")
@@ -143,7 +131,7 @@ def main(folder: Path) -> dict:
             distillation=DistillOptions(),
             options=options(3, objective="reverse_kl", distillation_weight=1.0, **layout),
         )
-        result = distill(
+        result = fit(
             learner,
             # AdamW's first step is the gradient's sign, and of what the draft cannot change
             # (gradients that are 0 but for rounding) a sign is noise.
@@ -152,26 +140,16 @@ def main(folder: Path) -> dict:
             make_batches(4),
             {0.0: make_batches(4)},
             directory,
+            initial_params=student.params,
         )
         assert np.isfinite(result.best.dev[0].alpha.value)
         return result
 
-    report["distill"], result = compare(folder / "distill", distilled)
-    report["distill_specs"] = specs(result.state.params)
-
-    def heads(directory, **layout):
-        config = HeadsConfig(CONFIG.emb_dim, CONFIG.vocab_size, 2, 16)
-        return fit(
-            HeadsLearner(config, options(3, **layout), target),
-            make_optimizer("adamw", lambda step: RATE),
-            lambda step: RATE,
-            make_batches(4),
-            make_batches(4),
-            directory,
-        )
-
-    report["heads"], result = compare(folder / "heads", heads)
-    report["heads_specs"] = specs(result.state.params)
+    runs = {}
+    for name, devices in (("alone", ALONE), ("mesh", MESH)):
+        runs[name] = distilled(folder / "distill" / name, **devices)
+    report["distill"] = {name: losses(folder / "distill" / name) for name in runs}
+    report["distill_specs"] = specs(runs["mesh"].state.params)
     return report
 
 

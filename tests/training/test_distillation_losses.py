@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 from spec_t5x.theory.formulas import beta, d_lk
 from spec_t5x.training.distillation_losses import (
@@ -18,8 +17,6 @@ from spec_t5x.training.distillation_losses import (
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 each = pytest.mark.parametrize("name", DIVERGENCES)
-# What is as the draft says with the two exchanged.
-SYMMETRIC = ("jeffreys", "total_variation")
 
 
 def logits_of(seed, scale=2.0, shape=(2, 3, 7)):
@@ -56,38 +53,19 @@ def test_values_and_gradients_are_those_of_the_definitions(name):
 
 
 @each
-def test_gradients_are_differences(name):
-    """Without the definitions, too: by going a little way."""
-    target, draft = logits_of(3, scale=1.0), logits_of(4, scale=1.0)
-    # float32: the step must be wide enough for differences to show.
-    options = {"order": 1, "modes": ["rev"], "eps": 1e-2, "rtol": 2e-2, "atol": 1e-2}
-    check_grads(lambda draft: DIVERGENCES[name](target, draft).sum(), (draft,), **options)
-
-
-@each
-def test_the_target_learns_nothing(name):
-    gradient = jax.grad(lambda target: DIVERGENCES[name](target, logits_of(1)).sum())
-    assert not gradient(logits_of(0)).any()
-
-
-@each
 def test_a_draft_like_the_target_has_nothing_to_learn(name):
     logits = logits_of(0)
     # Logits mean the same with anything added to all of them.
     np.testing.assert_allclose(DIVERGENCES[name](logits, logits + 2.5), 0.0, atol=1e-6)
     # The very same: the total variation has a kink here, whose side rounding would choose.
-    _, pull = jax.vjp(lambda draft: DIVERGENCES[name](logits, draft), logits)
-    np.testing.assert_allclose(pull(jnp.ones((2, 3)))[0], 0.0, atol=1e-6)
+    _, pull = jax.vjp(DIVERGENCES[name], logits, logits)
+    of_target, of_draft = pull(jnp.ones((2, 3)))
+    np.testing.assert_allclose(of_draft, 0.0, atol=1e-6)
+    # The target is not trained.
+    assert not of_target.any()
 
 
-@each
-def test_only_symmetric_ones_are_symmetric(name):
-    there = DIVERGENCES[name](logits_of(0), logits_of(1))
-    back = DIVERGENCES[name](logits_of(1), logits_of(0))
-    assert (np.abs(there - back).max() < 1e-5) == (name in SYMMETRIC)
-
-
-def test_jeffreys_is_the_sum_of_both_directions():
+def test_divergences_of_both_directions():
     target, draft = logits_of(0), logits_of(1)
     both = forward_kl(target, draft) + reverse_kl(target, draft)
     np.testing.assert_allclose(jeffreys(target, draft), both, rtol=1e-5)
@@ -107,23 +85,24 @@ def test_total_variation_is_what_is_refused():
 def test_steps_down_the_total_variation_raise_the_acceptance_rate():
     target, draft = logits_of(0), logits_of(1)
     before = 1.0 - total_variation(target, draft)
+    gradient = jax.jit(jax.grad(lambda draft: total_variation(target, draft).sum()))
     for _ in range(200):
-        draft -= jax.grad(lambda draft: total_variation(target, draft).sum())(draft)
+        draft -= gradient(draft)
     after = 1.0 - total_variation(target, draft)
     assert np.all(after > before) and after.mean() > 0.9
 
 
 @each
-@pytest.mark.parametrize("scale", [100.0, 1e4, 1e30])
-def test_distributions_that_are_far_apart_give_numbers(name, scale):
-    divergence, pull = jax.vjp(
-        lambda draft: DIVERGENCES[name](logits_of(0, scale), draft), logits_of(1, scale)
-    )
-    (gradient,) = pull(jnp.ones((2, 3)))
-    assert np.isfinite(divergence).all() and np.isfinite(gradient).all()
-    assert np.all(divergence >= 0)
-    if name == "total_variation":
-        assert np.all(divergence <= 1.0 + 1e-6)
+def test_distributions_that_are_far_apart_give_numbers(name):
+    for scale in (100.0, 1e30):
+        divergence, pull = jax.vjp(
+            lambda draft, scale=scale: DIVERGENCES[name](logits_of(0, scale), draft),
+            logits_of(1, scale),
+        )
+        (gradient,) = pull(jnp.ones((2, 3)))
+        assert np.isfinite(divergence).all() and np.isfinite(gradient).all()
+        assert np.all(divergence >= 0)
+        assert name != "total_variation" or np.all(divergence <= 1.0 + 1e-6)
 
 
 @each

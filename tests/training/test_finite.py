@@ -1,30 +1,32 @@
-"""A run that diverges stops at once, and says where; what it wrote can be gone on from."""
+"""A run that diverges stops at once and says where; it can be resumed."""
 
+import functools
 import re
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.training.learners import Network
-from spec_t5x.training.trainer import TrainOptions, fit
-from tests.training.toys import copy_batches, toy_config
+from tests.training.toys import assert_identical, copy_batches, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
-def diverge(directory, at, rate=1e30, **options):
-    """Learns well for ``at`` steps, and then by a rate that is a slip of the pen."""
-
+@functools.cache
+def learns_until(at, rate):
     def schedule(step):
         return jnp.where(jnp.asarray(step) < at, 1e-2, rate)
 
-    defaults = {"log_period": 0, "eval_period": 0, "checkpoint_period": 4}
-    learner = Network(toy_config(), TrainOptions(**{"steps": 40} | defaults | options))
-    return fit(learner, optax.adam(schedule), schedule, copy_batches(), None, directory)
+    return schedule
+
+
+def diverge(directory, at, rate=1e30, steps=40, **options):
+    """Learns well for ``at`` steps, and then by a rate that is a slip of the pen."""
+
+    options = {"checkpoint_period": 4, "schedule": learns_until(at, rate)} | options
+    return train_toy(directory, steps, **options)
 
 
 def test_the_message_says_where(tmp_path):
@@ -44,7 +46,7 @@ def test_the_message_says_where(tmp_path):
     # The rate put right, it ends as if nothing had happened.
     resumed = diverge(tmp_path, at=100, steps=8).state
     undisturbed = diverge(tmp_path / "undisturbed", at=100, steps=8).state
-    jax.tree.map(np.testing.assert_array_equal, resumed, undisturbed)
+    assert_identical(resumed, undisturbed)
 
 
 @pytest.mark.parametrize("period", ["log_period", "checkpoint_period", "eval_period"])
@@ -56,14 +58,8 @@ def test_the_step_is_the_same_whenever_it_is_looked_at(tmp_path, period):
 
 def test_parameters_that_are_not_finite_are_never_written(tmp_path):
     """The last step's loss is finite still: its update alone is not."""
-
-    def schedule(step):
-        return jnp.where(jnp.asarray(step) < 3, 1e-2, jnp.inf)
-
-    options = TrainOptions(steps=4, log_period=0, eval_period=0, checkpoint_period=2)
-    learner = Network(toy_config(), options)
     with pytest.raises(InputError, match=r"parameters not finite: .* after step 4; the latest"):
-        fit(learner, optax.sgd(schedule), schedule, copy_batches(), None, tmp_path)
+        diverge(tmp_path, 3, jnp.inf, steps=4, optimizer=optax.sgd, checkpoint_period=2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
@@ -75,8 +71,7 @@ def test_what_cannot_be_measured_is_not_kept(tmp_path):
             sums = super().loss(params, inputs, key, target_params)
             return sums if key is not None else sums.replace(cross_entropy=jnp.nan)
 
-    learner = Diverging(toy_config(), TrainOptions(steps=4, checkpoint_period=2, eval_period=4))
-    batches, rate = copy_batches(), 1e-2
+    periods = {"checkpoint_period": 2, "eval_period": 4}
     with pytest.raises(InputError, match="the dev loss after step 4 is nan; the latest checkpoint"):
-        fit(learner, optax.sgd(rate), lambda step: rate, batches, batches, tmp_path)
+        train_toy(tmp_path, 4, learner=Diverging, dev=copy_batches(), **periods)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]

@@ -44,7 +44,7 @@ def curve(directory):
     return [{name: line[name] for name in line if name not in rates} for line in lines]
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("train", 3), ("distill", 1)])
+@pytest.mark.parametrize(("kind", "kills"), [("train", 2), ("distill", 1)])
 def test_a_run_killed_at_any_time_ends_like_an_undisturbed_one(start, tmp_path, kind, kills):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     process, _ = start(kind, undisturbed)

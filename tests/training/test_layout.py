@@ -15,7 +15,7 @@ def found():
 
 @pytest.mark.parametrize(
     ("run", "steps"),
-    [("adamw", 4), ("adafactor", 4), ("moved", 4), ("distill", 3), ("heads", 3)],
+    [("adamw", 4), ("distill", 3)],
 )
 def test_the_losses_are_those_of_one_device(found, run, steps):
     alone, mesh = found[run]["alone"], found[run]["mesh"]
@@ -25,13 +25,8 @@ def test_the_losses_are_those_of_one_device(found, run, steps):
     np.testing.assert_allclose(mesh, alone, rtol=1e-5)
 
 
-def test_the_held_out_loss_too(found):
-    alone, mesh = found["dev"]
-    assert len(alone) == 1
-    np.testing.assert_allclose(mesh, alone, rtol=1e-5)
-
-
-def test_what_is_written_on_a_mesh_is_what_one_device_writes(found):
+def test_evaluation_is_that_of_one_device(found):
+    np.testing.assert_allclose(*found["dev"], rtol=1e-5)
     alone, mesh = found["texts"]
     assert mesh == alone
     # The parameters of a few steps write something, and not the same for every source.
@@ -46,17 +41,14 @@ def test_parameters_and_averages_lie_by_the_logical_axes(found):
     assert of_kernel == [[None, "model"]] * 3
     whole = {path for path, axes in specs.items() if "model" not in axes}
     assert all(path.endswith(("scale", "step", "count")) for path in whole), whole
-    assert found["moved_specs"]["token_embedder/embedding"] == ["model"]
 
 
 def test_averages_over_an_axis_lie_by_the_other(found):
-    specs = found["adafactor_specs"]
-    row, column = (
-        next(axes for path, axes in specs.items() if f"{name}/decoder/layers_0/mlp/wi/k" in path)
-        for name in ("v_row", "v_col")
-    )
+    found = found["adafactor_specs"]
+    paths = [f"{name}/decoder/layers_0/mlp/wi/k" for name in ("v_row", "v_col")]
+    specs = [axes for path, axes in found.items() if any(each in path for each in paths)]
     # [embed, mlp], of which mlp is the axis that is shared out.
-    assert sorted([row, column]) == [[], ["model"]]
+    assert sorted(specs) == [[], ["model"]]
 
 
 def test_drafts_and_heads_are_shared_out(found):

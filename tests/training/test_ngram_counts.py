@@ -154,7 +154,7 @@ def test_ids_beyond_two_bytes():
 
 def test_a_context_without_entries_is_on_the_way_to_longer_ones():
     # After 2 comes everything: nothing that a mass of two bytes could tell from nothing.
-    vocab_size = 70_000
+    vocab_size = 66_000
     texts = [[token, 2, token, EOS_ID] for token in range(3, vocab_size)] * 2
     draft = count_ngrams(join_texts(texts), vocab_size, order=3)
     (after_2,) = np.flatnonzero(draft.levels[0].tokens == 2)
@@ -164,32 +164,24 @@ def test_a_context_without_entries_is_on_the_way_to_longer_ones():
     assert law[1, 5] < 1e-4
 
 
-def test_counts_texts_and_tokens():
-    corpus = join_texts([[2, 3, 1], [1]])
-    assert (corpus.num_texts, corpus.num_predicted) == (2, 4)
-    np.testing.assert_array_equal(corpus.tokens, [0, 2, 3, 1, 0, 1])
-    np.testing.assert_array_equal(corpus.positions, [0, 1, 2, 3, 0, 1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"order": 0}, "order is 0: give at least 1"),
-        ({"min_count": 0}, "min_count is 0"),
-        ({"max_successors": -1}, "max_successors is -1"),
         ({"vocab_size": 5}, "token 5 is outside a vocabulary of 5"),
         ({"min_count": 500}, "no 2 tokens occur together 500 times"),
         ({"order": 9, "min_count": 1}, "no 7 tokens occur together 1 times"),
     ],
 )
-def test_refuses_what_cannot_be_counted(options, message):
+def test_what_cannot_be_counted(options, message):
     with pytest.raises(InputError, match=message):
         count_ngrams(join_texts([[2, 3, 4, 5, EOS_ID]] * 3), **{"vocab_size": VOCAB, **options})
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"), [([], "no text to count"), ([[2, 1], []], "text 2 has no token")]
-)
-def test_refuses_nothing(texts, message):
-    with pytest.raises(InputError, match=message):
-        join_texts(texts)
+def test_texts_without_a_token():
+    corpus = join_texts([[2, 3, 1], [1]])
+    assert (corpus.num_texts, corpus.num_predicted) == (2, 4)
+    np.testing.assert_array_equal(corpus.tokens, [0, 2, 3, 1, 0, 1])
+    for texts, message in (([], "no text to count"), ([[2, 1], []], "text 2 has no token")):
+        with pytest.raises(InputError, match=message):
+            join_texts(texts)

@@ -1,18 +1,62 @@
-"""Curves for TensorBoard, read back with its own reader."""
+"""What a run shows and logs: a bar, ``metrics.jsonl``, and TensorBoard's curves."""
 
+import io
 import json
 
-import optax
 import pytest
 
+from spec_t5x.errors import InputError
 from spec_t5x.theory.estimates import Estimate
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.learners import Network
-from spec_t5x.training.progress import ProgressReporter
-from spec_t5x.training.trainer import TrainOptions, fit
-from tests.training.toys import copy_batches, toy_config
+from spec_t5x.training.progress import MetricsFile, TrainingProgress
+from tests.training.toys import copy_batches, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    with TrainingProgress(tmp_path, start_step=0, steps=2, stream=stream) as progress:
+        progress.report(1, loss=1.5, accuracy=0.5, rate=1e-3)
+        progress.count(2, tokens=10, pairs=2)
+        progress.say("a line")
+    assert "loss 1.5000" in stream.getvalue() and "a line" in stream.getvalue()
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.open()]
+
+
+def test_no_step_is_logged_twice_and_no_half_line_stays(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path, 0)
+    for step in (1, 2, 3, 4):
+        first.add(step=step, loss=1 / step)
+    with path.open("ab") as stream:
+        stream.write(b'\0\xff\n7\n{"step": 2, "lo')
+    again = MetricsFile(path, 2)
+    # Of the step that is resumed from, what is there already; then what comes.
+    again.add(step=2, loss=1 / 2)
+    again.add(step=2, dev_loss=0.25)
+    again.add(step=3, loss=1 / 3)
+    losses = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
+    assert lines_of(path) == [*losses[:2], {"step": 2, "dev_loss": 0.25}, losses[2]]
+
+
+def test_a_log_that_finds_no_room(tmp_path, disk):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    file.add(step=1, loss=1.0)
+    disk.fill()
+    with pytest.raises(InputError, match="cannot write .*metrics.jsonl: File too large: free"):
+        file.add(step=2, text="x" * 5000)
+    disk.clear()
+    MetricsFile(path, 1).add(step=2, loss=0.5)
+    assert lines_of(path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
 def curves(directory):
@@ -31,15 +75,10 @@ def curves(directory):
 
 
 def test_the_curves_are_those_of_the_log(tmp_path):
-    rate = 1e-2
-    options = TrainOptions(
-        steps=4, log_period=2, eval_period=4, checkpoint_period=0, tensorboard=True
-    )
-    batches = copy_batches()
-    learner = Network(toy_config(), options)
-    fit(learner, optax.adam(rate), lambda step: rate, batches, batches, tmp_path)
+    options = {"log_period": 2, "eval_period": 4, "tensorboard": True}
+    train_toy(tmp_path, 4, dev=copy_batches(), **options)
     expected = {}
-    for line in map(json.loads, (tmp_path / "metrics.jsonl").open()):
+    for line in lines_of(tmp_path / "metrics.jsonl"):
         step = line.pop("step")
         for name, value in line.items():
             expected.setdefault(name, {})[step] = pytest.approx(value, rel=1e-6)
@@ -53,9 +92,9 @@ def test_alpha_by_temperature(tmp_path):
         alpha = Estimate(value=value, count=10, num_texts=2, low=None, high=None)
         return HeldOutAlpha(temperature=temperature, loss=1.5, alpha=alpha, gamma=2)
 
-    with ProgressReporter(tmp_path, start_step=0, steps=9, tensorboard=True) as reporter:
+    with TrainingProgress(tmp_path, start_step=0, steps=9, tensorboard=True) as progress:
         for each in (measured(0.0, 0.5), measured(1.0, 0.25)):
-            reporter.note(3, str(each), each.curves(), held_out=each.to_dict())
+            progress.note(3, str(each), each.curves(), **each.record())
     assert curves(tmp_path) == {
         "held_out/alpha_T0": {3: 0.5},
         "held_out/alpha_T1": {3: 0.25},

@@ -121,18 +121,13 @@ def test_a_draft_learns_from_its_target_and_proposes_for_it(target, draft):
     assert all(len(group[0].output_ids) == group[0].target_calls for group in plain)
 
 
-def test_samples_of_nothing_differ_and_do_not_depend_on_the_batch(target):
+def test_from_nothing_samples_differ_and_do_not_depend_on_the_batch(target, capsys):
     generator = Generator.load(target / "model", "copy")
     options = GenerateOptions(max_decode_len=8, temperature=1.0, num_decodes=4, gamma=2)
     ((*samples,),) = generator.generate([""], options)
     assert len({tuple(sample.output_ids) for sample in samples}) > 1
     assert all(0 not in sample.output_ids for sample in samples)
-
-
-def test_the_command_generates_from_nothing_and_traces(target, capsys):
     common = ["generate", "--target", str(target / "model"), "--max_decode_len", "6"]
-    assert main([*common, "--draft", "none", "", "the cat"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
     assert main([*common, "--draft", "copy", "--trace", "--temperature", "1", ""]) == 0
     assert capsys.readouterr().out.strip()
 
@@ -171,10 +166,10 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
         **{"TRAIN_FILES": "()", "DATA_DIR": "''"},
         "VOCABULARY": f"'{target / 'model'}'",
         "GPTConfig.max_length": 48,
-        "OptimizerOptions.learning_rate": 0.02,
+        "OptimizerOptions.learning_rate": 0.04,
     }
     try:
-        assert train(tmp_path / "run", None, steps=40, run="train_lm", **bindings) == 0
+        assert train(tmp_path / "run", None, steps=20, run="train_lm", **bindings) == 0
     finally:
         seqio.TaskRegistry.remove("eight_lines")
     loaded = load(tmp_path / "run" / "model")
@@ -191,23 +186,17 @@ def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
     [
         ({"TRAIN_FILES": "'absent.tsv'"}, "no file"),
         ({"TRAIN_FILES": "()"}, "train_files are () and task None: give one of them"),
-        ({"TextOptions.max_length": 64}, "the largest bucket 32"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
-        ({"GPTConfig.vocab_size": 4000}, "pieces, not 4000: change vocab_size"),
         ({"train.initial_checkpoint": "'ende-target'"}, "is a T5Config, and the model to train a"),
         ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
         ({"TrainOptions.label_smoothing": 0.1}, "leave it 0 for a language model"),
-        (
-            {"train.metrics": "@MetricsOptions()"},
-            "train.metrics cannot score TextOptions",
-        ),
-        ({"TextOptions.columns": "(3,)"}, "column 3 of 3"),
+        ({"train.metrics": "@MetricsOptions()"}, "train.metrics cannot score TextOptions"),
     ],
 )
 def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
     assert train(tmp_path / "run", data, **bindings) == 2
     (line,) = [
-        line for line in capsys.readouterr().err.splitlines() if not line.startswith("training")
+        line for line in capsys.readouterr().err.splitlines() if "training a vocabulary" not in line
     ]
     assert line.startswith("spec-t5x: error: ") and message in line
 
@@ -216,7 +205,6 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
     ("arguments", "message"),
     [
         (["the", "--draft", "medusa"], "draft 'medusa' is for encoder-decoder targets"),
-        (["the", "--draft", "early_exit"], "draft 'early_exit' is for encoder-decoder targets"),
         (["the", "--max_decode_len", "49"], "max_decode_len is 49 and the target has 48 positions"),
         (
             ["the " * 45, "--max_decode_len", "8"],
@@ -231,11 +219,6 @@ def test_what_a_language_model_cannot_do_is_one_line(target, capsys, arguments, 
     assert main([*command, *draft, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_an_encoder_decoder_still_needs_text(capsys):
-    assert main(["generate", ""]) == 2
-    assert "the text is empty" in capsys.readouterr().err
 
 
 def test_a_language_model_is_converted_to_the_own_format_only(target, tmp_path, capsys):

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
-from spec_t5x.errors import InputError
-from spec_t5x.training.run_data import TaskDataOptions
+from spec_t5x.training.run_data import DataOptions
 from tests.conftest import ENGLISH, GERMAN
 
 seqio = pytest.importorskip("seqio")
@@ -152,47 +151,22 @@ def check_predictions(path, figures):
     assert figures["run_tasks_ende"]["bleu"] == pytest.approx(bleu.score)
 
 
-def test_a_file_is_scored_with_its_metric(tiny_pair, model_flags, tmp_path, capfd):
-    pairs = [(source[:20], target[:20]) for source, target in zip(ENGLISH, GERMAN, strict=True)]
+def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
+    pairs = [(s[:20].strip(), t[:20].strip()) for s, t in zip(ENGLISH, GERMAN, strict=True)]
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
-    (tmp_path / "train.tsv").write_text(text)
-    (tmp_path / "dev.tsv").write_text(text + "\tno source\n")
-    flags = {
-        name: value
-        for name, value in (BINDINGS | model_flags).items()
-        if name.startswith(("Optimizer", "T5Config", "TrainOptions", "train."))
-    } | {
-        "OUTPUT_DIR": f"'{tmp_path / 'run'}'",
-        "DATA_DIR": f"'{tmp_path}'",
-        "TRAIN_FILE": "'train.tsv'",
-        "DEV_FILE": "'dev.tsv'",
-        "MAX_SOURCE_LENGTH": "32",
-        "MAX_TARGET_LENGTH": "32",
-        "SOURCE_PREFIX": "'say: '",
-        "TRAIN_STEPS": "2",
-        "DataOptions.buckets": "(32,)",
-        "DataOptions.tokens_per_batch": "64",
-        "DataOptions.metric": "'rouge'",
-        "train.initial_checkpoint": model_flags["INITIAL_CHECKPOINT"],
-        "train.metrics": "@MetricsOptions()",
-    }
-    words = [f"--gin.{name}={value}" for name, value in flags.items()]
-    try:
-        assert main(["train", "--gin_file=gin_configs/runs/train.gin", *words]) == 0
-    finally:
-        gin.clear_config()
-    figures = metrics_of(tmp_path / "run")[-1]["metrics"]["dev"]
-    assert set(figures) == {"rouge1", "rouge2", "rougeLsum"}
-    assert "dev rouge1" in capfd.readouterr().err
+    # A line without a source is skipped.
+    (tmp_path / "dev.tsv").write_text("\tno source\n" + text)
+    files = {"directory": str(tmp_path), "train_file": "train.tsv", "dev_file": "dev.tsv"}
+    data = DataOptions(**files, metric="rouge", source_prefix="We see ")
+    vocabulary, asked = load_vocabulary(str(tiny_pair / "target")), []
 
-    words = ["--data", str(tmp_path / "dev.tsv"), "--metric", "rouge", "--prefix", "say: "]
-    words += ["--target", str(tmp_path / "run" / "model"), "--draft", "none", "--gamma", "0"]
-    words += ["--max_source_len", "32", "--max_decode_len", "32", "--truncate"]
-    assert main(["evaluate", *words]) == 0
-    report = json.loads(capfd.readouterr().out)
-    assert report["num_pairs"] == len(ENGLISH)
-    for name, value in figures.items():
-        assert report[name] == pytest.approx(value, abs=1e-9)
+    def write(sources):
+        asked.extend(vocabulary.decode(ids) for ids in sources)
+        return [[*vocabulary.encode(target), 1] for _, target in pairs[:3]]
+
+    figures = data.evaluator(vocabulary, tmp_path, 3)(7, write)
+    assert figures == {"dev": dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)}
+    assert asked == [f"We see {source}" for source, _ in pairs[:3]]
 
 
 def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
@@ -223,7 +197,6 @@ def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
         ({"MIXTURE_OR_TASK_NAME": "'run_tasks_edne'"}, "no task or mixture 'run_tasks_edne'"),
         ({"DEV_SPLIT": "'test'"}, "has no split 'test': give one of train, validation"),
         ({"DEV_SPLIT": "None"}, "train.metrics score held-out texts and there are none"),
-        ({"TASK_FEATURE_LENGTHS": "None"}, "task_feature_lengths is None: give tokens of both"),
         ({"TASK_FEATURE_LENGTHS": "{'inputs': 16}"}, "give tokens of both sides"),
         ({"INITIAL_CHECKPOINT": "None"}, "vocabulary is None: give a SentencePiece model"),
         (
@@ -237,12 +210,3 @@ def test_mistakes_are_told_before_compilation(model_flags, tmp_path, capfd, chan
     error = capfd.readouterr().err
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_options_that_are_none():
-    with pytest.raises(InputError, match="dev_examples is 0"):
-        TaskDataOptions(
-            mixture_or_task="x",
-            task_feature_lengths={"inputs": 8, "targets": 8},
-            dev_examples=0,
-        )

@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 
 from spec_t5x.data.batching import TokenisedPairs
-from spec_t5x.errors import InputError
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.training import target_outputs
-from spec_t5x.training.target_outputs import SampleOptions, sample_outputs, sample_targets
+from spec_t5x.training.target_outputs import SampleOptions, sample_targets
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
-OPTIONS = SampleOptions(
-    temperature=1.0, max_length=16, tokens_per_batch=24, buckets=(4, 8), part_size=4
-)
-TARGET = tiny_t5(0)
+OPTIONS = SampleOptions(temperature=1.0, max_length=16, tokens_per_batch=24, buckets=(4, 8))
+TARGET = Generator(target=tiny_t5(0), vocabulary=ByteVocabulary(), max_source_len=16)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(target_outputs, "PART_SIZE", 4)
 
 
 def make_pairs(lengths=(3, 8, 4, 2, 6, 5, 8, 3, 7)):
@@ -45,7 +49,7 @@ def expected_text(source, place, temperature):
     """The text of one source, decoded by itself."""
     key = jax.random.fold_in(jax.random.key(OPTIONS.seed), place)
     tokens = autoregressive_decode(
-        TARGET,
+        TARGET.target,
         jnp.asarray(np.pad(source, (0, 8 - len(source))))[None],
         jnp.zeros((1, 1), jnp.int32),
         key[None],
@@ -75,23 +79,24 @@ def test_every_source_gets_the_text_that_it_gets_alone(temperature):
     assert (lengths.min() < OPTIONS.max_length) == (temperature > 0)
 
 
-def test_a_run_that_was_killed_goes_on_with_the_next_part(tmp_path, monkeypatch):
+def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch, capfd):
     pairs, real, written = make_pairs(), target_outputs._sample_part, []
 
-    def sample_part(target, part, first, options):
+    def sample_part(target, sources, first, options):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(first)
-        return real(target, part, first, options)
+        return real(target, sources, first, options)
 
     monkeypatch.setattr(target_outputs, "_sample_part", sample_part)
     with pytest.raises(KeyboardInterrupt):
         sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     written.clear()
-    told = []
-    resumed = sample_targets(TARGET, pairs, OPTIONS, tmp_path, lambda *counts: told.append(counts))
+    capfd.readouterr()
+    resumed = sample_targets(TARGET, pairs, OPTIONS, tmp_path, "dev.tsv")
     assert written == [8]
-    assert told == [(4, 9), (8, 9), (9, 9)]
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 3 and said[1].endswith("dev.tsv: the target has written 8 of 9 texts (T=1)")
     monkeypatch.undo()
     whole = sample_targets(TARGET, pairs, OPTIONS, None)
     for field in dataclasses.fields(TokenisedPairs):
@@ -104,37 +109,8 @@ def test_texts_of_another_target_or_setting_are_not_taken_for_these(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    sample_targets(disturbed(TARGET, 0.1), pairs, OPTIONS, tmp_path)
+    another = dataclasses.replace(TARGET, target=disturbed(TARGET.target, 0.1))
+    sample_targets(another, pairs, OPTIONS, tmp_path)
     sample_targets(TARGET, pairs, dataclasses.replace(OPTIONS, seed=1), tmp_path)
     sample_targets(TARGET, make_pairs((3, 4)), OPTIONS, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_a_text_ends_where_a_model_says_padding():
-    """Training would take all that follows for padding."""
-    rows = 64
-    sources = jnp.tile(jnp.array([[5, 6, 1]]), (rows, 1))
-    keys = jax.random.split(jax.random.key(0), rows)
-    is_row = jnp.arange(rows) < rows - 3
-    settings = sampling(3.0)
-    tokens = sample_outputs(TARGET, sources, keys, settings, is_row, max_length=10)
-    raw = autoregressive_decode(
-        TARGET, sources, jnp.zeros((rows, 1), jnp.int32), keys, settings, max_decode_len=10
-    )
-    says_padding = np.any(
-        (raw.tokens[:, 0] == 0) & (np.arange(10) < np.asarray(raw.lengths)), axis=1
-    )
-    assert says_padding.any()
-    assert not np.any((tokens[:, :-1] == 0) & (tokens[:, 1:] != 0))
-    assert not tokens[-3:].any()
-    kept = tokens != 0
-    np.testing.assert_array_equal(tokens, np.where(kept, raw.tokens[:, 0], 0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"temperature": -1.0}, "temperature"), ({"part_size": 0}, "part_size")],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(OPTIONS, **changes)

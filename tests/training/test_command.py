@@ -1,0 +1,126 @@
+"""``spec-t5x train`` as its gin files say: a first training, and what it refuses."""
+
+import functools
+import random
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.cli.main import main
+from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+FIRST_TRAINING = "gin_configs/runs/first_training.gin"
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
+TOY = {
+    "TRAIN_STEPS": 2,
+    "OptimizerOptions.warmup_steps": 1,
+    "OptimizerOptions.cooldown_steps": 0,
+    "T5Config.vocab_size": 26,
+    "T5Config.emb_dim": 8,
+    "T5Config.mlp_dim": 16,
+    "T5Config.num_encoder_layers": 1,
+    "T5Config.num_decoder_layers": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    for name, number in (("train.tsv", 60), ("dev.tsv", 10)):
+        texts = [rng.choices(list(WORDS), k=rng.randint(1, 3)) for _ in range(number)]
+        lines = (" ".join(t) + "\t" + " ".join(WORDS[word] for word in t) for t in texts)
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def train(data, tmp_path):
+    """``train(*flags, **macros)``: the command; its exit status."""
+
+    def run(*flags, **macros):
+        macros = {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "output"), **TOY, **macros}
+        macros = {name.replace("__", "."): value for name, value in macros.items()}
+        gin.clear_config()
+        bound = [f"--gin.{name}={value!r}" for name, value in macros.items()]
+        try:
+            return main(["train", f"--gin_file={FIRST_TRAINING}", *bound, *flags])
+        finally:
+            gin.clear_config()
+
+    return run
+
+
+def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
+    output = tmp_path / "output"
+    assert train() == 0
+    loaded = load(output / "model")
+    assert loaded.config.emb_dim == 8
+    vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
+    assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
+    # Out of time: a status of its own, for a script that runs it again.
+    assert train(TRAIN_STEPS=3, TrainOptions__max_minutes=1e-9) == 75
+    assert "out of time at step 2" in capfd.readouterr().err
+    assert train(TRAIN_STEPS=3) == 0
+    assert (output / "checkpoints" / "3").is_dir()
+
+    # A model that starts from this one, with its vocabulary and no other.
+    started, first = tmp_path / "started", load(output / "model")
+    from_it = {"OUTPUT_DIR": str(started), "train__initial_checkpoint": str(output / "model")}
+    assert train(**from_it, OptimizerOptions__learning_rate=1e-9) == 0
+    found = load(started / "model")
+    assert found.vocabulary.fingerprint() == vocabulary.fingerprint()
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-6), found.params, first.params
+    )
+    another = train_sentencepiece(WORDS, tmp_path / "another", 16)
+    for change, message in (
+        ({"DataOptions__vocabulary": f"{another}:0"}, "holds a vocabulary of its own"),
+        ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
+        ({"train__initial_checkpoint": "lm-target"}, "is a GPTConfig, and the model to train a T5"),
+    ):
+        assert train(**from_it | change) == 2
+        assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose bfloat16 or float32"),
+        ({"OptimizerOptions__warmup_steps": 3}, "3 warm-up"),
+        ({"TrainOptions__data_parallel": 99}, "data_parallel 99 times model_parallel 1 are 99"),
+        ({"TrainOptions__seed": -1}, "seed is -1: give 0 or more"),
+        ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
+        ({"OptimizerOptions__step": 3}, "step"),
+    ],
+)
+def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):
+    assert train(DATA_DIR=str(tmp_path), **change) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("spec-t5x: error: ") and message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_output_that_is_no_checkpoint_is_left_alone(train, tmp_path, capfd):
+    (tmp_path / "output" / "model").mkdir(parents=True)
+    (tmp_path / "output" / "model" / "thesis.tex").touch()
+    assert train() == 2
+    assert "so it is no checkpoint to overwrite" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs the macro OUTPUT_DIR: add --gin.OUTPUT_DIR=VALUE"),
+        (["--steps=3"], "unknown argument '--steps=3'"),
+        (["--gin.OUTPUT_DIR='x"], "gin:"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, message, capfd):
+    assert main(["train", f"--gin_file={FIRST_TRAINING}", *arguments]) == 2
+    assert message in capfd.readouterr().err
