@@ -11,6 +11,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from spec_t5x.experiments.reproduction import plots
+
 # By name in the rows.
 AXES = {"batch_size": "batch size", "max_decode_len": "output tokens", "gamma": "gamma"}
 Rows = Sequence[Mapping[str, Any]]
@@ -31,6 +33,7 @@ def draw(rows: Rows) -> Figure:
     for target, panels_of_target in zip(targets, panels, strict=True):
         of_target = [row for row in rows if row.get("target") == target]
         for (axis, title), panel in zip(AXES.items(), panels_of_target, strict=True):
+            plots.style(panel)
             along = walk(of_target, axis)
             values = [row[axis] for row in along]
             panel.plot(values, [row["loop_speed_up"] for row in along], "o-", label="measured")

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if not results:
             print(tpu_compilation.header(options))
         results.append(result)
-        print(f"\n{tpu_compilation.tables(result)}", flush=True)
+        print(f"\n{tpu_compilation.tables(result, work)}", flush=True)
         # After every mesh: a long run that is cut short leaves what it has.
         if args.json:
             tpu_compilation.write_json(args.json, options, results)

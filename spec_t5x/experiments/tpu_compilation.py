@@ -21,10 +21,13 @@ from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.synthetic_acceptance import check_vocabulary
 from spec_t5x.experiments.tpu_chips import (
+    Caches,
     Chip,
     StepCost,
+    loop_caches,
     step_cost,
     topology,
+    unpadded_lengths,
 )
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
@@ -90,6 +93,8 @@ class Memory:
     # Outputs that reuse the memory of arguments.
     aliased: int | None = None
     program: int | None = None
+    # Of the temporaries, the caches of the outputs.
+    caches: Caches | None = None
     capacity: int
 
     @property
@@ -235,6 +240,7 @@ class _Compiler:
             outputs=analysis.output_size_in_bytes,
             aliased=analysis.alias_size_in_bytes,
             program=analysis.generated_code_size_in_bytes,
+            caches=loop_caches(compiled.as_text(), options.work.max_decode_len + gamma + 1),
             capacity=self.chip.memory,
         )
         del compiled
@@ -322,7 +328,7 @@ def versions() -> dict[str, str]:
 FOOTNOTES = (
     "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
     "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
-    "each read once."
+    "each read once.\n³ Of the outputs, among the temporaries; memory holds whole tiles."
 )
 
 
@@ -337,20 +343,39 @@ def header(options: Options) -> str:
     )
 
 
-def tables(result: Result) -> str:
+def tables(result: Result, work: Workload) -> str:
     """Memory, steps and predictions for one mesh."""
     chips = result.data * result.model
     plural = "s" * (chips > 1)
     parts = [f"## {chips} chip{plural} (data {result.data}, model {result.model}), each with:"]
     parts.append(results.table(_MEMORY, result.loops))
+    if result.loops[-1].caches is not None:
+        parts.append(_padding(result.loops[-1], work))
     parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
     return "\n\n".join(parts)
 
 
+def _padding(loop: Memory, work: Workload) -> str:
+    """How the slots of a loop's caches are padded, and which lengths need no padding."""
+    extra, multiple = loop.gamma + 1, loop.caches.slot_multiple
+    slots = f"{work.max_decode_len + extra} slots ({work.max_decode_len} tokens and gamma + 1)"
+    lengths = unpadded_lengths(work.max_decode_len, extra, multiple)
+    if work.max_decode_len in lengths:
+        return f"A row's cache of {slots} needs no padding of its slots."
+    return (
+        f"A row's cache of {slots} is padded to a multiple of {multiple} slots: "
+        f"--max_decode_len {' or '.join(map(str, lengths))} needs no padding."
+    )
+
+
 def _gib(num_bytes: int | None) -> str:
     return "?" if num_bytes is None else f"{num_bytes / _GIB:.2f}"
+
+
+def _in_tiles(caches: Caches | None) -> str:
+    return "?" if caches is None else f"{_gib(caches.num_bytes)} ({_gib(caches.tiled_bytes)})"
 
 
 _MEMORY = {
@@ -358,6 +383,7 @@ _MEMORY = {
     "draft": lambda m: m.draft or "",
     "arguments, GiB": lambda m: _gib(m.arguments),
     "temporaries, GiB": lambda m: _gib(m.temporaries),
+    "caches (in tiles³), GiB": lambda m: _in_tiles(m.caches),
     "in all, GiB": lambda m: f"{_gib(m.total)} of {m.capacity / _GIB:.0f}",
     "fits": lambda m: "yes" if m.fits else "NO",
 }
