@@ -103,6 +103,10 @@ def distill(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "draft")
     _check(data, layers, model, initial_checkpoint)
+    if distillation.patience and not options.eval_period:
+        raise InputError(
+            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
+        )
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data)
     size = layers and layers.draft_vocab_size

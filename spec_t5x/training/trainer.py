@@ -46,6 +46,9 @@ class TrainState:
     opt_state: PyTree
 
 
+PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """Settings of the loop; periods are in steps, 0 switches one off."""
@@ -86,10 +89,10 @@ class TrainOptions:
             raise InputError(f"seed is {self.seed}: give 0 or more")
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
-        if self.objective not in OBJECTIVES:
-            raise InputError(
-                f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}"
-            )
+        for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
     @property
     def uses_target(self) -> bool:

@@ -146,6 +146,7 @@ def test_the_programs_that_were_not_used_for_longest_go(directory, monkeypatch):
 
 
 def test_a_pace_is_a_class_of_the_package(directory, unchecked):
-    paces = [Pace.start(Costs.by_formula(c=0.1)) for _ in range(2)]
+    # Of a size that no other test has made a program for.
+    paces = [Pace.start(Costs.by_formula(c=0.1, largest=7)) for _ in range(2)]
     assert len(kept(directory)) == 1
     np.testing.assert_array_equal(paces[0].factors, paces[1].factors)
