@@ -134,7 +134,7 @@ class Context:
 
 @flax.struct.dataclass(kw_only=True)
 class Outcome:
-    """What a draft is told after verification."""
+    """The outcome of verification, for the draft."""
 
     # The rows' lengths now.
     lengths: Int[Array, "batch"]

@@ -166,7 +166,7 @@ def candidates(
       log_probs: of the hypotheses continued; minus infinity for an empty place, which
         has no continuations.
       following: of each hypothesis.
-      beams: number of hypotheses to go on with.
+      beams: number of hypotheses to keep.
     """
     batch, _, num = following.tokens.shape
     totals = log_probs[:, :, None] + following.log_probs

@@ -224,7 +224,7 @@ def measure(
       drafts: by the names that the rows are to have.
       texts: what the target generates from.
       options: what to measure.
-      report: ``report(done, total, what)`` is told of every batch.
+      report: ``report(done, total, what)`` is called for every batch.
 
     Returns:
       Rows by standardization, then draft, then lenience.

@@ -36,7 +36,7 @@ class Run:
     _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
     # The pace that was last looked at, and whether it takes plain steps.
     _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
-    # Plain steps that the pace has not been told of.
+    # Plain steps that are not in the pace yet.
     _uncredited: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self):
@@ -124,7 +124,7 @@ class Run:
 
 
 def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
-    """Yields each once the next one is started, which the device goes on with meanwhile."""
+    """Yields each once the next one is started, so that the device is never idle."""
     waiting: list[Started] = []
     for batch in started:
         yield from waiting

@@ -144,7 +144,7 @@ class Generator:
 
     @property
     def is_decoder_only(self) -> bool:
-        """Whether the target goes on with a text instead of answering it."""
+        """Whether the target continues a text instead of answering it."""
         return isinstance(self.target, GPTModel)
 
     def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
@@ -235,8 +235,8 @@ class Generator:
         Args:
           batch: the inputs.
           options: how to decode.
-          pace: with gamma "auto", what to go on with from an earlier batch
-            (``Decoded.pace``); None starts anew.
+          pace: with gamma "auto", the pace of an earlier batch
+            (``Decoded.pace``); None starts a new one.
 
         Raises:
           InputError: the batch cannot be decoded.
@@ -282,7 +282,7 @@ class Generator:
         return costs_lib.remembered(key, measure, Store.of_user())
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
-        """Takes costs for known that somebody else has measured."""
+        """Takes costs as known that another process has measured."""
         self._costs[options] = costs
 
     def pace(self, batch: Batch, options: GenerateOptions) -> Pace | None:

@@ -161,7 +161,7 @@ class Verified:
     states: Float[Array, "batch gamma+1 embed"] | None
     # Chance that each draft is accepted where those before it are.
     beta: Float32[Array, "batch gamma"]
-    # Before the rollback, and before the draft is told.
+    # Before the rollback, and before the draft's commit.
     target_cache: Cache
     draft_state: DraftState
 

@@ -15,14 +15,14 @@ import jax
 # Bytes of compiled programs; of more, those that were not used for longest go. A program for a
 # CPU takes a few megabytes.
 MAX_SIZE = 2 * 2**30
-# Seconds of a compilation that nobody needs to be told of.
+# Seconds of a compilation that need no message.
 _A_MOMENT = 1.0
 
 
 def user_cache() -> Path:
     """Where the package keeps what it can make again: ``~/.cache/spec_t5x``.
 
-    What lies there is loaded as code. A directory that somebody else could have written to is
+    What lies there is loaded as code. A directory that another user could have written to is
     not used; in its place, and where none can be made, a temporary one is, until the process
     ends. Why is said once on standard error.
     """
@@ -87,7 +87,7 @@ def _where() -> str:
 
 
 def _bounded(directory: Path) -> Path | None:
-    """The directory, which JAX is told to bound; None where nothing can be written."""
+    """The directory, whose size JAX bounds; None where nothing can be written."""
     try:
         directory.mkdir(exist_ok=True)
         # JAX orders programs by these files, and keeps none where one is missing: of a cache
@@ -111,7 +111,7 @@ def _checked(directory: Path) -> Path:
     except OSError as error:
         return _in_place_of(directory, f"{error.strerror}: set XDG_CACHE_HOME to another place")
     if status.st_uid not in (0, os.getuid()):
-        return _in_place_of(directory, "it is somebody else's: set XDG_CACHE_HOME to another place")
+        return _in_place_of(directory, "it is another user's: set XDG_CACHE_HOME to another place")
     if status.st_mode & 0o022:
         return _in_place_of(directory, "others can write to it: remove it")
     return directory

@@ -1,4 +1,4 @@
-"""What networks compute in where nobody says: the type that the platform is quick in.
+"""The default type that networks compute in: the one that the platform is fast in.
 
 A TPU or a GPU multiplies bfloat16 at twice the speed of float32 or more, and reads half
 the bytes. On a CPU XLA's bfloat16 matrix products take about 20 times as long (1.7 against

@@ -1,4 +1,4 @@
-"""What XLA is told before JAX starts: flags that matter for decoding, and no TPU where none is.
+"""XLA's settings before JAX starts: flags that matter for decoding, and no libtpu without a TPU.
 
 * GPU: a decoder step is dozens of small operations, and launching each from the host takes
   longer than a T5-small step itself. XLA can record them into command buffers (CUDA graphs);
@@ -11,7 +11,7 @@
 JAX starts libtpu wherever it is installed, and on a machine without a TPU libtpu prints half a
 dozen lines about what it does not find. There JAX is told that the platform is not available.
 
-``spec-t5x`` sets them itself. A program of one's own calls ``apply`` before JAX makes its first
+``spec-t5x`` sets them itself. Your own program calls ``apply`` before JAX makes its first
 array, or exports the variable: ``export XLA_FLAGS="$(python -m spec_t5x.machine.xla_flags)"``.
 """
 

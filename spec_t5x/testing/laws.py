@@ -1,4 +1,4 @@
-"""Tests for a draft, a verifier or a target of one's own.
+"""Tests for your own draft, verifier or target.
 
     check_draft(my_draft)
     check_verifier(MyVerifier())
@@ -226,7 +226,7 @@ class _TargetCheck:
         half = FED // 2
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
         cache, tokens = outputs.repeat_rows((cache, self.tokens[:, half:]), 2)
-        # The first decode of each goes on with the text, the second with itself backwards.
+        # The first decode of each continues the text, the second continues it backwards.
         tokens = tokens.at[1::2].set(tokens[1::2, ::-1])
         logits, _ = self.score(cache, tokens)
         what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"

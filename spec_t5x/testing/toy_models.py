@@ -4,7 +4,7 @@
 under a hash of the row's source and whole prefix. Both work from a cache that holds
 nothing but tokens by position: a token written to the wrong place, or one that
 outlives its rollback, shows as other logits. ``sequence_law`` enumerates what such a
-target generates, so that a loop, a verifier or a draft of one's own can be checked
+target generates, so that your own loop, verifier or draft can be checked
 against the exact law:
 
     target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
@@ -47,7 +47,7 @@ class PrefixCache:
 
 
 class PrefixTarget:
-    """A target that works out its logits anew from source and prefix.
+    """A target that recomputes its logits from source and prefix.
 
     Subclasses have a ``vocab_size`` and give the logits of whole sequences;
     ``score`` reads them off at the rows' positions.

@@ -120,7 +120,7 @@ def somebody_elses(caches, monkeypatch):
         os.chown(caches / "spec_t5x", 12345, -1)
     else:
         monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    return "it is somebody else's: set XDG_CACHE_HOME"
+    return "it is another user's: set XDG_CACHE_HOME"
 
 
 def no_directory(caches, monkeypatch):

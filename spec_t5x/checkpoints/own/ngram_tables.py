@@ -102,7 +102,7 @@ def _check_config(metadata: dict[str, Any], path: Path) -> None:
     for name in ("order", "vocab_size"):
         value = metadata.get(name)
         if not isinstance(value, int) or value < 1:
-            raise InputError(f"{path} has {name} {value!r}, no number from 1: {_COPY_AGAIN}")
+            raise InputError(f"{path} has {name} {value!r}, which must be 1 or more: {_COPY_AGAIN}")
 
 
 def _check_belongs(metadata: dict[str, Any], directory: Path, target: LoadedModel) -> None:

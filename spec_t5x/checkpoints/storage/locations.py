@@ -15,7 +15,7 @@ from spec_t5x.errors import InputError
 
 _SCHEME = "gs://"
 
-# What a bucket of one's own asks for.
+# What a private bucket requires.
 LOG_IN = "gcloud auth application-default login"
 
 

@@ -32,7 +32,7 @@ def commit() -> str | None:
     """The checkout's commit, with ``+changes`` if files differ or are new; None outside."""
     try:
         top = _git("rev-parse", "--show-toplevel")
-        # An installation may lie in a folder of somebody else's repository.
+        # An installation may lie inside another repository.
         if Path(top).resolve() != _CHECKOUT.resolve():
             return None
         changes = "+changes" if _git("status", "--porcelain") else ""

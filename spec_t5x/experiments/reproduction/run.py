@@ -69,7 +69,7 @@ def reproduce(
       items: by name, of ``select``.
       options: of the run.
       output: a directory, which need not be there.
-      say: is told what happens.
+      say: called with each message.
       fresh: measure again what is kept.
 
     Returns:
