@@ -107,6 +107,10 @@ def measure(
         rounds.append([timer.run(limit, tokens) for limit, tokens in timings])
         if (clock() - begun) * (1 + 1 / len(rounds)) > budget:
             break
+    if len(rounds) == 1:
+        # By what these take all is divided, and whether a draft pays at all depends on them.
+        again = [timer.run(limit, tokens) for limit, tokens in timings[:4]]
+        rounds.append(again + rounds[0][4:])
     return _costs(limits, np.asarray(rounds, np.float64))
 
 
@@ -154,6 +158,10 @@ def _costs(limits: list[int], rounds: np.ndarray) -> Costs:
     steps = (seconds[3:] - (one_iteration - first)) / calls[3:]
     # An iteration does all that a plain step does, and one with more drafts no less.
     timed = np.maximum(np.maximum.accumulate(steps / plain), 1.0)
+    # A first draft costs no less than a later one, on average: what was timed as less is noise,
+    # and would have a draft asked for that does not pay.
+    for i in range(len(limits) - 2, -1, -1):
+        timed[i] = max(timed[i], 1 + (timed[i + 1] - 1) * limits[i] / limits[i + 1])
     # One iteration and the draft's prefill, beside one plain step.
     prefill = max(float((one_iteration - one_step) / plain - (timed[0] - 1)), 0.0)
     largest = limits[-1]
@@ -164,4 +172,4 @@ def _costs(limits: list[int], rounds: np.ndarray) -> Costs:
     points = np.interp(np.arange(1, largest + 1), limits, timed)
     # An empty proposal lies on the line of the first two.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
-    return Costs(iteration=(min(empty, points[0]), *points.tolist()), prefill=prefill)
+    return Costs(iteration=(float(min(empty, points[0])), *points.tolist()), prefill=prefill)

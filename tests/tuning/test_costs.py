@@ -47,6 +47,13 @@ def test_costs_by_hand():
     assert costs.prefill == pytest.approx(1.5)
 
 
+def test_a_first_draft_is_not_cheaper_than_later_ones():
+    """Timed as one that costs nothing, it would be asked for again and again."""
+    machine = Machine(lambda limit: 2.0 if limit == 1 else 3.0 + 0.5 * limit)
+    costs = measure(machine.decode, 8, clock=machine.clock)
+    np.testing.assert_allclose(costs.iteration[1:5:3], [1 + 1.5 / 4, 2.5])
+
+
 def test_a_tree_is_measured_whole():
     machine = Machine(lambda limit: 5.0)
     costs = measure(machine.decode, 3, whole=True, clock=machine.clock)
