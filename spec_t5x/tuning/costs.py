@@ -2,7 +2,7 @@
 
 One program is timed, the paced loop with its limit forced to 0, 1, 4 and 8 drafts: its time for
 a few tokens less that for one iteration, divided by the iterations between them. Overhead is
-included; between these limits costs are interpolated. That takes two or three seconds once the
+included; between these limits costs are interpolated. That takes two to seven seconds once the
 program is compiled, which decoding needs anyway, and is remembered for the machine, the models
 and the settings.
 """

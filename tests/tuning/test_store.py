@@ -41,7 +41,7 @@ def test_what_was_saved_comes_back_for_its_key_alone(store):
         lambda text: text.replace("1.5", '"x"'),
         lambda text: text.replace('"iteration"', '"iterations"'),
         lambda text: text.replace('"abc"', '"xyz"'),
-        lambda text: text.replace('"format": 2', '"format": 1'),
+        lambda text: text.replace('"format": 3', '"format": 2'),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_written_again(store, damage):
