@@ -101,7 +101,9 @@ def test_commands_print_their_own_lines_alone(no_tpu, tiny_pair, tmp_path):
     said, errors = run_like_a_user(
         "-m", "spec_t5x.cli.main", "generate", "My sister", "--json", *brief, **environment
     )
-    assert errors == "" and json.loads(said)["target_calls"] == 1
+    # On a slow machine, that it compiles.
+    assert all(line.startswith("spec-t5x: compiling") for line in errors.splitlines())
+    assert json.loads(said)["target_calls"] == 1
     (tmp_path / "inputs.txt").write_text("My sister\n", encoding="utf-8")
     where = ["--input", str(tmp_path / "inputs.txt"), "--output_dir", str(tmp_path / "out")]
     where += ["--batch_size", "1"]
