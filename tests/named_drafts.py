@@ -39,12 +39,6 @@ _CASES = {
     target_drafts.SHARED: ["{}/shared", "{}/narrow"],
 }
 EVERY = [case for kind in (*NAMES, *FORMATS) for case in _CASES[kind]]
-# Those that make programs of their own: tables of another order make none, nor do other names
-# of a directory.
-KINDS = [
-    draft for draft in EVERY if not draft.startswith(("unigram", "bigram", "{}/ngrams", "{}/heads"))
-]
-every_kind_of_draft = pytest.mark.parametrize("draft", KINDS)
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 

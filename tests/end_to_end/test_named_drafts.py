@@ -9,7 +9,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.machine.cpu_kernels import library as cpu_kernels
 from spec_t5x.models.partitioning import make_mesh
-from tests.named_drafts import every_kind_of_draft, every_named_draft, named
+from tests.named_drafts import every_named_draft, named
 from tests.simulated_devices import printed_by
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -52,7 +52,7 @@ def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
     assert tokens_of(generator) == plain
 
 
-@every_kind_of_draft
+@every_named_draft
 def test_infer_on_several_devices_writes_the_targets_text(draft, on_four_devices, plain):
     assert on_four_devices[draft] == plain
 

@@ -20,7 +20,7 @@ from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.loops.compiled_loops import loop_instructions, loop_lengths
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
-from tests.named_drafts import every_kind_of_draft, named
+from tests.named_drafts import every_named_draft, named
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +31,7 @@ def no_check_of_types():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@every_kind_of_draft
+@every_named_draft
 def test_every_draft(draft, target_of_drafts, v4):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)

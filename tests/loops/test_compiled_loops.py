@@ -20,7 +20,7 @@ from tests.loops.compiled_loops import (
     host_transfers,
     loop_instructions,
 )
-from tests.named_drafts import every_kind_of_draft, named
+from tests.named_drafts import every_named_draft, named
 
 # What is read here XLA decides before it makes machine code, which need not be fast.
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -110,7 +110,7 @@ def test_on_a_cpu_at_a_pace():
     assert all("broadcast" in copy.partition("copy(")[2] for copy in copies)
 
 
-@every_kind_of_draft
+@every_named_draft
 def test_every_draft_on_a_cpu(draft, target_of_drafts):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)

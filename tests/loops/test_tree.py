@@ -43,13 +43,13 @@ def near():
     return disturbed(target(), 0.05)
 
 
-def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, pace=None):
+def decode(draft, verifier, settings=GREEDY, gamma=3, rng=KEY, pace=None, rows=slice(None)):
     return jax.device_get(
         speculative_decode(
             target(),
             draft,
-            SOURCES,
-            PROMPTS,
+            SOURCES[rows],
+            PROMPTS[rows],
             rng,
             settings,
             gamma=gamma,
@@ -153,21 +153,10 @@ def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
 
 def test_a_row_decodes_as_it_does_beside_other_rows():
     keys, order = outputs_lib.row_keys(KEY, 3), jnp.array([1, 0, 1])
-    together = decode(TransformerDraft(near()), TreeVerifier((2, 2)), sampling(1.0), rng=keys)
+    verifier, draft = TreeVerifier((2, 2)), TransformerDraft(near())
+    together = decode(draft, verifier, sampling(1.0), rng=keys)
     # As many rows: the program is compiled already.
-    others = jax.device_get(
-        speculative_decode(
-            target(),
-            TransformerDraft(near()),
-            SOURCES[order],
-            PROMPTS[order],
-            keys[order],
-            sampling(1.0),
-            gamma=3,
-            verifier=TreeVerifier((2, 2)),
-            max_decode_len=LENGTH,
-        )
-    )
+    others = decode(draft, verifier, sampling(1.0), rng=keys[order], rows=order)
     for found, expected in zip(jax.tree.leaves(others), jax.tree.leaves(together), strict=True):
         np.testing.assert_allclose(found, expected[order], atol=1e-4)
 
