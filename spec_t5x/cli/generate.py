@@ -13,6 +13,7 @@ from typing import Any
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.machine.progress import say
 from spec_t5x.names import NO_DRAFT
 
 HELP = "generate text with a target, sped up by a draft"
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     _check_flags(args, options, draft)
     source = _source(args)
     enable()
-    announce(settings.say)
+    announce(say)
 
     from spec_t5x.generation import Generator
 
@@ -176,7 +177,7 @@ class _Command:
                         place += 1
         verdict = self.generator.run(self.options).verdict
         if verdict and place > 1:
-            settings.say(verdict)
+            say(verdict)
 
     def _answers(self, part: Iterable[Line], first: int) -> Iterator[tuple[Line, Any]]:
         """Each line and its answer, None if it could not be read; ``first`` is its place."""
@@ -252,7 +253,7 @@ class _Command:
     def _refuse(self, line: Line) -> None:
         """Reports why an input has no output."""
         self.failed = True
-        settings.say(f"line {line.number}: {line.error}")
+        say(f"line {line.number}: {line.error}")
 
     def _print(self, line: Line, outputs: Iterable[Any]) -> None:
         """A line (or JSON object) for each output; an empty one (or the error) for a bad input."""

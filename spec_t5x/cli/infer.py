@@ -7,6 +7,7 @@ from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings
+from spec_t5x.machine.progress import say
 
 HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
 
@@ -104,7 +105,7 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except InterruptedRun as stopped:
-        settings.say(f"stopped by {stopped} {stopped.message}")
+        say(f"stopped by {stopped} {stopped.message}")
         return 128 + stopped.number
     _say(report, hosts)
     return 1 if report.errors else 0
@@ -156,7 +157,6 @@ def _settings(models, draft: str | None, options) -> dict[str, Any]:
 
 def _say(report, hosts) -> None:
     """Reports the errors, then the figures in one line."""
-    say = settings.say
     for text in report.named:
         say(text)
     if report.errors > len(report.named) > 0:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import spec_t5x
-from spec_t5x.cli import settings
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
+from spec_t5x.machine.progress import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # gin appends lines about its own calls to an error that passes through it.
         message = speaking_of_flags(str(error).splitlines()[0], flags)
-        settings.say(f"error: {message}")
+        say(f"error: {message}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -76,7 +76,7 @@ class _Once(argparse.Action):
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        settings.say(record.getMessage())
+        say(record.getMessage())
 
 
 def _show_log() -> None:

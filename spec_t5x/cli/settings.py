@@ -5,7 +5,6 @@ Each value comes from its flag, else from gin, else from its default.
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -187,8 +186,3 @@ def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
         # It decides by itself how much is drafted.
         options = dataclasses.replace(options, gamma=FIXED_GAMMA)
     return models, options, *others
-
-
-def say(text: str) -> None:
-    """Tells the user something beside the output."""
-    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)

@@ -4,8 +4,10 @@ import io
 import sys
 import time
 
-import rich.console
-import rich.progress
+
+def say(text: str, stream: io.TextIOBase | None = None) -> None:
+    """Prints a line beside the output, on standard error unless told otherwise."""
+    print(f"spec-t5x: {text}", file=stream or sys.stderr, flush=True)
 
 
 class Progress:
@@ -29,6 +31,10 @@ class Progress:
         self._printed = time.monotonic()
         self._bar = self._task = None
         if self._stream.isatty():
+            # Imported here: lines need none of it.
+            import rich.console
+            import rich.progress
+
             self._bar = rich.progress.Progress(
                 rich.progress.MofNCompleteColumn(),
                 rich.progress.BarColumn(),
@@ -63,4 +69,4 @@ class Progress:
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
-            print(f"spec-t5x: {text}", file=self._stream, flush=True)
+            say(text, self._stream)

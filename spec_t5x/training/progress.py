@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import io
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,11 +12,6 @@ from typing import Any
 from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.progress import Progress
-
-
-def say(text: str) -> None:
-    """Prints a line on standard error, before or after the steps of a run."""
-    print(f"spec-t5x: {text}", file=sys.stderr, flush=True)
 
 
 class MetricsFile:

@@ -34,7 +34,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
-from spec_t5x.training.progress import say
+from spec_t5x.machine.progress import say
 from spec_t5x.training.text_metrics import Evaluate
 from spec_t5x.training.trainer import Positioned
 

@@ -23,6 +23,7 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError
+from spec_t5x.machine.progress import say
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.heads import HeadsConfig
@@ -32,7 +33,6 @@ from spec_t5x.models.t5 import T5Config, check_names
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.learners import HeadsLearner, Network
 from spec_t5x.training.optimizers import OptimizerOptions
-from spec_t5x.training.progress import say
 from spec_t5x.training.run_data import TextOptions, TrainingData
 from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.training.trainer import TrainOptions, TrainResult, fit

@@ -22,7 +22,7 @@ from spec_t5x.data.batching import (
     store_tokenised,
 )
 from spec_t5x.generation import GenerateOptions, Generator, all_answered, one_ahead
-from spec_t5x.training.progress import say
+from spec_t5x.machine.progress import say
 from spec_t5x.types import PAD_ID
 
 # Bump when the same settings give other outputs.

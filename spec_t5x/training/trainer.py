@@ -34,6 +34,7 @@ from spec_t5x.training.run_checkpoints import RunCheckpoints
 from spec_t5x.training.text_metrics import TextMetrics
 from spec_t5x.types import Array, Int, Key, PyTree
 
+PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
 _NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 
@@ -44,9 +45,6 @@ class TrainState:
     step: Any  # steps taken, int32 scalar
     params: PyTree  # float32
     opt_state: PyTree
-
-
-PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
