@@ -31,6 +31,7 @@ _CASES = {
     "uniform": ["uniform"],
     "medusa": [],
     "early_exit": ["early_exit:1"],
+    "int8": ["int8"],
     "mixed": ["mixed:{}/draft", "mixed:{}/shared"],
     "cascade": ["cascade:{}/draft,bigram:{}/ngrams"],
     ngram_tables.FORMAT: ["{}/ngrams"],

@@ -400,7 +400,7 @@ def poisoned(generator, model: Model) -> Model:
     encode = generator.vocabulary.encode
     (first, *_) = set(encode(UNSOUND)) - set(encode(SOUND))
     embedding = model.params["token_embedder"]["embedding"].at[first].set(jnp.nan)
-    return model.replace(params=model.params | {"token_embedder": {"embedding": embedding}})
+    return model.with_params(model.params | {"token_embedder": {"embedding": embedding}})
 
 
 @pytest.fixture(scope="module")
@@ -504,7 +504,7 @@ def test_a_divergence_is_reported_with_its_place_and_margin(generator, greedy_al
     params = jax.tree.map(lambda leaf: leaf, generator.target.params)
     kernel = params["decoder"]["logits_dense"]["kernel"]
     params["decoder"]["logits_dense"]["kernel"] = kernel.at[:, token].set(0.0)
-    target = generator.target.replace(params=params)
+    target = generator.target.with_params(params)
     plain = dataclasses.replace(generator, target=target, draft=None)
 
     monkeypatch.setattr(Generator, "plain", lambda self: plain)

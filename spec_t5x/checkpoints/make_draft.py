@@ -8,6 +8,7 @@
     uniform              any token
     medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
     early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
+    int8                 the target's own decoder with its weights rounded to int8
     mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
     cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
 
@@ -27,9 +28,9 @@ from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -164,7 +165,12 @@ class _Maker:
     def _early_exit(self, argument: str) -> Draft:
         half = (self.model.config.num_decoder_layers + 1) // 2
         layers = _number("early_exit", argument) if argument else half
-        return EarlyExitDraft.create(self.model, layers, self.options.settings)
+        return SelfDraft.early_exit(self.model, layers, self.options.settings)
+
+    def _int8(self, argument: str) -> Draft:
+        if argument:
+            raise InputError(f"draft int8:{argument}: int8 takes no argument")
+        return SelfDraft.rounded(self.model, self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
         return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
@@ -201,6 +207,7 @@ NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
     "uniform": _Maker._uniform,
     "medusa": _Maker._medusa,
     "early_exit": _Maker._early_exit,
+    "int8": _Maker._int8,
     "mixed": _Maker._mixed,
     "cascade": _Maker._cascade,
 }

@@ -44,7 +44,7 @@ _MODELS = {
     "draft": (
         "NAME_OR_DIR",
         "what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, copy, "
-        "uniform, medusa, early_exit, mixed or cascade, with :ARGUMENT; "
+        "uniform, medusa, early_exit, int8, mixed or cascade, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     ),
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),

@@ -70,9 +70,9 @@ class SharedEncoderDraft(DraftBase):
                 f"{list(layers)} of a target of {total}: give one of the target's for each"
             )
         model = T5Model.create({"decoder": own["decoder"]}, config)
-        embedding = {"token_embedder": target.params["token_embedder"]}
+        embedding = {"token_embedder": target.weights["token_embedder"]}
         model = model.replace(
-            params={**embedding, **model.params}, kernels=model.kernels and target.kernels
+            weights={**embedding, **model.weights}, kernels=model.kernels and target.kernels
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])

@@ -56,7 +56,7 @@ def abstract_model(config: T5Config, mesh: Mesh) -> T5Model:
         abstract_params(config),
         param_shardings(config, mesh),
     )
-    return T5Model(params=params, module=Transformer(config))
+    return T5Model(weights=params, module=Transformer(config))
 
 
 def plain_loop(config: T5Config, work: Workload, mesh: Mesh) -> Compiled:

@@ -17,6 +17,7 @@ from spec_t5x.models.partitioning import (
     replicated,
     shard_batch,
 )
+from spec_t5x.models.weights import Rounded
 from spec_t5x.types import PyTree
 
 
@@ -76,14 +77,18 @@ class Placement:
                 placed[id(leaf)] = leaf, jax.device_put(leaf, sharding)
             return placed[id(leaf)][1]
 
+        def place_weight(weight: jax.Array | Rounded, sharding) -> jax.Array | Rounded:
+            if isinstance(weight, Rounded):
+                return Rounded(place(weight.values, sharding), place(weight.scales))
+            return place(weight, sharding)
+
         def place_model(model: Model) -> Model:
             # Of a whole model: a draft may lack some of its parameters, and have others.
             shardings = flatten_dict(param_shardings(model.config, self.mesh))
-            flat = flatten_dict(model.params)
-            params = {path: place(leaf, shardings[path]) for path, leaf in flat.items()}
-            rest = jax.tree.map(place, model.replace(params={}))
-            # The kernels run on one device: on several each matrix would be gathered for them.
-            return rest.replace(params=unflatten_dict(params), kernels=False)
+            flat = flatten_dict(model.weights)
+            params = {path: place_weight(leaf, shardings[path]) for path, leaf in flat.items()}
+            rest = jax.tree.map(place, model.replace(weights={}))
+            return rest.replace(weights=unflatten_dict(params))
 
         def place_tree(tree: PyTree) -> PyTree:
             return jax.tree.map(

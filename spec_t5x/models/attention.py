@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
         They are its queries together, so that it need not be there for each of them.
         """
-        if self.query.uses_kernels(inputs):
+        if cpu_kernels.in_use(inputs):
             # One bias for all heads and queries: padding of the source.
             contexts = cpu_kernels.source_attention(
                 self.query(inputs), keys, values, bias[:, 0, 0], self._scale

@@ -66,22 +66,7 @@ class Cache:
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
         return self.map(lambda cached: move(cached, slots, starts))
 
-
-@flax.struct.dataclass
-class DecoderCache(Cache):
-    """All that a decoder remembers of a batch and its sources.
-
-    What is of the texts leads with the batch axis; what is of the sources is there once for
-    each input, whose rows (one, or ``num_decodes``) follow one another in the batch.
-    """
-
-    layers: tuple[LayerCache, ...]
-    # True where the encoder's input is a token, False where it is padding.
-    source_mask: Bool[Array, "inputs source"]
-    # How many decoder tokens, the start token included, are cached for each row.
-    lengths: Int[Array, "batch"]
-
-    def laid_out(self) -> "DecoderCache":
+    def laid_out(self) -> "Cache":
         """The same cache in the layout that XLA for TPUs gives a target's, length along lanes.
 
         For a loop over single tokens it would choose another one: where a draft writes to
@@ -96,6 +81,21 @@ class DecoderCache(Cache):
             )
 
         return self.map(lay_out)
+
+
+@flax.struct.dataclass
+class DecoderCache(Cache):
+    """All that a decoder remembers of a batch and its sources.
+
+    What is of the texts leads with the batch axis; what is of the sources is there once for
+    each input, whose rows (one, or ``num_decodes``) follow one another in the batch.
+    """
+
+    layers: tuple[LayerCache, ...]
+    # True where the encoder's input is a token, False where it is padding.
+    source_mask: Bool[Array, "inputs source"]
+    # How many decoder tokens, the start token included, are cached for each row.
+    lengths: Int[Array, "batch"]
 
     def repeat_rows(self, times: int) -> "DecoderCache":
         """The cache of ``times`` rows of each row, which read the same sources."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.models import weights as weights_lib
 from spec_t5x.models.cache import Cache
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
@@ -17,21 +18,34 @@ from spec_t5x.types import Array, Float, Float32, Int, PyTree
 class CachedModel:
     """Scores tokens against a cache; ``T5Model`` and ``GPTModel`` say how one begins.
 
-    A pytree whose leaves are the parameters, so that it is passed into compiled
+    A pytree whose leaves are the weights, so that it is passed into compiled
     functions. Serves as a target, and as the model inside a ``TransformerDraft``.
     """
 
-    params: PyTree
+    # The parameters; with ``kernels`` as the CPU kernels read them (``models.weights``).
+    weights: PyTree
     # Has a ``config``, ``extend_states`` and ``extend_nodes``.
     module: nn.Module = flax.struct.field(pytree_node=False)
     # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
     kernels: bool = flax.struct.field(pytree_node=False, default=False)
+    # Whether ``score`` writes to the cache of another model, whose layout it keeps.
+    in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def of_module(cls, params: PyTree, module: nn.Module) -> "CachedModel":
         """Binds a parameter tree to its network."""
-        params = jax.tree.map(jnp.asarray, params)
-        return cls(params, module, kernels=cpu_kernels.suit(params))
+        weights, kernels = _ready(params)
+        return cls(weights, module, kernels=kernels)
+
+    def with_params(self, params: PyTree) -> "CachedModel":
+        """The same with other parameters."""
+        weights, kernels = _ready(params)
+        return self.replace(weights=weights, kernels=kernels)
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters as they were given."""
+        return weights_lib.unpack(self.weights) if self.kernels else self.weights
 
     @property
     def config(self) -> Any:
@@ -53,7 +67,7 @@ class CachedModel:
     ) -> tuple[Float32[Array, "batch new vocab"], Cache]:
         """Feeds new tokens at each row's length: logits after each, longer cache."""
         logits, _, cache = self.score_states(cache, tokens)
-        return logits, cache
+        return logits, cache.laid_out() if self.in_targets_cache else cache
 
     def score_states(
         self, cache: Cache, tokens: Int[Array, "batch new"]
@@ -102,4 +116,11 @@ class CachedModel:
 
     def _apply(self, *args, method):
         with cpu_kernels.using(self.kernels):
-            return self.module.apply({"params": self.params}, *args, method=method)
+            return self.module.apply({"params": self.weights}, *args, method=method)
+
+
+def _ready(params: PyTree) -> tuple[PyTree, bool]:
+    """What a model computes with, and whether by the CPU kernels."""
+    params = jax.tree.map(jnp.asarray, params)
+    kernels = cpu_kernels.suit(params)
+    return (weights_lib.pack(params) if kernels else params), kernels

@@ -36,9 +36,10 @@ from spec_t5x.models.attention import (
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.cached_model import CachedModel
-from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, times_table
+from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import check_names, check_sizes
+from spec_t5x.models.weights import rows
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
 
 # GPT-2's, of the embeddings.
@@ -132,14 +133,7 @@ class GPT(nn.Module):
     def setup(self):
         cfg = self.config
         init = nn.initializers.normal(stddev=_INIT_STDDEV)
-        self.token_embedding = param_with_axes(
-            self,
-            "token_embedding",
-            init,
-            (cfg.vocab_size, cfg.emb_dim),
-            jnp.float32,
-            axes=("vocab", "embed"),
-        )
+        self.token_embedding = table(self, "token_embedding", init, (cfg.vocab_size, cfg.emb_dim))
         self.position_embedding = param_with_axes(
             self,
             "position_embedding",
@@ -231,9 +225,7 @@ class GPT(nn.Module):
     def _embed(self, tokens, positions):
         # Only drafts that are to be thrown away lie beyond (``interfaces.check_positions``).
         placed = jnp.take(self.position_embedding, positions, axis=0, mode="clip")
-        embedded = (jnp.take(self.token_embedding, tokens, axis=0) + placed).astype(
-            self.config.dtype
-        )
+        embedded = (rows(self.token_embedding, tokens) + placed).astype(self.config.dtype)
         return constrain(embedded, ("batch", "length", "embed"))
 
     def _whole_logits(self, states):
@@ -255,6 +247,11 @@ class GPTModel(CachedModel):
     def create(cls, params: PyTree, config: GPTConfig) -> "GPTModel":
         """Binds a parameter tree to its configuration."""
         return cls.of_module(params, GPT(config))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.config.num_layers
 
     @property
     def max_positions(self) -> int:

@@ -109,9 +109,9 @@ class T5Heads:
                 f"{width}: use heads that were trained for this target"
             )
         config = HeadsConfig(width, target.vocab_size, num_heads, hidden_dim)
-        shared = {"token_embedder": target.params["token_embedder"]}
+        shared = {"token_embedder": target.weights["token_embedder"]}
         if not target.config.logits_via_embedding:
-            shared["decoder"] = {"logits_dense": target.params["decoder"]["logits_dense"]}
+            shared["decoder"] = {"logits_dense": target.weights["decoder"]["logits_dense"]}
         return cls(
             params=jax.tree.map(jnp.asarray, params),
             shared=shared,

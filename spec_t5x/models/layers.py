@@ -15,6 +15,7 @@ from jax import lax
 
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.logical_axes import constrain, param_with_axes
+from spec_t5x.models.weights import Panels, Rounded, Table, rows
 from spec_t5x.types import Array, Float, Float32, Int
 
 Initializer = Callable[..., Array]
@@ -40,20 +41,16 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        kernel = param_with_axes(
-            self,
-            "kernel",
-            self.kernel_init,
-            (inputs.shape[-1], self.features),
-            jnp.float32,
-            axes=self.kernel_axes,
-        )
+        by_kernels = self.uses_kernels(inputs)
+        kernel = None if by_kernels else self._kernel(inputs.shape[-1])
         bias = None
         if self.use_bias:
             init, axes = nn.initializers.zeros, self.kernel_axes[1:]
             bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
-        if self.uses_kernels(inputs):
-            (outputs,) = cpu_kernels.multiply(inputs, [kernel])
+        if by_kernels:
+            (outputs,) = _multiply(inputs, [self.stored])
+        elif isinstance(kernel, Rounded):
+            outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":
             outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
@@ -62,9 +59,24 @@ class Dense(nn.Module):
             return outputs
         return outputs + _along_last_axis(bias.astype(self.dtype), outputs.ndim)
 
+    @property
+    def stored(self) -> Array | Panels | Rounded | None:
+        """The kernel as it is; None while there is none yet."""
+        has_any = self.has_variable("params", "kernel")
+        return self.get_variable("params", "kernel") if has_any else None
+
     def uses_kernels(self, inputs: Array) -> bool:
         """Whether this map of these inputs is a CPU kernel's."""
-        return _uses_kernels(self.dtype, inputs)
+        is_float32 = self.dtype == "float32" and inputs.dtype == jnp.float32
+        return is_float32 and isinstance(self.stored, Panels)
+
+    def _kernel(self, num_inputs: int) -> Array | Rounded:
+        if isinstance(self.stored, Panels):
+            return self.stored.matrix()
+        if isinstance(self.stored, Rounded):
+            return self.stored
+        shape, init = (num_inputs, self.features), self.kernel_init
+        return param_with_axes(self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes)
 
 
 def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) -> list[Array]:
@@ -72,7 +84,12 @@ def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) 
     if not all(dense.uses_kernels(inputs) for dense in maps) or any(d.use_bias for d in maps):
         return [dense(inputs) for dense in maps]
     # One call: threads are woken once, and the short ones do not wait for one another.
-    return cpu_kernels.multiply(inputs, [dense.get_variable("params", "kernel") for dense in maps])
+    return _multiply(inputs, [dense.stored for dense in maps])
+
+
+def _multiply(inputs: Float32[Array, "*rows inputs"], matrices: Sequence[Panels]) -> list[Array]:
+    panels, scales = [m.panels for m in matrices], [m.scales for m in matrices]
+    return cpu_kernels.multiply(inputs, panels, scales, [m.features for m in matrices])
 
 
 class Embed(nn.Module):
@@ -83,17 +100,11 @@ class Embed(nn.Module):
     dtype: str = "float32"
 
     def setup(self):
-        self.embedding = param_with_axes(
-            self,
-            "embedding",
-            nn.initializers.normal(stddev=1.0),
-            (self.num_embeddings, self.features),
-            jnp.float32,
-            axes=("vocab", "embed"),
-        )
+        shape, init = (self.num_embeddings, self.features), nn.initializers.normal(stddev=1.0)
+        self.embedding = table(self, "embedding", init, shape)
 
     def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
-        embedded = jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
+        embedded = rows(self.embedding, tokens).astype(self.dtype)
         return constrain(embedded, ("batch", "length", "embed"))
 
     def attend(
@@ -101,21 +112,34 @@ class Embed(nn.Module):
     ) -> Float32[Array, "batch length vocab"]:
         """Scores of every token, in float32, rescaled by ``embed ** -0.5`` (T5 1.0)."""
         scale = self.features**-0.5
-        states, table = _for_float32(states, self.embedding)
-        if states.dtype == jnp.bfloat16:
+        if states.dtype == getattr(self.embedding, "dtype", None) == jnp.bfloat16:
             # Which has no room for a rescaled state.
-            return times_table(states, table) * scale
+            return times_table(states, self.embedding) * scale
         # Rescaling the states is the same map and touches fewer numbers.
-        return times_table(states * scale, table)
+        return times_table(states.astype(jnp.float32) * scale, self.embedding)
+
+
+def table(
+    module: nn.Module, name: str, init: Initializer, shape: tuple[int, int]
+) -> Float[Array, "vocab embed"] | Table:
+    """A parameter of a module, a table of embeddings; as bits, where it is kept so."""
+    if module.has_variable("params", name):
+        stored = module.get_variable("params", name)
+        if isinstance(stored, Table):
+            return stored
+    return param_with_axes(module, name, init, shape, jnp.float32, axes=("vocab", "embed"))
 
 
 def times_table(
-    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"]
+    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Table
 ) -> Float32[Array, "*rows vocab"]:
     """``states @ table.T`` in float32: a table of embeddings as the output layer."""
-    states, table = _for_float32(states, table)
     if _uses_kernels("float32", states):
-        return cpu_kernels.dot_with_table(states, table)
+        stored = table.halves if isinstance(table, Table) else table
+        return cpu_kernels.dot_with_table(states, stored)
+    if isinstance(table, Table):
+        table = table.whole()
+    states, table = _for_float32(states, table)
     contract_last = (((states.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(states, table, contract_last, preferred_element_type=jnp.float32)
 

@@ -16,6 +16,7 @@ from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.weights import Panels
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float, Float32, Int, PyTree
 
 
@@ -51,10 +52,12 @@ class NarrowHead:
         return self.places < self.ids.shape[0]
 
     def logits(
-        self, kernel: Float[Array, "embed known"], states: Float[Array, "batch length embed"]
+        self,
+        kernel: Panels | Float[Array, "embed known"],
+        states: Float[Array, "batch length embed"],
     ) -> Float32[Array, "batch length vocab"]:
         """Of all tokens, from the decoder's normed states."""
-        dense = Dense(kernel.shape[1], ("embed", "vocab"), parent=None)
+        dense = Dense(self.ids.shape[0], ("embed", "vocab"), parent=None)
         known = dense.apply({"params": {"kernel": kernel}}, states)
         # One column more, for all that is not known.
         padded = jnp.pad(known, ((0, 0), (0, 0), (0, 1)), constant_values=-jnp.inf)
@@ -66,12 +69,15 @@ class NarrowT5(T5Model):
     """A ``T5Model`` with a narrow output layer in place of its own, which it need not have."""
 
     head: NarrowHead = flax.struct.field(kw_only=True)
-    kernel: Float[Array, "embed known"] = flax.struct.field(kw_only=True)
+    kernel: Panels | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
 
     @classmethod
     def narrowed(cls, model: T5Model, head: NarrowHead, kernel) -> "NarrowT5":
         """The model with another output layer."""
-        return cls(model.params, model.module, model.kernels, head=head, kernel=jnp.asarray(kernel))
+        kernel = jnp.asarray(kernel)
+        if model.kernels:
+            kernel = Panels.pack(kernel)
+        return cls(model.weights, model.module, model.kernels, head=head, kernel=kernel)
 
     def score(
         self, cache: DecoderCache, tokens: Int[Array, "batch new"]

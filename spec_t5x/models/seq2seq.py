@@ -19,6 +19,11 @@ class T5Model(CachedModel):
         """Binds a parameter tree (T5X's names) to its configuration."""
         return cls.of_module(params, Transformer(config))
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.config.num_decoder_layers
+
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderCache:
         """Encodes the source; the cache has room for ``max_length`` tokens."""
         return self._apply(inputs, max_length, method="empty_cache")

@@ -101,7 +101,7 @@ class ModelDraft:
         if isinstance(target, DecoderOnlyModel):
             module = DecoderOnlyTransformer(self.config)
             return TransformerDraft(target.replace(params=params, module=module))
-        return TransformerDraft(T5Model(params=params, module=Transformer(self.config)))
+        return TransformerDraft(T5Model(weights=params, module=Transformer(self.config)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

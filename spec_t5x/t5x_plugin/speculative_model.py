@@ -152,7 +152,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         return Transformer(t5_config(self.module))
 
     def _target(self, params: PyTree) -> T5Model:
-        return T5Model(params=params, module=self._network)
+        return T5Model(weights=params, module=self._network)
 
     def predict_batch_with_aux(
         self,

@@ -105,7 +105,7 @@ class HeadsLearner(Learner):
         target_params: PyTree,
     ) -> LossSums:
         """``heads_losses`` as the options say; the heads have no dropout."""
-        target = self.target.replace(params=target_params)
+        target = self.target.with_params(target_params)
         return heads_losses(
             T5Heads.create(params, target),
             target,

@@ -419,7 +419,7 @@ def test_searches_with_a_t5_find_what_a_search_over_texts_finds():
     kernel = model.params["decoder"]["logits_dense"]["kernel"]
     noise = 0.15 * jax.random.normal(jax.random.key(0), kernel.shape)
     decoder = {**model.params["decoder"], "logits_dense": {"kernel": kernel + noise}}
-    similar = model.replace(params={**model.params, "decoder": decoder})
+    similar = model.with_params({**model.params, "decoder": decoder})
     sources, prompts = t5_rows()
     options = {"beams": width, "max_decode_len": max_decode_len}
     plain = jax.device_get(beam_search(model, sources, prompts, **options))

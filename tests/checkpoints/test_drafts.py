@@ -8,10 +8,10 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
+from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
@@ -44,7 +44,7 @@ def tiny(tiny_pair):
         ("copy", CopyDraft),
         ("uniform", UniformDraft),
         ("medusa", MedusaDraft),
-        ("early_exit", EarlyExitDraft),
+        ("early_exit", SelfDraft),
         ("mixed", MixedDraft),
         ("cascade", CascadeDraft),
         ("ende-draft", TransformerDraft),

@@ -10,8 +10,8 @@ import pytest
 
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -93,7 +93,8 @@ T5_DRAFTS = {
     "mixed with a cascade": lambda: MixedDraft(
         CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
     ),
-    "early exit": lambda: EarlyExitDraft.create(target(), 2),
+    "early exit": lambda: SelfDraft.early_exit(target(), 2),
+    "int8": lambda: SelfDraft.rounded(target()),
     "shared encoder": shared_encoder,
     "shared encoder, narrow head": lambda: shared_encoder(
         head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)

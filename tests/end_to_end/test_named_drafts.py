@@ -2,13 +2,9 @@
 
 import json
 
-import jax
 import pytest
 
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.inference.placement import Placement
-from spec_t5x.machine.cpu_kernels import library as cpu_kernels
-from spec_t5x.models.partitioning import make_mesh
 from tests.named_drafts import every_named_draft, named
 from tests.simulated_devices import printed_by
 
@@ -55,11 +51,3 @@ def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
 @every_named_draft
 def test_infer_on_several_devices_writes_the_targets_text(draft, on_four_devices, plain):
     assert on_four_devices[draft] == plain
-
-
-def test_models_on_a_mesh_leave_the_kernels_of_one_cpu(drafts_of_pair):
-    """On several devices the kernels would have each matrix gathered for every step."""
-    loaded = Generator.load(drafts_of_pair / "target", drafts_of_pair / "draft")
-    placed = Placement(mesh=make_mesh(devices=jax.devices()[:1])).generator(loaded)
-    assert loaded.target.kernels == loaded.draft.model.kernels == cpu_kernels.available()
-    assert not placed.target.kernels and not placed.draft.model.kernels

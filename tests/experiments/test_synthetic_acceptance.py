@@ -144,7 +144,7 @@ def test_weights_are_made_in_the_type_asked_for(unchecked):
 def test_memory_is_counted_from_shapes_and_refused_in_one_line(models, monkeypatch, unchecked):
     monkeypatch.setitem(sizes.SIZES, "tiny", TINY)
     needed = synthetic.bytes_needed("tiny", ["tiny"], "float32")
-    assert needed > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(models[0]))
+    assert needed > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(models[0].params))
     synthetic.check_fits("tiny", ["tiny"], "float32", available=needed)
     with pytest.raises(InputError, match=r"takes 0\.0 GiB and this device has 0\.0 free") as error:
         synthetic.check_fits("tiny", ["tiny"], "float32", available=needed - 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.early_exit import EarlyExitDraft
 from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
@@ -122,7 +122,7 @@ def scored():
     sources = jnp.asarray([[5, 6, 7, 1], [8, 9, 1, 0], [3, 4, 5, 1]], jnp.int32)
     texts = generated(target, sampling(1.0), sources, length=12)
     network, copy = TransformerDraft(disturbed(target, 0.1)), CopyDraft(target.vocab_size)
-    early = EarlyExitDraft.create(target, 1)
+    early = SelfDraft.early_exit(target, 1)
     # What leaves the target early, as a network of its own.
     params = early.model.params | {"encoder": target.params["encoder"]}
     drafts = {

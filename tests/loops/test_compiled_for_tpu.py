@@ -13,9 +13,11 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments import tpu_chips
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.models.weights import unpack
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.loops.compiled_loops import loop_instructions, loop_lengths
@@ -73,14 +75,16 @@ def on_tpu(mesh, target, draft, **options):
         if isinstance(node, T5Model):
             config = dataclasses.replace(node.config, dtype="bfloat16")
             params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.params)
-            node = node.replace(params=params, module=Transformer(config), kernels=False)
+            node = node.replace(weights=params, module=Transformer(config), kernels=False)
+        if isinstance(node, T5Heads):
+            node = node.replace(shared=unpack(node.shared))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh)),
             node,
         )
 
     args = (target, draft, *rows(2, 0.0))
-    args = jax.tree.map(shapes, args, is_leaf=lambda node: isinstance(node, T5Model))
+    args = jax.tree.map(shapes, args, is_leaf=lambda node: isinstance(node, T5Model | T5Heads))
     options = {"gamma": GAMMA, "max_decode_len": MAX_DECODE_LEN, **options}
     with partitioned(mesh):
         traced = speculative_decode.trace(*args, **options)

@@ -349,7 +349,7 @@ def t5s():
     def with_kernel(change):
         decoder = dict(model.params["decoder"])
         decoder["logits_dense"] = {"kernel": change(decoder["logits_dense"]["kernel"])}
-        return model.replace(params={**model.params, "decoder": decoder})
+        return model.with_params({**model.params, "decoder": decoder})
 
     # Every embedding is the same and no layer adds to it: the logit of the end of
     # sequence is 16, the others are 0.
@@ -363,7 +363,7 @@ def t5s():
         "random": tiny_t5(1),
         # The likeliest token is the target's least likely one.
         "adversarial": with_kernel(lambda kernel: -kernel),
-        "end of sequence": model.replace(params=constant),
+        "end of sequence": model.with_params(constant),
         "similar": with_kernel(lambda kernel: kernel + 0.6 * jax.random.normal(KEY, kernel.shape)),
     }
     return model, {name: TransformerDraft(draft) for name, draft in models.items()}

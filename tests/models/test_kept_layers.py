@@ -42,13 +42,14 @@ def test_rules_that_keep_nothing(rule, message):
 
 def test_the_kept_layers_stand_in_their_order():
     model = tiny_t5(0, num_encoder_layers=2, num_decoder_layers=4)
-    params, config = keep_layers(model.params, model.config, encoder=(1,), decoder=(0, 3))
+    whole = model.params
+    params, config = keep_layers(whole, model.config, encoder=(1,), decoder=(0, 3))
     StoredModel.of_params("smaller", params, config, None).check()
     assert (config.num_encoder_layers, config.num_decoder_layers) == (1, 2)
-    assert params["encoder"]["layers_0"] is model.params["encoder"]["layers_1"]
-    assert params["decoder"]["layers_0"] is model.params["decoder"]["layers_0"]
-    assert params["decoder"]["layers_1"] is model.params["decoder"]["layers_3"]
-    assert params["decoder"]["logits_dense"] is model.params["decoder"]["logits_dense"]
+    assert params["encoder"]["layers_0"] is whole["encoder"]["layers_1"]
+    assert params["decoder"]["layers_0"] is whole["decoder"]["layers_0"]
+    assert params["decoder"]["layers_1"] is whole["decoder"]["layers_3"]
+    assert params["decoder"]["logits_dense"] is whole["decoder"]["logits_dense"]
 
 
 def test_all_layers_are_the_model():
@@ -60,15 +61,16 @@ def test_all_layers_are_the_model():
 
 def test_a_draft_is_its_own_parameters_and_those_of_the_target():
     target = tiny_t5(0, num_decoder_layers=3)
-    params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=(0, 2))
-    own = own_params(disturbed(target.replace(params=params), 0.5).params)
+    of_target = target.params
+    params, config = keep_layers(of_target, target.config, encoder=(0,), decoder=(0, 2))
+    own = own_params(disturbed(target.with_params(params), 0.5).params)
     assert list(own) == ["decoder"]
     assert set(own["decoder"]["layers_1"]["encoder_decoder_attention"]) == {"query", "out"}
-    whole = with_shared(own, target.params, (0, 2))
+    whole = with_shared(own, of_target, (0, 2))
     StoredModel.of_params("draft", whole, config, None).check()
-    assert whole["encoder"] is target.params["encoder"]
-    assert whole["token_embedder"] is target.params["token_embedder"]
-    ours, theirs = whole["decoder"]["layers_1"], target.params["decoder"]["layers_2"]
+    assert whole["encoder"] is of_target["encoder"]
+    assert whole["token_embedder"] is of_target["token_embedder"]
+    ours, theirs = whole["decoder"]["layers_1"], of_target["decoder"]["layers_2"]
     for name in ("key", "value"):
         of_source = "encoder_decoder_attention"
         assert ours[of_source][name] is theirs[of_source][name]

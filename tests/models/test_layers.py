@@ -20,7 +20,7 @@ def with_dtype(model, dtype):
     """The model with parameters of a type, which its layers compute in too."""
     config = dataclasses.replace(model.config, dtype=dtype)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
-    return model.replace(params=params, module=type(model.module)(config), kernels=False)
+    return model.replace(weights=params, module=type(model.module)(config), kernels=False)
 
 
 @pytest.mark.parametrize(

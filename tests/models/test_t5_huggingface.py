@@ -228,7 +228,7 @@ def near_copy(model: T5Model) -> T5Model:
     leaves, structure = jax.tree.flatten(model.params)
     rng = np.random.default_rng(0)
     noisy = [leaf + 0.03 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
-    return model.replace(params=jax.tree.unflatten(structure, noisy))
+    return model.with_params(jax.tree.unflatten(structure, noisy))
 
 
 def decode_ours(model, draft, tokens, eos_id, prompts=None):

@@ -16,6 +16,9 @@ import numpy as np
 from spec_t5x.machine.cpu_kernels.library import available
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 
+# Columns of a panel of weights, as the kernels have it.
+PANEL = 64
+
 _NO_BIAS = np.zeros((0, 0), np.float32)
 _active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
 _used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
@@ -52,28 +55,42 @@ def using_first(num: Int[Array, ""]) -> Iterator[None]:
 def suit(params: PyTree) -> bool:
     """Whether a model with these parameters can use the kernels.
 
-    They must be float32 arrays, all of them on one CPU device, and the kernels be available.
+    They must be float32 arrays on a CPU that is the only device, and the kernels be available:
+    on several devices each matrix would be gathered for them.
     """
     leaves = jax.tree.leaves(params)
-    if not leaves or not all(map(_is_suitable, leaves)):
+    if jax.local_device_count() > 1 or not leaves or not all(map(_is_suitable, leaves)):
         return False
     devices = set().union(*(leaf.devices() for leaf in leaves))
-    return len(devices) == 1 and devices.pop().platform == "cpu" and available()
+    return {device.platform for device in devices} == {"cpu"} and available()
 
 
 def multiply(
-    inputs: Float32[Array, "*rows inner"], weights: Sequence[Float32[Array, "inner _"]]
+    inputs: Float32[Array, "*rows inner"],
+    weights: Sequence[Array],
+    scales: Sequence[Float32[Array, "_"]],
+    widths: Sequence[int],
 ) -> list[Float32[Array, "*rows _"]]:
-    """``inputs @ weight`` for each weight; the inputs are read once."""
+    """``inputs @ weight`` for each weight; the inputs are read once.
+
+    Args:
+      inputs: rows.
+      weights: matrices in panels ``[panels, inner, PANEL]``, float32, bfloat16 or int8.
+      scales: of int8 one for each column of the panels; of the others none.
+      widths: columns of each matrix.
+    """
     rows = inputs.shape[:-1]
-    shapes = [jax.ShapeDtypeStruct((*rows, weight.shape[1]), jnp.float32) for weight in weights]
-    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, _num_used(inputs), *weights)
+    shapes = [jax.ShapeDtypeStruct((*rows, width), jnp.float32) for width in widths]
+    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, _num_used(inputs), *weights, *scales)
 
 
 def dot_with_table(
-    inputs: Float32[Array, "*rows inner"], table: Float32[Array, "vocab inner"]
+    inputs: Float32[Array, "*rows inner"], table: Array
 ) -> Float32[Array, "*rows vocab"]:
-    """``inputs @ table.T``, without a transposed table."""
+    """``inputs @ table.T``, without a transposed table.
+
+    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16.
+    """
     shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs), table)
 

@@ -14,13 +14,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <iterator>
 #include <limits>
-#include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,24 +38,62 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-// One register of floats: GCC takes a vector of several through memory. And how many of them
-// can hold sums while others hold weights and a factor.
+// One register of floats: GCC takes a vector of several through memory. And how many there are.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kAccumulators = 24;
+constexpr int kRegisters = 32;
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
-constexpr int kAccumulators = 12;
+constexpr int kRegisters = 16;
 #else
 constexpr int kLanes = 4;
-constexpr int kAccumulators = 12;
+constexpr int kRegisters = 16;
 #endif
 typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint32_t WholeLanes __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 // Not by memcpy: where GCC prefers registers of 32 bytes it copies in halves by way of the
 // stack, and a register loaded from two stores waits for both (4 times slower on Ice Lake).
 inline Lanes Load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
+
+// bfloat16 is the upper half of a float. GCC would widen the halves of a register apart.
+inline Lanes Load(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+#else
+  const HalfLanes halves = *reinterpret_cast<const HalfLanes*>(from);
+  return (Lanes)(__builtin_convertvector(halves, WholeLanes) << 16);
+#endif
+}
+
+inline Lanes Load(const int8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return (Lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
+  return lanes;
+#endif
+}
+
+inline float Widened(float value) { return value; }
+
+inline float Widened(uint16_t half) {
+  const uint32_t whole = uint32_t{half} << 16;
+  float value;
+  std::memcpy(&value, &whole, sizeof(value));
+  return value;
+}
 
 inline void Store(float* to, Lanes lanes) { *reinterpret_cast<Lanes*>(to) = lanes; }
 
@@ -73,7 +112,18 @@ inline Lanes Fma(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Lanes{} + a, b, c); }
+// The same number in all lanes. Of ``Lanes{} + value`` GCC makes an addition first.
+inline Lanes Fill(float value) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_set1_ps(value);
+#elif defined(__AVX__)
+  return (Lanes)_mm256_set1_ps(value);
+#else
+  return Lanes{} + value;
+#endif
+}
+
+inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Fill(a), b, c); }
 
 // Halves are added until one number is left.
 inline float Sum(Lanes lanes) {
@@ -94,36 +144,114 @@ inline void Keep(Lanes& lanes) {
 #endif
 }
 
-// Sharing out. The caller works through the pieces itself and waits for nothing but
-// pieces that another thread has begun, so that a pool without a free thread is no
-// deadlock.
+inline void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Threads beside the caller's. A step has dozens of pieces of work, microseconds apart: they
+// wait for the next one spinning, and sleep when none has come for a while.
+class Helpers {
+ public:
+  // Never destroyed: its threads wait in it until the process ends.
+  static Helpers& Of(int64_t num) {
+    static Helpers* const helpers = new Helpers(num);
+    return *helpers;
+  }
+
+  // ``work`` of every piece, here and in the threads; nothing if they are busy with another
+  // caller's. The caller works through the pieces itself and waits for nothing but pieces that
+  // a thread has begun: it ends without any of them.
+  template <typename Work>
+  bool Run(int64_t pieces, const Work& work) {
+    if (pieces > kMask || is_busy_.exchange(true)) return false;
+    call_ = [](const void* work, int64_t piece) { (*static_cast<const Work*>(work))(piece); };
+    work_ = &work;
+    done_ = 0;
+    const uint64_t round = state_.load() >> (2 * kBits);
+    state_ = (round + 1) << (2 * kBits) | uint64_t(pieces) << kBits;
+    if (num_asleep_ > 0) {
+      // Who is about to sleep holds it until it does.
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    Help();
+    for (int spins = 0; done_.load() < pieces;) {
+      if (++spins < 2000) {
+        Pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    is_busy_ = false;
+    return true;
+  }
+
+ private:
+  static constexpr int kBits = 20;
+  static constexpr int64_t kMask = (1 << kBits) - 1;
+  static constexpr std::chrono::microseconds kPatience{100};
+
+  explicit Helpers(int64_t num) {
+    for (int64_t i = 0; i < num; ++i) std::thread([this] { Serve(); }).detach();
+  }
+
+  static int64_t Next(uint64_t state) { return state & kMask; }
+  static int64_t Pieces(uint64_t state) { return state >> kBits & kMask; }
+  bool HasWork() const {
+    const uint64_t state = state_;
+    return Next(state) < Pieces(state);
+  }
+
+  void Help() {
+    for (uint64_t state = state_; Next(state) < Pieces(state);) {
+      const Call call = call_;
+      const void* const work = work_;
+      // If nobody has taken the piece, all of its round's pieces are not done, and what was
+      // read above is this round's.
+      if (!state_.compare_exchange_weak(state, state + 1)) continue;
+      call(work, Next(state));
+      done_.fetch_add(1);
+      state = state_;
+    }
+  }
+
+  void Serve() {
+    for (;;) {
+      Help();
+      const auto end = std::chrono::steady_clock::now() + kPatience;
+      while (!HasWork() && std::chrono::steady_clock::now() < end) {
+        for (int i = 0; i < 16 && !HasWork(); ++i) Pause();
+      }
+      if (HasWork()) continue;
+      std::unique_lock<std::mutex> lock(mutex_);
+      ++num_asleep_;
+      wake_.wait(lock, [this] { return HasWork(); });
+      --num_asleep_;
+    }
+  }
+
+  using Call = void (*)(const void*, int64_t);
+  std::atomic<bool> is_busy_{false};
+  // Number of the round, pieces of its work, and those that were taken.
+  std::atomic<uint64_t> state_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> work_{nullptr};
+  std::atomic<int64_t> done_{0};
+  std::atomic<int> num_asleep_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+// ``work`` of every piece, by all of XLA's number of threads if it is worth it.
 template <typename Work>
 void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& work) {
-  const int64_t helpers = worth_it ? std::min<int64_t>(pool.num_threads(), pieces) - 1 : 0;
-  if (helpers <= 0) {
-    for (int64_t piece = 0; piece < pieces; ++piece) work(piece);
-    return;
-  }
-  struct Progress {
-    std::atomic<int64_t> next{0};
-    std::atomic<int64_t> done{0};
-  };
-  auto progress = std::make_shared<Progress>();
-  // A helper that starts late finds nothing left, and does not touch ``work``.
-  auto run = [progress, pieces, &work] {
-    for (;;) {
-      const int64_t piece = progress->next.fetch_add(1);
-      if (piece >= pieces) return;
-      work(piece);
-      progress->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(decltype(run)(run));
-  run();
-  int spins = 0;
-  while (progress->done.load(std::memory_order_acquire) < pieces) {
-    if (++spins > 2000) std::this_thread::yield();
-  }
+  const int64_t num_threads = worth_it && pieces > 1 ? pool.num_threads() : 1;
+  if (num_threads > 1 && Helpers::Of(num_threads - 1).Run(pieces, work)) return;
+  for (int64_t piece = 0; piece < pieces; ++piece) work(piece);
 }
 
 // Work below which waking another thread costs more than it saves: bytes of weights.
@@ -157,176 +285,261 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 }
 
 // outputs[row, column] = sum over k of inputs[row, k] * weights[k, column]
+//
+// Weights lie in panels of kColumnBlock columns, one after the other: memory is read in its
+// order. In bfloat16 they take half of it, and are widened in registers, which is exact.
 
 constexpr int kColumnBlock = 64;
-// Registers of a block of columns.
+// Registers of a row of a panel.
 constexpr int kBlockWidth = kColumnBlock / kLanes;
-constexpr int kInnerBlock = 128;
-constexpr int kRowsAhead = 12;
+// Rows of a panel that stay in the nearest cache while groups of inputs pass over them.
+constexpr int kInnerBlock = 64;
 
-// Some rows of some columns of a block and of k; kWidth registers of columns. The first rows
-// read the weights from memory, and write them to ``packed`` if it is given, where a row of
-// the block has ``kPacked`` registers; the next ones find them there, in the nearest cache.
-template <int kRows, int kWidth, int kPacked>
-inline void MultiplyPart(const float* inputs, int64_t inner, const int64_t* rows,
-                         const float* weights, int64_t stride, int64_t num_k, bool first,
-                         bool prefetch, float* packed, float* outputs, int64_t columns) {
+// How many registers of columns have room for a group's sums, the weights and a factor.
+constexpr int PartWidth(int rows) {
+  int width = kBlockWidth;
+  // A single row's weights are used as they are loaded.
+  while (width > 1 && rows * width + (rows > 1 ? width + 1 : 2) > kRegisters) width /= 2;
+  return width;
+}
+
+constexpr int kCacheLine = 64;
+
+// Inputs as the products read them: in groups of rows, of each group k by k.
+class Inputs {
+ public:
+  static constexpr int64_t kMostInGroup = 6;
+
+  Inputs(const float* inputs, const std::vector<int64_t>& rows, int64_t inner)
+      : rows_(rows), inner_(inner), packed_(rows.size() * inner) {
+    for (int64_t group = 0; group < groups(); ++group) {
+      const int64_t size = this->size(group);
+      float* to = packed_.data() + begin(group) * inner;
+      for (int64_t r = 0; r < size; ++r) {
+        const float* from = inputs + rows[begin(group) + r] * inner;
+        for (int64_t k = 0; k < inner; ++k) to[k * size + r] = from[k];
+      }
+    }
+  }
+
+  int64_t inner() const { return inner_; }
+  // Whole groups, and one of what is left: three rows take as long as six.
+  int64_t groups() const { return (rows_.size() + kMostInGroup - 1) / kMostInGroup; }
+  int64_t size(int64_t group) const {
+    return std::min<int64_t>(kMostInGroup, rows_.size() - begin(group));
+  }
+  // Of a group's inputs from k on, and where its rows are.
+  const float* at(int64_t group, int64_t k) const {
+    return packed_.data() + begin(group) * inner_ + k * size(group);
+  }
+  const int64_t* rows(int64_t group) const { return rows_.data() + begin(group); }
+  const std::vector<int64_t>& rows() const { return rows_; }
+
+ private:
+  int64_t begin(int64_t group) const { return group * kMostInGroup; }
+
+  const std::vector<int64_t>& rows_;
+  const int64_t inner_;
+  std::vector<float> packed_;
+};
+
+// What a pass asks memory for, so that memory is never idle: two cache lines for each k, of a
+// block that comes next. Where there is nothing to ask for, the same two again.
+struct Ahead {
+  const char* begin;
+  int64_t stride;
+
+  // The share of one of several passes over a block.
+  Ahead Part(int part, int parts) const {
+    const int lines = stride / kCacheLine, each = std::max(lines / parts, 1);
+    return part * each < lines ? Ahead{begin + part * each * kCacheLine, stride}
+                               : Ahead{begin, 0};
+  }
+};
+
+// A group of inputs, some columns of a panel and some k; kWidth registers of columns.
+template <typename Weight, int kRows, int kWidth>
+inline void MultiplyPart(const float* inputs, const int64_t* rows, const Weight* weights,
+                         int64_t num_k, bool first, Ahead ahead, float* outputs, int64_t stride) {
   Lanes sums[kRows][kWidth];
-  const float* from[kRows];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-    from[r] = inputs + rows[r] * inner;
 #pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
-      sums[r][u] = first ? Lanes{} : Load(outputs + rows[r] * columns + u * kLanes);
+      sums[r][u] = first ? Lanes{} : Load(outputs + rows[r] * stride + u * kLanes);
     }
   }
   for (int64_t k = 0; k < num_k; ++k) {
-    const float* row = weights + k * stride;
-    if (prefetch) {
-      // The rows of a wide matrix lie pages apart, where the hardware does not look ahead.
-      // To the second cache: rows that are a power of two apart share few places of the first.
-#pragma GCC unroll 8
-      for (int u = 0; u < kWidth; ++u) {
-        __builtin_prefetch(row + kRowsAhead * stride + u * kLanes, 0, 2);
-      }
-    }
+    __builtin_prefetch(ahead.begin, 0, 3);
+    __builtin_prefetch(ahead.begin + kCacheLine, 0, 3);
+    ahead.begin += ahead.stride;
     Lanes loaded[kWidth];
 #pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
-      loaded[u] = Load(row + u * kLanes);
+      loaded[u] = Load(weights + u * kLanes);
       Keep(loaded[u]);
     }
-    if (packed) {
-#pragma GCC unroll 8
-      for (int u = 0; u < kWidth; ++u) Store(packed + (k * kPacked + u) * kLanes, loaded[u]);
-    }
+    weights += kColumnBlock;
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const float factor = from[r][k];
+      const Lanes factor = Fill(inputs[r]);
 #pragma GCC unroll 8
       for (int u = 0; u < kWidth; ++u) sums[r][u] = Fma(factor, loaded[u], sums[r][u]);
     }
+    inputs += kRows;
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int u = 0; u < kWidth; ++u) Store(outputs + rows[r] * columns + u * kLanes, sums[r][u]);
+    for (int u = 0; u < kWidth; ++u) Store(outputs + rows[r] * stride + u * kLanes, sums[r][u]);
   }
 }
 
-// All columns of a block, as many at a time as there are registers for their sums.
-template <int kRows, int kWidth>
-inline void MultiplyBlock(const float* inputs, int64_t inner, const int64_t* rows,
-                          const float* weights, int64_t stride, int64_t num_k, bool first,
-                          bool prefetch, float* packed, float* outputs, int64_t columns) {
-  constexpr int kMost = kAccumulators / kRows;
-  constexpr int kPart = std::min(kWidth, kMost >= 8 ? 8 : kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1);
+// All columns of a panel, as many at a time as there are registers for their sums.
+template <typename Weight, int kRows>
+void MultiplyGroup(const float* inputs, const int64_t* rows, const Weight* weights, int64_t num_k,
+                   bool first, Ahead ahead, float* outputs, int64_t stride) {
+  constexpr int kPart = PartWidth(kRows), kParts = kBlockWidth / kPart;
 #pragma GCC unroll 1
-  for (int part = 0; part < kWidth * kLanes; part += kPart * kLanes) {
-    MultiplyPart<kRows, kPart, kWidth>(inputs, inner, rows, weights + part, stride, num_k, first,
-                                       prefetch, packed ? packed + part : nullptr, outputs + part,
-                                       columns);
+  for (int part = 0; part < kParts; ++part) {
+    const int column = part * kPart * kLanes;
+    MultiplyPart<Weight, kRows, kPart>(inputs, rows, weights + column, num_k, first,
+                                       ahead.Part(part, kParts), outputs + column, stride);
   }
 }
 
-// All rows of some columns, in as few groups as can be: memory is idle while a block is worked
-// on again.
-template <int kWidth>
-void MultiplyColumns(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
-                     const float* weights, int64_t columns, float* outputs) {
-  using Block = void (*)(const float*, int64_t, const int64_t*, const float*, int64_t, int64_t,
-                         bool, bool, float*, float*, int64_t);
-  constexpr Block kBlocks[] = {MultiplyBlock<1, kWidth>, MultiplyBlock<2, kWidth>,
-                               MultiplyBlock<3, kWidth>, MultiplyBlock<4, kWidth>,
-                               MultiplyBlock<5, kWidth>, MultiplyBlock<6, kWidth>};
-  alignas(64) float room[kInnerBlock * kWidth * kLanes];
-  const int64_t num_rows = rows.size(), most = std::size(kBlocks);
-  const int64_t groups = (num_rows + most - 1) / most;
+// A block of a panel, from row k on, with a group of inputs.
+template <typename Weight>
+void MultiplyBlock(const Inputs& inputs, int64_t group, int64_t k, const Weight* block,
+                   int64_t num_k, Ahead ahead, float* outputs, int64_t stride) {
+  using Group = void (*)(const float*, const int64_t*, const Weight*, int64_t, bool, Ahead, float*,
+                         int64_t);
+  constexpr Group kGroups[Inputs::kMostInGroup] = {
+      MultiplyGroup<Weight, 1>, MultiplyGroup<Weight, 2>, MultiplyGroup<Weight, 3>,
+      MultiplyGroup<Weight, 4>, MultiplyGroup<Weight, 5>, MultiplyGroup<Weight, 6>};
+  kGroups[inputs.size(group) - 1](inputs.at(group, k), inputs.rows(group), block, num_k, k == 0,
+                                  ahead, outputs, stride);
+}
+
+// All inputs with a panel.
+template <typename Weight>
+void MultiplyPanel(const Inputs& inputs, const Weight* panel, float* outputs, int64_t stride) {
+  constexpr int64_t kRowSize = kColumnBlock * sizeof(Weight);
+  const int64_t inner = inputs.inner(), groups = inputs.groups();
+  if (groups == 1 && PartWidth(inputs.size(0)) == kBlockWidth) {
+    // One pass: the hardware sees what comes.
+    const Ahead ahead = {reinterpret_cast<const char*>(panel), 0};
+    MultiplyBlock(inputs, 0, 0, panel, inner, ahead, outputs, stride);
+    return;
+  }
+  alignas(64) float room[kInnerBlock * kColumnBlock];
   for (int64_t k = 0; k < inner; k += kInnerBlock) {
     const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t row = num_rows * group / groups, end = num_rows * (group + 1) / groups;
-      const bool reads = group == 0;
-      kBlocks[end - row - 1](inputs + k, inner, rows.data() + row,
-                             reads ? weights + k * columns : room,
-                             reads ? columns : kWidth * kLanes, num_k, k == 0, reads,
-                             reads && groups > 1 ? room : nullptr, outputs, columns);
+    const Weight* block = panel + k * kColumnBlock;
+    const char* next = reinterpret_cast<const char*>(block + num_k * kColumnBlock);
+    const bool widens = sizeof(Weight) < sizeof(float) && groups > 1;
+    if (widens) {
+      for (int64_t i = 0; i < num_k * kColumnBlock; i += kLanes) Store(room + i, Load(block + i));
     }
-  }
-}
-
-// The columns beyond the last whole register.
-void MultiplyTail(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
-                  const float* weights, int64_t columns, int64_t first, float* outputs) {
-  for (int64_t row : rows) {
-    for (int64_t column = first; column < columns; ++column) {
-      float sum = 0.0f;
-      for (int64_t k = 0; k < inner; ++k) {
-        sum = std::fma(inputs[row * inner + k], weights[k * columns + column], sum);
+    for (int64_t group = 0; group < groups; ++group) {
+      const Ahead ahead = {next, group ? 0 : kRowSize};
+      if (widens) {
+        MultiplyBlock<float>(inputs, group, k, room, num_k, ahead, outputs, stride);
+      } else {
+        MultiplyBlock(inputs, group, k, block, num_k, ahead, outputs, stride);
       }
-      outputs[row * columns + column] = sum;
     }
   }
 }
 
 struct Product {
-  const float* weights;
+  const void* weights;
+  ffi::DataType type;
+  // Of the columns of int8.
+  const float* scales;
   float* outputs;
   int64_t columns;
-  // Number of the first of its blocks among those of all products.
-  int64_t first_block;
+  // Number of the first of its panels among those of all products.
+  int64_t first_panel;
+
+  void Run(int64_t panel, const Inputs& inputs) const {
+    const int64_t column = panel * kColumnBlock, left = columns - column;
+    if (left >= kColumnBlock) {
+      RunWhole(panel, inputs, outputs + column, columns);
+      return;
+    }
+    // Of the last panel some columns are not the matrix's.
+    std::vector<float> whole((inputs.rows().back() + 1) * kColumnBlock);
+    RunWhole(panel, inputs, whole.data(), kColumnBlock);
+    for (int64_t row : inputs.rows()) {
+      std::copy_n(whole.data() + row * kColumnBlock, left, outputs + row * columns + column);
+    }
+  }
+
+ private:
+  void RunWhole(int64_t panel, const Inputs& inputs, float* to, int64_t stride) const {
+    const int64_t begin = panel * inputs.inner() * kColumnBlock;
+    if (type == ffi::BF16) {
+      MultiplyPanel(inputs, static_cast<const uint16_t*>(weights) + begin, to, stride);
+    } else if (type == ffi::S8) {
+      MultiplyPanel(inputs, static_cast<const int8_t*>(weights) + begin, to, stride);
+      const float* scale = scales + panel * kColumnBlock;
+      for (int64_t row : inputs.rows()) {
+        for (int i = 0; i < kColumnBlock; ++i) to[row * stride + i] *= scale[i];
+      }
+    } else {
+      MultiplyPanel(inputs, static_cast<const float*>(weights) + begin, to, stride);
+    }
+  }
 };
 
+// The weights are panels [panels, inner, kColumnBlock] of each matrix, and then the scales.
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
                     ffi::Buffer<ffi::S32> used, ffi::RemainingArgs weights,
                     ffi::RemainingRets outputs) {
   const int64_t inner = inputs.dimensions().back();
   const int64_t all_rows = inputs.element_count() / inner;
   const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
-  if (weights.size() != outputs.size()) {
-    return ffi::Error::InvalidArgument("a product needs an output for each weight");
+  const size_t num = outputs.size();
+  if (weights.size() != 2 * num) {
+    return ffi::Error::InvalidArgument("a product needs panels and scales for each output");
   }
   std::vector<Product> products;
-  int64_t blocks = 0, bytes = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    auto weight = weights.get<ffi::Buffer<ffi::F32>>(i);
+  int64_t panels = 0, bytes = 0;
+  for (size_t i = 0; i < num; ++i) {
+    auto weight = weights.get<ffi::AnyBuffer>(i);
+    auto scale = weights.get<ffi::Buffer<ffi::F32>>(num + i);
     auto output = outputs.get<ffi::Buffer<ffi::F32>>(i);
     if (weight.has_error()) return weight.error();
+    if (scale.has_error()) return scale.error();
     if (output.has_error()) return output.error();
-    const int64_t columns = weight->dimensions().back();
-    if (weight->element_count() != inner * columns ||
+    const ffi::DataType type = weight->element_type();
+    const int64_t columns = (*output)->dimensions().back();
+    const int64_t num_panels = (columns + kColumnBlock - 1) / kColumnBlock;
+    const int64_t num_scales = type == ffi::S8 ? num_panels * kColumnBlock : 0;
+    if (!(type == ffi::F32 || type == ffi::BF16 || type == ffi::S8) ||
+        scale->element_count() != static_cast<size_t>(num_scales) ||
+        weight->element_count() != static_cast<size_t>(num_panels * inner * kColumnBlock) ||
         (*output)->element_count() != static_cast<size_t>(all_rows * columns)) {
-      return ffi::Error::InvalidArgument("shapes of a product do not fit");
+      return ffi::Error::InvalidArgument("panels of a product do not fit");
     }
     ClearUnused(*output, rows);
-    products.push_back({weight->typed_data(), (*output)->typed_data(), columns, blocks});
-    blocks += (columns + kColumnBlock - 1) / kColumnBlock;
-    bytes += 4 * inner * columns;
+    products.push_back(
+        {weight->untyped_data(), type, scale->typed_data(), (*output)->typed_data(), columns, panels});
+    panels += num_panels;
+    bytes += weight->size_bytes();
   }
+  if (rows.empty()) return ffi::Error::Success();
   // Pieces small enough that threads finish together, large enough to stream.
-  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
-  const float* from = inputs.typed_data();
+  const int64_t pieces = std::min<int64_t>(panels, 4 * std::max<int64_t>(1, pool.num_threads()));
+  const Inputs packed(inputs.typed_data(), rows, inner);
   Share(pool, pieces, bytes >= kBytesWorthSharing, [&](int64_t piece) {
-    const int64_t begin = blocks * piece / pieces, end = blocks * (piece + 1) / pieces;
+    const int64_t begin = panels * piece / pieces, end = panels * (piece + 1) / pieces;
     size_t which = products.size() - 1;
-    while (products[which].first_block > begin) --which;
-    for (int64_t block = begin; block < end; ++block) {
-      while (which + 1 < products.size() && products[which + 1].first_block <= block) ++which;
-      const Product& product = products[which];
-      const int64_t column = (block - product.first_block) * kColumnBlock;
-      const float* weight = product.weights + column;
-      float* to = product.outputs + column;
-      if (column + kColumnBlock <= product.columns) {
-        MultiplyColumns<kBlockWidth>(from, rows, inner, weight, product.columns, to);
-        continue;
-      }
-      const int64_t whole = (product.columns - column) / kLanes * kLanes;
-      for (int64_t done = 0; done < whole; done += kLanes) {
-        MultiplyColumns<1>(from, rows, inner, weight + done, product.columns, to + done);
-      }
-      MultiplyTail(from, rows, inner, product.weights, product.columns, column + whole,
-                   product.outputs);
+    while (products[which].first_panel > begin) --which;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      while (which + 1 < products.size() && products[which + 1].first_panel <= panel) ++which;
+      products[which].Run(panel - products[which].first_panel, packed);
     }
   });
   return ffi::Error::Success();
@@ -335,8 +548,8 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
 // outputs[row, n] = sum over k of inputs[row, k] * table[n, k]: a table of embeddings as the
 // output layer.
 
-template <int kRows, int kTokens>
-inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, const float* table,
+template <typename Weight, int kRows, int kTokens>
+inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, const Weight* table,
                      int64_t vocab, float* outputs) {
   Lanes sums[kRows][kTokens] = {};
   int64_t k = 0;
@@ -355,7 +568,7 @@ inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, co
     for (int t = 0; t < kTokens; ++t) {
       float sum = Sum(sums[r][t]);
       for (int64_t rest = k; rest < inner; ++rest) {
-        sum = std::fma(inputs[rows[r] * inner + rest], table[t * inner + rest], sum);
+        sum = std::fma(inputs[rows[r] * inner + rest], Widened(table[t * inner + rest]), sum);
       }
       outputs[rows[r] * vocab + t] = sum;
     }
@@ -366,15 +579,16 @@ inline void DotBlock(const float* inputs, int64_t inner, const int64_t* rows, co
 constexpr int64_t kTokenBlock = 16;
 
 // All rows of some tokens of the table, from ``begin`` to ``end``.
+template <typename Weight>
 void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t inner,
-               const float* table, int64_t begin, int64_t end, int64_t vocab, float* outputs) {
-  using Block = void (*)(const float*, int64_t, const int64_t*, const float*, int64_t, float*);
-  constexpr Block kBlocks[] = {DotBlock<1, 4>, DotBlock<2, 4>, DotBlock<3, 4>,
-                               DotBlock<4, 4>, DotBlock<5, 4>, DotBlock<6, 4>};
-  constexpr Block kTails[] = {DotBlock<1, 1>, DotBlock<2, 1>, DotBlock<3, 1>,
-                              DotBlock<4, 1>, DotBlock<5, 1>, DotBlock<6, 1>};
+               const Weight* table, int64_t begin, int64_t end, int64_t vocab, float* outputs) {
+  using Block = void (*)(const float*, int64_t, const int64_t*, const Weight*, int64_t, float*);
+  constexpr Block kBlocks[] = {DotBlock<Weight, 1, 4>, DotBlock<Weight, 2, 4>, DotBlock<Weight, 3, 4>,
+                               DotBlock<Weight, 4, 4>, DotBlock<Weight, 5, 4>, DotBlock<Weight, 6, 4>};
+  constexpr Block kTails[] = {DotBlock<Weight, 1, 1>, DotBlock<Weight, 2, 1>, DotBlock<Weight, 3, 1>,
+                              DotBlock<Weight, 4, 1>, DotBlock<Weight, 5, 1>, DotBlock<Weight, 6, 1>};
   // Four tokens of each.
-  const int64_t num_rows = rows.size(), most = std::min<int64_t>(kAccumulators / 4, 6);
+  const int64_t num_rows = rows.size(), most = kRegisters == 32 ? 6 : 3;
   for (int64_t row = 0; row < num_rows; row += most) {
     const int64_t which = std::min(most, num_rows - row) - 1;
     int64_t token = begin;
@@ -390,11 +604,12 @@ void DotTokens(const float* inputs, const std::vector<int64_t>& rows, int64_t in
 }
 
 ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
-               ffi::Buffer<ffi::F32> table, ffi::ResultBuffer<ffi::F32> outputs) {
+               ffi::AnyBuffer table, ffi::ResultBuffer<ffi::F32> outputs) {
+  const bool is_narrow = table.element_type() == ffi::U16;
   const int64_t inner = inputs.dimensions().back();
   const int64_t all_rows = inputs.element_count() / inner;
   const int64_t vocab = table.dimensions().front();
-  if (table.dimensions().back() != inner ||
+  if (!(is_narrow || table.element_type() == ffi::F32) || table.dimensions().back() != inner ||
       outputs->element_count() != static_cast<size_t>(all_rows * vocab)) {
     return ffi::Error::InvalidArgument("shapes of a table and its inputs do not fit");
   }
@@ -402,11 +617,18 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
   ClearUnused(outputs, rows);
   const int64_t blocks = (vocab + kTokenBlock - 1) / kTokenBlock;
   const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
-  Share(pool, pieces, 4 * vocab * inner >= kBytesWorthSharing, [&](int64_t piece) {
+  Share(pool, pieces, table.size_bytes() >= kBytesWorthSharing, [&](int64_t piece) {
     for (int64_t block = blocks * piece / pieces; block < blocks * (piece + 1) / pieces; ++block) {
       const int64_t begin = block * kTokenBlock, end = std::min(vocab, begin + kTokenBlock);
-      DotTokens(inputs.typed_data(), rows, inner, table.typed_data(), begin, end, vocab,
-                outputs->typed_data());
+      if (is_narrow) {
+        DotTokens(inputs.typed_data(), rows, inner,
+                  static_cast<const uint16_t*>(table.untyped_data()), begin, end, vocab,
+                  outputs->typed_data());
+      } else {
+        DotTokens(inputs.typed_data(), rows, inner,
+                  static_cast<const float*>(table.untyped_data()), begin, end, vocab,
+                  outputs->typed_data());
+      }
     }
   });
   return ffi::Error::Success();
@@ -1090,7 +1312,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,

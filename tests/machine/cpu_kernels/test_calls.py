@@ -10,6 +10,7 @@ import pytest
 
 from spec_t5x.machine.cpu_kernels import calls
 from spec_t5x.machine.cpu_kernels.library import available
+from spec_t5x.models.weights import Panels, Rounded, Table
 from spec_t5x.sampling import distributions
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
 
@@ -23,14 +24,78 @@ def draws(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 18])
+def multiply(inputs, *matrices):
+    packed = [Panels.pack(matrix) for matrix in matrices]
+    panels, scales = [p.panels for p in packed], [p.scales for p in packed]
+    return calls.multiply(inputs, panels, scales, [p.features for p in packed])
+
+
+def rounded(values):
+    """To numbers of bfloat16, in float32."""
+    return values.astype(jnp.bfloat16).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 18])
 @pytest.mark.parametrize(("inner", "columns"), [(64, 64), (5, 7), (130, 100), (64, 17)])
 def test_products(rows, inner, columns):
-    inputs, weights = draws(rows, inner), (draws(inner, columns), draws(inner, 48, seed=1))
-    outputs = calls.multiply(inputs, weights)
-    for output, weight in zip(outputs, weights, strict=True):
+    inputs, weights = draws(rows, inner), (draws(inner, columns), rounded(draws(inner, 48, seed=1)))
+    for output, weight in zip(multiply(inputs, *weights), weights, strict=True):
         exact = inputs.astype(np.float64) @ weight.astype(np.float64)
         np.testing.assert_allclose(output, exact, atol=1e-5 * np.sqrt(inner))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 40])
+def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
+    inputs, weight, table = draws(rows, 200), rounded(draws(200, 150)), rounded(draws(150, 200))
+    narrow = Panels.pack(weight)
+    assert narrow.panels.dtype == jnp.bfloat16
+    wide = narrow.panels.astype(jnp.float32)
+    for panels in (narrow.panels, wide):
+        (output,) = calls.multiply(inputs, [panels], [narrow.scales], [150])
+        np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
+    np.testing.assert_array_equal(
+        calls.dot_with_table(inputs, Table.pack(table).halves),
+        calls.dot_with_table(inputs, table),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 8])
+@pytest.mark.parametrize(("inner", "columns"), [(200, 150), (7, 64)])
+def test_weights_in_int8_are_multiplied_and_then_scaled(rows, inner, columns):
+    inputs, weight = draws(rows, inner), Rounded.of(draws(inner, columns, seed=1))
+    (output,) = multiply(inputs, weight)
+    whole = inputs.astype(np.float64) @ np.asarray(weight.values, np.float64)
+    exact = whole * np.asarray(weight.scales, np.float64)
+    np.testing.assert_allclose(output, exact, rtol=1e-5, atol=1e-5 * np.sqrt(inner))
+    for row in range(rows):
+        np.testing.assert_array_equal(multiply(inputs[row : row + 1], weight)[0][0], output[row])
+
+
+def test_every_product_is_one_chain_of_additions():
+    """In the order of the inputs, so that no number of rows and no layout changes a bit."""
+    inputs, weight = draws(7, 90), draws(90, 70)
+    (found,) = multiply(inputs, weight)
+    sums = np.zeros((7, 70), np.float64)
+    for k in range(90):
+        # A product of two float32 is exact in float64: one rounding, as of an FMA.
+        sums = (sums + inputs[:, k, None].astype(np.float64) * weight[k]).astype(np.float32)
+        sums = sums.astype(np.float64)
+    # Twice rounded, by way of float64, where the kernels round once.
+    assert np.mean(found == sums.astype(np.float32)) > 0.999
+
+
+def test_panels_of_another_shape_are_refused(unchecked):
+    inputs, panels = draws(2, 8), np.zeros((2, 8, calls.PANEL), np.float32)
+    none = np.zeros(0, np.float32)
+    for wrong, scales, columns in (
+        (panels, none, 64),
+        (panels[:, :4], none, 100),
+        (panels.astype(np.int32), none, 100),
+        (panels.astype(np.int8), none, 100),
+        (panels, np.zeros(128, np.float32), 100),
+    ):
+        with pytest.raises(Exception, match="panels of a product do not fit"):
+            jax.block_until_ready(calls.multiply(inputs, [wrong], [scales], [columns]))
 
 
 @pytest.mark.parametrize("columns", [1024, 1030])
@@ -38,18 +103,18 @@ def test_products_shared_by_threads(columns):
     # Above the size from which threads take part.
     inputs, weight = draws(2, 3, 512), draws(512, columns)
     assert weight.nbytes > 1e6
-    (output,) = calls.multiply(inputs, [weight])
+    (output,) = multiply(inputs, weight)
     np.testing.assert_allclose(output, inputs @ weight, atol=2e-4)
-    (again,) = calls.multiply(inputs, [weight])
+    (again,) = multiply(inputs, weight)
     np.testing.assert_array_equal(output, again)
 
 
 def test_the_number_of_rows_changes_no_bit_of_a_product():
     inputs, weight, table = draws(11, 200), draws(200, 150), draws(150, 200, seed=2)
-    (together,) = calls.multiply(inputs, [weight])
+    (together,) = multiply(inputs, weight)
     by_table = calls.dot_with_table(inputs, table)
     for row in range(11):
-        (alone,) = calls.multiply(inputs[row : row + 1], [weight])
+        (alone,) = multiply(inputs[row : row + 1], weight)
         np.testing.assert_array_equal(alone[0], together[row])
         np.testing.assert_array_equal(
             calls.dot_with_table(inputs[row : row + 1], table)[0], by_table[row]
@@ -356,15 +421,19 @@ def test_verifying_gives_the_logits_of_plain_decoding_bit_for_bit(model):
 
 def test_logits_are_those_of_xla(model):
     assert model.kernels
-    by_xla = dataclasses.replace(model, kernels=False)
+    by_xla = dataclasses.replace(model, weights=model.params, kernels=False)
     np.testing.assert_allclose(
         logits_in(model, TOKENS, [4, 5]), logits_in(by_xla, TOKENS, [4, 5]), atol=5e-5
     )
 
 
-def test_only_float32_on_one_cpu_device_suits():
+def test_only_float32_on_one_cpu_device_suits(monkeypatch):
     leaf = jnp.zeros((2, 2))
     assert calls.suit({"a": leaf})
+    with monkeypatch.context() as patch:
+        # On several each matrix would be gathered for every step.
+        patch.setattr(jax, "local_device_count", lambda: 2)
+        assert not calls.suit({"a": leaf})
     assert not calls.suit({})
     assert not calls.suit({"a": leaf, "b": leaf.astype(jnp.bfloat16)})
     assert not calls.suit({"a": np.zeros((2, 2), np.float32)})

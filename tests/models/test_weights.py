@@ -1,0 +1,84 @@
+"""Weights in panels: what is packed, and that nothing of it is lost."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.models.binding import bind
+from spec_t5x.models.weights import Panels, Rounded
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+
+
+def draws(*shape):
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (5, 7), (2, 130)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_matrix_is_held_at_the_width_of_its_values(shape, dtype):
+    matrix = draws(*shape).astype(jnp.dtype(dtype)).astype(np.float32)
+    packed = Panels.pack(matrix)
+    assert packed.panels.dtype == jnp.dtype(dtype)
+    assert packed.panels.shape == (-(-shape[1] // 64), shape[0], 64)
+    np.testing.assert_array_equal(packed.matrix(), matrix)
+    assert packed.matrix().dtype == jnp.float32
+
+
+def test_one_value_too_fine_keeps_a_matrix_in_float32():
+    # Beyond what is looked at in one step.
+    matrix = np.ones((5000, 70), np.float32)
+    assert Panels.pack(matrix).panels.dtype == jnp.bfloat16
+    matrix[-1, -1] += 2.0**-20
+    packed = Panels.pack(matrix)
+    assert packed.panels.dtype == jnp.float32
+    np.testing.assert_array_equal(packed.matrix(), matrix)
+
+
+def test_rounded_to_int8_a_value_is_off_by_half_a_step_at_most():
+    matrix = draws(40, 70)
+    matrix[:, 3] = 0.0
+    for weight in (Rounded.of(matrix), Panels.pack(Rounded.of(matrix))):
+        steps = np.abs(matrix).max(axis=0) / 127
+        assert np.all(np.abs(weight.matrix() - matrix) <= steps * 0.5001)
+    values = np.asarray(Rounded.of(matrix).values)
+    assert np.array_equal(np.abs(values).max(axis=0), np.where(steps > 0, 127, 0))
+    inputs = draws(3, 5, 40)
+    product = Rounded.of(matrix).times(inputs)
+    np.testing.assert_allclose(product, inputs @ Rounded.of(matrix).matrix(), atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_gpt])
+def test_a_model_gives_back_its_parameters(make):
+    # Of either kind: in bfloat16, and not.
+    given = make(0).params
+    first, *rest = jax.tree.leaves(given)
+    given = jax.tree.map(
+        lambda leaf: leaf if leaf is first else leaf.astype(jnp.bfloat16).astype(jnp.float32), given
+    )
+    model = make(0).with_params(given)
+    assert model.kernels
+    jax.tree.map(np.testing.assert_array_equal, model.params, given)
+    types = {str(leaf.dtype) for leaf in jax.tree.leaves(model.weights)}
+    assert types == {"float32", "bfloat16", "uint16"}
+
+
+def test_a_packaged_model_takes_the_bytes_of_its_checkpoint():
+    loaded = load("ende-target")
+    sizes = [
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        for tree in (bind(loaded.params, loaded.config).weights, loaded.params)
+    ]
+    # All but norms and biases by distance in bfloat16, and panels whole.
+    assert sizes[0] < 0.505 * sizes[1]
+
+
+def test_without_the_kernels_a_packed_model_computes_the_same():
+    """What runs where the inputs are not float32, and under XLA alone."""
+    model = tiny_t5(0)
+    tokens = jnp.asarray([[5, 9, 3, 1]])
+    read = lambda params: model.module.apply(  # noqa: E731
+        {"params": params}, tokens, tokens, tokens, enable_dropout=False
+    )
+    np.testing.assert_allclose(read(model.weights), read(model.params), atol=1e-5)
