@@ -110,12 +110,17 @@ def _is_known(arguments: Any) -> bool:
 
 
 @functools.cache
+def source() -> str:
+    """A hash of the source that programs are made from, kernels included."""
+    total = hashlib.sha256()
+    for path in itertools.chain.from_iterable(map(_sources, _TRACED)):
+        total.update(str(path.relative_to(_PACKAGE)).encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+@functools.cache
 def _surroundings() -> str:
     """What every program depends on beside its arguments."""
-    source = hashlib.sha256()
-    files = itertools.chain.from_iterable(map(_sources, _TRACED))
-    for path in files:
-        source.update(str(path.relative_to(_PACKAGE)).encode() + path.read_bytes())
     settings = {
         name: value
         for name, value in sorted(jax.config.values.items())
@@ -125,7 +130,7 @@ def _surroundings() -> str:
     versions = (sys.version, jax.__version__, flax.__version__, np.__version__)
     return repr(
         (
-            source.hexdigest(),
+            source(),
             versions,
             settings,
             os.environ.get("XLA_FLAGS"),

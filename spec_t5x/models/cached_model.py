@@ -34,12 +34,12 @@ class CachedModel:
     @classmethod
     def of_module(cls, params: PyTree, module: nn.Module) -> "CachedModel":
         """Binds a parameter tree to its network."""
-        weights, kernels = _ready(params)
+        weights, kernels = _ready(params, module)
         return cls(weights, module, kernels=kernels)
 
     def with_params(self, params: PyTree) -> "CachedModel":
         """The same with other parameters."""
-        weights, kernels = _ready(params)
+        weights, kernels = _ready(params, self.module)
         return self.replace(weights=weights, kernels=kernels)
 
     @property
@@ -119,8 +119,8 @@ class CachedModel:
             return self.module.apply({"params": self.weights}, *args, method=method)
 
 
-def _ready(params: PyTree) -> tuple[PyTree, bool]:
+def _ready(params: PyTree, module: nn.Module) -> tuple[PyTree, bool]:
     """What a model computes with, and whether by the CPU kernels."""
     params = jax.tree.map(jnp.asarray, params)
-    kernels = cpu_kernels.suit(params)
+    kernels = module.config.dtype == "float32" and cpu_kernels.suit(params)
     return (weights_lib.pack(params) if kernels else params), kernels

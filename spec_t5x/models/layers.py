@@ -41,14 +41,18 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        by_kernels = self.uses_kernels(inputs)
-        kernel = None if by_kernels else self._kernel(inputs.shape[-1])
+        kernel = self.stored
+        if not isinstance(kernel, Panels | Rounded):
+            shape, init = (inputs.shape[-1], self.features), self.kernel_init
+            kernel = param_with_axes(
+                self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes
+            )
         bias = None
         if self.use_bias:
             init, axes = nn.initializers.zeros, self.kernel_axes[1:]
             bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
-        if by_kernels:
-            (outputs,) = _multiply(inputs, [self.stored])
+        if isinstance(kernel, Panels):
+            (outputs,) = _multiply(inputs, [kernel])
         elif isinstance(kernel, Rounded):
             outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":
@@ -65,23 +69,10 @@ class Dense(nn.Module):
         has_any = self.has_variable("params", "kernel")
         return self.get_variable("params", "kernel") if has_any else None
 
-    def uses_kernels(self, inputs: Array) -> bool:
-        """Whether this map of these inputs is a CPU kernel's."""
-        is_float32 = self.dtype == "float32" and inputs.dtype == jnp.float32
-        return is_float32 and isinstance(self.stored, Panels)
-
-    def _kernel(self, num_inputs: int) -> Array | Rounded:
-        if isinstance(self.stored, Panels):
-            return self.stored.matrix()
-        if isinstance(self.stored, Rounded):
-            return self.stored
-        shape, init = (num_inputs, self.features), self.kernel_init
-        return param_with_axes(self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes)
-
 
 def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) -> list[Array]:
     """What each of the maps makes of the same inputs."""
-    if not all(dense.uses_kernels(inputs) for dense in maps) or any(d.use_bias for d in maps):
+    if any(dense.use_bias or not isinstance(dense.stored, Panels) for dense in maps):
         return [dense(inputs) for dense in maps]
     # One call: threads are woken once, and the short ones do not wait for one another.
     return _multiply(inputs, [dense.stored for dense in maps])
@@ -134,11 +125,10 @@ def times_table(
     states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Table
 ) -> Float32[Array, "*rows vocab"]:
     """``states @ table.T`` in float32: a table of embeddings as the output layer."""
-    if _uses_kernels("float32", states):
-        stored = table.halves if isinstance(table, Table) else table
-        return cpu_kernels.dot_with_table(states, stored)
     if isinstance(table, Table):
-        table = table.whole()
+        return cpu_kernels.dot_with_table(states, table.halves)
+    if _uses_kernels("float32", states):
+        return cpu_kernels.dot_with_table(states, table)
     states, table = _for_float32(states, table)
     contract_last = (((states.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(states, table, contract_last, preferred_element_type=jnp.float32)

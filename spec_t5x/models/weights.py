@@ -62,7 +62,7 @@ class Panels:
 
     # float32, bfloat16 or int8, of which ``scales`` has one for each column, the filling's too.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
-    scales: Float32[Array, "scales"]
+    scales: Float[Array, "scales"]
     features: int = flax.struct.field(pytree_node=False)
 
     @classmethod

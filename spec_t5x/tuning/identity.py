@@ -1,4 +1,4 @@
-"""What measured costs are valid for: this machine, these models, these settings."""
+"""What measured costs are valid for: this machine and program, these models and settings."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine import programs
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
@@ -24,6 +25,7 @@ def identity(target: PyTree, draft: PyTree, settings: Mapping[str, Any]) -> dict
     """
     return {
         "machine": machine(),
+        "program": programs.source(),
         "target": fingerprint(target),
         "draft": fingerprint(draft),
         "settings": dict(settings),

@@ -71,10 +71,12 @@ def test_other_source_or_settings_have_programs_of_their_own(directory, monkeypa
     add_in_a_new_process(PAIR)
     before = programs._surroundings()
     monkeypatch.setattr(programs, "_TRACED", ("types.py",))
+    programs.source.cache_clear()
     programs._surroundings.cache_clear()
     assert programs._surroundings() != before
     add_in_a_new_process(PAIR)
     monkeypatch.undo()
+    programs.source.cache_clear()
     programs._surroundings.cache_clear()
     assert len(traces) == 2
 

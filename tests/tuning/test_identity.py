@@ -11,6 +11,7 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.machine import programs
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.tuning import costs
 from spec_t5x.tuning.identity import fingerprint
@@ -69,4 +70,8 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
         key(dataclasses.replace(generator, max_source_len=32)),
         key(dataclasses.replace(generator, target=tiny_t5(2))),
     ]
-    assert len({key(), *different}) == 1 + len(different)
+    before = key()
+    assert len({before, *different}) == 1 + len(different)
+    # Another program, as of another version of the package.
+    monkeypatch.setattr(programs, "source", lambda: "changed")
+    assert key() not in (before, *different)

@@ -1,0 +1,47 @@
+"""The target as its own draft: coarser weights say nearly what the target says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.self_draft import SelfDraft
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.weights import Rounded
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_gpt])
+def test_nearly_all_drafts_of_rounded_weights_are_accepted(make, quick_compilation):
+    target = make(0)
+    draft = SelfDraft.rounded(target)
+    sources = jnp.asarray(np.random.default_rng(0).integers(3, 30, (8, 9)), jnp.int32)
+    decoded = speculative_decode(
+        target,
+        draft,
+        sources,
+        jnp.zeros((8, 1), jnp.int32),
+        jax.random.key(0),
+        sampling(),
+        gamma=4,
+        max_decode_len=30,
+    )
+    accepted, verified = (
+        int(np.sum(each)) for each in (decoded.stats.accepted, decoded.stats.verified)
+    )
+    assert verified > 40 and 0.9 * verified < accepted
+
+
+def test_a_rounded_draft_holds_its_own_matrices_and_no_encoder():
+    target = tiny_t5(0)
+    draft = SelfDraft.rounded(target)
+    assert set(draft.model.weights) == {"token_embedder", "decoder"}
+    kernel = draft.model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert kernel.panels.dtype == jnp.int8
+    embedding = draft.model.weights["token_embedder"]["embedding"]
+    assert embedding is target.weights["token_embedder"]["embedding"]
+    # Of a model that does not use the kernels.
+    plain = target.replace(weights=target.params, kernels=False)
+    kernel = SelfDraft.rounded(plain).model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert isinstance(kernel, Rounded) and kernel.values.dtype == jnp.int8
