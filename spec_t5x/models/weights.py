@@ -10,6 +10,7 @@ matrix gives. Rounding to int8 is not, and is for drafts.
 from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -29,8 +30,8 @@ _PART = 1 << 18
 class Rounded:
     """A matrix ``[inner, features]`` in int8, with a scale for each column."""
 
-    values: Integer[Array, "inner features"]
-    scales: Float32[Array, "features"]
+    values: Integer[Array, "inner features"] | jax.ShapeDtypeStruct
+    scales: Float32[Array, "features"] | jax.ShapeDtypeStruct
 
     @classmethod
     def of(cls, matrix: Float[Array, "inner features"]) -> "Rounded":
@@ -143,11 +144,13 @@ def unpack(weights: PyTree) -> PyTree:
 
 
 def rounded(weights: PyTree) -> PyTree:
-    """Weights with every matrix in int8; in panels, those that are."""
+    """Weights with every matrix in int8; in panels, those that are. Shapes give shapes."""
 
     def round_one(name: str, leaf: Any) -> Any:
         if name != "kernel":
             return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.eval_shape(Rounded.of, leaf)
         if isinstance(leaf, Panels):
             return Panels.pack(Rounded.of(leaf.matrix()))
         return Rounded.of(leaf)

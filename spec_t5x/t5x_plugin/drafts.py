@@ -131,6 +131,11 @@ class NamedDraft:
             (*path[:-1], f"{path[-1]}_axes"): AxisMetadata((None,) * np.ndim(leaf))
             for path, leaf in flatten_dict(params).items()
         }
+        # Where the target's parameters are known by their shapes, so are those made of them.
+        params = jax.tree.map(
+            lambda leaf: leaf if hasattr(leaf, "__array__") else jnp.zeros(leaf.shape, leaf.dtype),
+            params,
+        )
         return {"params": params, "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
