@@ -29,7 +29,6 @@ class SelfDraft(DraftBase):
 
     # The target with fewer decoder layers, or with coarser weights; without its encoder.
     model: CachedModel
-    num_layers: int = flax.struct.field(pytree_node=False)
     # How this draft samples; None takes the target's settings.
     settings: Sampling | None = None
 
@@ -55,7 +54,7 @@ class SelfDraft(DraftBase):
         tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
         model = T5Model(tree, Transformer(config), target.kernels, in_targets_cache=True)
-        return cls(model, num_layers, settings)
+        return cls(model, settings)
 
     @classmethod
     def rounded(cls, target: CachedModel, settings: Sampling | None = None) -> "SelfDraft":
@@ -65,8 +64,7 @@ class SelfDraft(DraftBase):
         0.6 to 0.8. It is worth as much as fewer bytes make a step faster.
         """
         tree = weights.rounded(_without_encoder(target.weights))
-        model = target.replace(weights=tree, in_targets_cache=True)
-        return cls(model, target.num_layers, settings)
+        return cls(target.replace(weights=tree, in_targets_cache=True), settings)
 
     @property
     def vocab_size(self) -> int:
@@ -79,7 +77,7 @@ class SelfDraft(DraftBase):
         """``gamma`` tokens, each sampled given the ones before it."""
         settings = context.settings if self.settings is None else self.settings
         whole, model = context.target_cache, self.model
-        layers, rest = whole.layers[: self.num_layers], whole.layers[self.num_layers :]
+        layers, rest = whole.layers[: model.num_layers], whole.layers[model.num_layers :]
         cache = whole.replace(layers=layers, lengths=context.lengths)
         logits, cache = model.score(cache, context.last_tokens[:, None])
         proposal, cache = draft_tokens(model, cache, logits[:, 0], context, settings, gamma)

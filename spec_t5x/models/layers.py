@@ -7,6 +7,7 @@ checkpoints restore without a map and its partitioning rules apply.
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -66,8 +67,7 @@ class Dense(nn.Module):
     @property
     def stored(self) -> Array | Panels | Rounded | None:
         """The kernel as it is; None while there is none yet."""
-        has_any = self.has_variable("params", "kernel")
-        return self.get_variable("params", "kernel") if has_any else None
+        return _stored(self, "kernel")
 
 
 def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) -> list[Array]:
@@ -114,11 +114,16 @@ def table(
     module: nn.Module, name: str, init: Initializer, shape: tuple[int, int]
 ) -> Float[Array, "vocab embed"] | Table:
     """A parameter of a module, a table of embeddings; as bits, where it is kept so."""
-    if module.has_variable("params", name):
-        stored = module.get_variable("params", name)
-        if isinstance(stored, Table):
-            return stored
+    stored = _stored(module, name)
+    if isinstance(stored, Table):
+        return stored
     return param_with_axes(module, name, init, shape, jnp.float32, axes=("vocab", "embed"))
+
+
+def _stored(module: nn.Module, name: str) -> Any:
+    """A parameter of a module in the form it is kept in; None while there is none yet."""
+    has_any = module.has_variable("params", name)
+    return module.get_variable("params", name) if has_any else None
 
 
 def times_table(

@@ -79,13 +79,6 @@ class NarrowT5(T5Model):
             kernel = Panels.pack(kernel)
         return cls(model.weights, model.module, model.kernels, head=head, kernel=kernel)
 
-    def score(
-        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache."""
-        logits, _, cache = self.score_states(cache, tokens)
-        return logits, cache
-
     def score_states(
         self, cache: DecoderCache, tokens: Int[Array, "batch new"]
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache]:

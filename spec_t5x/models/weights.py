@@ -134,13 +134,14 @@ def pack(params: PyTree) -> PyTree:
 def unpack(weights: PyTree) -> PyTree:
     """The parameters that ``pack`` was given."""
 
-    def unpack_one(name: str, leaf: Any) -> Any:
-        del name
+    def unpack_one(leaf: Any) -> Any:
         if isinstance(leaf, Table):
             return leaf.whole()
         return leaf.matrix() if isinstance(leaf, Panels) else leaf
 
-    return _map_by_name(weights, unpack_one)
+    return jax.tree.map(
+        unpack_one, weights, is_leaf=lambda node: isinstance(node, Panels | Rounded | Table)
+    )
 
 
 def rounded(weights: PyTree) -> PyTree:

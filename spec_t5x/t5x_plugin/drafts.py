@@ -133,7 +133,11 @@ class NamedDraft:
         }
         # Where the target's parameters are known by their shapes, so are those made of them.
         params = jax.tree.map(
-            lambda leaf: leaf if hasattr(leaf, "__array__") else jnp.zeros(leaf.shape, leaf.dtype),
+            lambda leaf: (
+                jnp.zeros(leaf.shape, leaf.dtype)
+                if isinstance(leaf, jax.ShapeDtypeStruct)
+                else leaf
+            ),
             params,
         )
         return {"params": params, "params_axes": unflatten_dict(axes)}
