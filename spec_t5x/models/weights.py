@@ -132,7 +132,7 @@ def pack(params: PyTree) -> PyTree:
 
 
 def unpack(weights: PyTree) -> PyTree:
-    """The parameters that ``pack`` was given."""
+    """What ``pack`` was given, of weights or of a whole model that holds them."""
 
     def unpack_one(leaf: Any) -> Any:
         if isinstance(leaf, Table):

@@ -73,8 +73,10 @@ def on_tpu(mesh, target, draft, **options):
 
     def shapes(node):
         if isinstance(node, T5Model):
+            # As on a TPU: without the panels of CPU kernels, of an output layer of its own too.
+            node = unpack(node)
             config = dataclasses.replace(node.config, dtype="bfloat16")
-            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.params)
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.weights)
             node = node.replace(weights=params, module=Transformer(config), kernels=False)
         if isinstance(node, T5Heads):
             node = node.replace(shared=unpack(node.shared))
