@@ -53,13 +53,26 @@ def run(args: argparse.Namespace) -> int:
     announce(say)
 
     from spec_t5x.generation import Generator
+    from spec_t5x.generation.left_out import Memory
 
+    # Drafts are shown at work by --trace, --compare and text that appears as it is accepted.
+    hidden = not (args.trace or args.compare or _streams(args, options))
     generator = Generator.load(
-        models.target, draft, models.draft_options(), vocabulary=models.vocabulary
+        models.target,
+        draft,
+        models.draft_options(),
+        vocabulary=models.vocabulary,
+        memory=Memory.of(models, options) if hidden else None,
     )
     command = _Command(args, generator, options)
     command.run(source)
     return 2 if command.failed else 0
+
+
+def _streams(args, options) -> bool:
+    """Whether a draft's texts appear as they are accepted."""
+    single = options.num_decodes == 1 and not options.beams
+    return sys.stdout.isatty() and not args.json and single
 
 
 def _check_flags(args, options, draft: str | None) -> None:
@@ -150,13 +163,7 @@ class _Command:
         if self.args.compare or self.args.trace:
             lines = [self._checked(line) for part in source for line in part]
             self._compare(lines) if self.args.compare else self._trace(lines)
-        elif (
-            sys.stdout.isatty()
-            and not self.args.json
-            and self.generator.draft is not None
-            and self.options.num_decodes == 1
-            and not self.options.beams
-        ):
+        elif self.generator.draft is not None and _streams(self.args, self.options):
             self._stream(source)
         else:
             self._generate(source)

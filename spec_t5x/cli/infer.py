@@ -89,15 +89,19 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
 
     enable()
 
-    def load(placement):
+    def load(placement, learned):
         from spec_t5x.generation import Generator
+        from spec_t5x.generation.left_out import Memory
 
+        # Of several devices each is given its part of the draft as soon as it is loaded.
+        alone = placement.mesh is None and hosts.count == 1
         return Generator.load(
             models.target,
             draft,
             models.draft_options(),
             vocabulary=models.vocabulary,
             shardings=placement.target if placement.mesh else None,
+            memory=Memory.of(models, decoding, learned) if alone else None,
         )
 
     with hosts.together():
@@ -145,7 +149,7 @@ def _source(options, models):
 
 def _settings(models, draft: str | None, options) -> dict[str, Any]:
     """What the outputs depend on besides inputs and options, for the manifest."""
-    from spec_t5x.inference.fingerprints import fingerprint
+    from spec_t5x.checkpoints.fingerprints import fingerprint
 
     values = dataclasses.asdict(models)
     values |= {"draft": draft, "dtype": models.draft_options().dtype}
@@ -171,6 +175,8 @@ def _say(report, hosts) -> None:
             f"block efficiency {report.block_efficiency:.2f})"
         )
     say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
+    if report.verdict and not hosts.index:
+        say(report.verdict)
     if report.errors and not hosts.index:
         say(f"{report.errors} inputs have an error in place of an answer: fix them and run again")
 

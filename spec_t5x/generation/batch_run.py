@@ -40,23 +40,31 @@ class Run:
     _uncredited: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self):
-        if self.pace is None and self.repeats:
+        memory = self.generator.memory
+        if memory is not None and memory.generator is not None and not memory.steps_left:
+            self.generator = memory.generator
+        if self.pace is None and self.options.repeats:
             self.pace = self.generator._paces.get(self.options)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether texts are the same at any pace."""
-        return self.options.sampling().greedy or self.options.make_verifier().coupled
 
     def start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
         """Sets the device to work; the answers are waited for by calling."""
-        generator, options = self.generator, self.options
-        if options.beams:
-            found = generator.search(batch, options)
-            return functools.partial(generator.collect_beams, batch, found, options)
-        if self._leaves_out_the_draft(batch):
-            return functools.partial(self._credit, batch, generator.plain().decode(batch, options))
-        return functools.partial(generator.collect, batch, self.decode(batch))
+        if self.options.beams:
+            found = self.generator.search(batch, self.options)
+            return functools.partial(self.generator.collect_beams, batch, found, self.options)
+        if self._waits_for_the_draft() or self._leaves_out_the_draft(batch):
+            decoded = self.generator.plain().decode(batch, self.options)
+            return functools.partial(self._credit, batch, decoded)
+        return functools.partial(self.generator.collect, batch, self.decode(batch))
+
+    def _waits_for_the_draft(self) -> bool:
+        """Whether plain steps come before the draft is loaded; loads it when they have."""
+        memory = self.generator.memory
+        if self.generator.draft is not None or memory is None:
+            return False
+        if self._uncredited < memory.steps_left:
+            return True
+        self.generator, self._uncredited = self.generator.with_loaded_draft(), 0
+        return False
 
     def _leaves_out_the_draft(self, batch: Batch) -> bool:
         """Whether plain decoding is what the pace would do, in a program still to be made.
@@ -93,13 +101,29 @@ class Run:
 
     def remember(self) -> None:
         """Begins the generator's next run of these options at the pace of this one."""
-        if self.pace is not None and self.repeats:
+        memory = self.generator.memory
+        if memory is not None and self.generator.draft is None:
+            memory.steps += self._uncredited
+            self._uncredited = 0
+        elif self.pace is not None and self.options.repeats:
             self.generator._paces[self.options] = self.pace
+        self.tell()
+
+    def tell(self) -> None:
+        """Keeps what was learned of the draft for other processes, if it was loaded here."""
+        memory = self.generator.memory
+        if memory is None or self.generator.draft is None:
+            return
+        costs = self.generator._costs.get(self.options)
+        if costs is not None:
+            memory.keep(costs, self.pace)
 
     @property
     def verdict(self) -> str | None:
         """Why the draft was left out, where it mostly was."""
-        costs = self.generator._costs.get(self.options)
+        memory, costs = self.generator.memory, self.generator._costs.get(self.options)
+        if memory is not None and self.generator.draft is None:
+            return memory.learned.verdict
         if costs is None:
             return None
         one = next(cost for cost in costs.iteration[1:] if math.isfinite(cost))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import numbers
+from typing import Any
 
 from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO
@@ -11,6 +12,18 @@ from spec_t5x.verifiers import Verifier, verifier
 
 # numpy's count as well; a gamma that is neither number nor word has a message of its own.
 _NUMBERS = {int: numbers.Integral, float: numbers.Real, int | str: object}
+
+# Options that decide what a step costs.
+_COSTLY = (
+    "batch_size",
+    "max_decode_len",
+    "num_decodes",
+    "rescale_log_probs",
+    "top_k",
+    "top_p",
+    "verifier",
+    "widths",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +115,17 @@ class GenerateOptions:
                 f"num_decodes is {self.num_decodes} and beams {beams}: a search returns at most "
                 "its beams"
             )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether texts are the same whatever is drafted when."""
+        return self.sampling().greedy or self.make_verifier().coupled
+
+    @property
+    def costly(self) -> dict[str, Any]:
+        """What decides how long a step takes, as JSON can hold it."""
+        values = {name: getattr(self, name) for name in _COSTLY}
+        return values | {"greedy": self.sampling().greedy}
 
     def make_verifier(self) -> Verifier:
         """Which drafts to keep."""

@@ -23,6 +23,7 @@ from spec_t5x.generation.answers import Answer, Generation, all_answered
 from spec_t5x.generation.batch_run import Run, one_ahead
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
+from spec_t5x.generation.left_out import Memory
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -39,17 +40,6 @@ from spec_t5x.types import EOS_ID, PAD_ID
 
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
-# Options that decide what a step costs.
-_COSTLY = (
-    "batch_size",
-    "max_decode_len",
-    "num_decodes",
-    "rescale_log_probs",
-    "top_k",
-    "top_p",
-    "verifier",
-    "widths",
-)
 # Batches that inputs are sorted by length for: more means less padding, and a longer wait.
 _SORTED = 16
 
@@ -62,6 +52,8 @@ class Generator:
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
+    # What earlier processes learned of the draft, which it may keep from being loaded.
+    memory: Memory | None = None
     # What speculation costs with some options, and the pace that texts were last decoded at.
     _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
@@ -83,6 +75,7 @@ class Generator:
         options: DraftOptions | None = None,
         vocabulary: VocabularyLike | None = None,
         shardings: Shardings | None = None,
+        memory: Memory | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories or the names of packaged models.
 
@@ -92,6 +85,7 @@ class Generator:
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
           shardings: where the target's parameters are to lie (``checkpoints.loading``).
+          memory: what is known of the draft: one that did not pay is loaded when its turn comes.
 
         Raises:
           InputError: a checkpoint that cannot be read, or a draft whose vocabulary
@@ -100,12 +94,28 @@ class Generator:
         options = options or DraftOptions()
         loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
         model = bind(loaded.params, loaded.config)
-        return cls(
+        generator = cls(
             target=model,
             vocabulary=loaded.vocabulary,
             max_source_len=loaded.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-            draft=None if draft in (None, NO_DRAFT) else make_draft(draft, loaded, model, options),
         )
+        if draft in (None, NO_DRAFT):
+            return generator
+        if memory is None:
+            return generator.with_draft(make_draft(draft, loaded, model, options))
+        generator = dataclasses.replace(generator, memory=memory)
+        if not memory.steps_left:
+            made = memory.loaded(lambda: make_draft(draft, loaded, model, options))
+            return generator.with_draft(made)
+        # The parameters are held once, as the model has them.
+        named = dataclasses.replace(loaded, params=None)
+
+        def make() -> Draft:
+            whole = dataclasses.replace(named, params=model.params)
+            return make_draft(draft, whole, model, options)
+
+        memory.make = make
+        return generator
 
     def with_draft(self, draft: Draft | None) -> "Generator":
         """The same with another draft."""
@@ -113,7 +123,20 @@ class Generator:
 
     def plain(self) -> "Generator":
         """The same without its draft."""
-        return self.with_draft(None)
+        return dataclasses.replace(self, draft=None, memory=None)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether there is a draft, be it one that is not loaded yet."""
+        return self.draft is not None or self.memory is not None
+
+    def with_loaded_draft(self) -> "Generator":
+        """The same with the draft that was not loaded; always the same one."""
+        if self.memory.generator is None:
+            made = self.with_draft(self.memory.loaded(self.memory.make))
+            made._costs.update(self._costs)
+            self.memory.generator = made
+        return self.memory.generator
 
     def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
@@ -275,9 +298,7 @@ class Generator:
                 decode, costs_lib.largest_limit(self.draft, chosen), whole=whole
             )
 
-        values = dataclasses.asdict(options)
-        settings = {name: values[name] for name in _COSTLY}
-        settings |= {"greedy": options.sampling().greedy, "max_source_len": self.max_source_len}
+        settings = {**options.costly, "max_source_len": self.max_source_len}
         key = identity(self.target, self.draft, settings)
         return costs_lib.remembered(key, measure, Store.of_user())
 

@@ -16,9 +16,9 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, one_ahead
+from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
-from spec_t5x.loops.pace import Costs
 from spec_t5x.types import EOS_ID
 
 
@@ -59,13 +59,15 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
     return tally
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Answerer:
     """A pair, its settings and its devices: inputs to lines of output."""
 
     generator: Generator
     options: GenerateOptions
     placement: Placement = Placement()
+    # Why the draft was left out of the lines made last, where it mostly was.
+    verdict: str | None = dataclasses.field(default=None, init=False)
 
     def lines(
         self, items: Sequence[Item], progress: Callable[[Tally], None] = lambda tally: None
@@ -94,14 +96,19 @@ class Answerer:
             # The device decodes the next batch while one is written.
             for indices, finish in one_ahead(started):
                 record(indices, list(finish()))
+        run.tell()
+        self.verdict = run.verdict
         return [lines[item.index] for item in items]
 
-    def costs(self, items: Sequence[Item]) -> Costs | None:
-        """What speculation costs for such inputs; None if none of them can be decoded."""
+    def learned(self, items: Sequence[Item]) -> Learned | None:
+        """What a run of such inputs begins with; None if none of them can be decoded."""
+        if self.generator.draft is None:
+            return self.generator.memory.learned
         good, _ = self._prepared(items)
         with self._on_devices():
             for _, batch in self.generator.by_length(good, self.options):
-                return self.generator.costs(self.placement.batch(batch), self.options)
+                costs = self.generator.costs(self.placement.batch(batch), self.options)
+                return Learned(costs=costs)
         return None
 
     def ids(self, item: Item) -> list[int]:

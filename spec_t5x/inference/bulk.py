@@ -20,6 +20,7 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
@@ -29,7 +30,6 @@ from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Stopped, stopping
 from spec_t5x.inference.sources import Source, digest, read_shards, survey
-from spec_t5x.loops.pace import Costs
 
 # Seconds in which every process sees what another has written.
 _LATE = 2.0
@@ -51,6 +51,8 @@ class Report:
     tokens: int
     block_efficiency: float
     seconds: float
+    # Why the draft was left out, where it mostly was.
+    verdict: str | None = None
 
 
 class InterruptedRun(Stopped):
@@ -65,7 +67,7 @@ def infer(
     options: InferOptions,
     decoding: GenerateOptions,
     source: Source,
-    load: Callable[[Placement], Generator],
+    load: Callable[[Placement, Learned | None], Generator],
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
@@ -76,7 +78,8 @@ def infer(
       options: where to and how; ``check`` is called.
       decoding: how to decode.
       source: the inputs.
-      load: reads the pair for some devices; not called when all shards are there.
+      load: reads the pair for some devices, given what the run knows of the draft; not called
+        when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
 
@@ -91,8 +94,8 @@ def infer(
         try:
             with contextlib.ExitStack() as held, progress:
                 shards, unfinished = run.start(settings, held)
-                run.decode(shards, unfinished, load)
-                return run.finish(shards, unfinished)
+                verdict = run.decode(shards, unfinished, load)
+                return dataclasses.replace(run.finish(shards, unfinished), verdict=verdict)
         except Stopped as stopped:
             raise InterruptedRun(stopped.number, run.how_far()) from stopped
 
@@ -169,19 +172,26 @@ class _Run:
         return Placement.create(self.options.model_parallel, self.decoding.batch_size)
 
     def decode(
-        self, shards: Shards, unfinished: list[int], load: Callable[[Placement], Generator]
-    ) -> None:
-        """Decodes and writes this process's part of the unfinished shards."""
+        self,
+        shards: Shards,
+        unfinished: list[int],
+        load: Callable[[Placement, Learned | None], Generator],
+    ) -> str | None:
+        """Decodes and writes this process's part of the unfinished shards.
+
+        Returns:
+          Why the draft was left out of the last of them, where it mostly was.
+        """
         if not unfinished:
             self.hosts.part()
-            return
+            return None
         with self.hosts.together():
             placement = self._placement()
-            generator = placement.generator(load(placement))
+            generator = placement.generator(load(placement, self._learned()))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
             if self.options.strict and self.hosts.index == 0:
                 self._check_all(answerer)
-        if self.decoding.gamma == AUTO and generator.draft is not None:
+        if self.decoding.gamma == AUTO and generator.may_draft:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
         mine = unfinished[self.hosts.index :: self.hosts.count]
@@ -196,24 +206,35 @@ class _Run:
                 )
             items = map(self.source.item, shards.indices(shard), raws)
             shards.write(shard, answerer.lines(list(items), self.progress.count))
+        return answerer.verdict
+
+    def _learned(self) -> Learned | None:
+        """What this run knows of its draft since it began."""
+        path = self.directory / COSTS
+        if not path.exists():
+            return None
+        try:
+            return Learned.parse(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, InputError) as error:
+            raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
 
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
         """What speculation costs, for all processes and all of the run the same.
 
         Together with the inputs it decides how many tokens are drafted, and so the bytes.
         """
-        path = self.directory / COSTS
         with self.hosts.together():
-            if self.hosts.index == 0 and not path.exists():
+            if self.hosts.index == 0 and self._learned() is None:
                 ((_, raws),) = read_shards(self.source, shards.size, [shard])
                 items = map(self.source.item, shards.indices(shard), raws)
-                costs = answerer.costs(list(items))
-                if costs is not None:
-                    content = json.dumps(dataclasses.asdict(costs)).encode() + b"\n"
-                    run_directory.write(path, [content], COSTS)
+                learned = answerer.learned(list(items))
+                if learned is not None:
+                    content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
+                    run_directory.write(self.directory / COSTS, [content], COSTS)
         with self.hosts.together():
-            if path.exists():
-                answerer.generator.assume(self.decoding, _read_costs(path))
+            learned = self._learned()
+            if learned is not None:
+                answerer.generator.assume(self.decoding, learned.costs)
 
     def _check_all(self, answerer: Answerer) -> None:
         """Every input can be decoded, for ``strict``."""
@@ -287,10 +308,3 @@ class _Run:
             f"with {done} of {shards.count} shards finished in {self.directory}: give the same "
             "command again to resume"
         )
-
-
-def _read_costs(path: Path) -> Costs:
-    try:
-        return Costs.parse(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, InputError) as error:
-        raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error

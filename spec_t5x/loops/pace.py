@@ -75,11 +75,15 @@ class Costs:
     iteration: tuple[float, ...]
     # What the draft does once for a batch before its first proposal: its encoder.
     prefill: float = 0.0
+    # Seconds of a plain step; 0 where nothing was measured.
+    step: float = 0.0
+    # The share of the processors that other programs used while they were measured.
+    beside: float = 0.0
 
     def __post_init__(self):
         if len(self.iteration) < 2:
             raise InputError(f"costs are {self.iteration}: give those of 0 and of 1 draft at least")
-        for value in (*self.iteration, self.prefill):
+        for value in (*self.iteration, self.prefill, self.step, self.beside):
             if math.isnan(value) or value < 0:
                 raise InputError(f"a cost is {value}: give plain steps, from 0")
         if not math.isfinite(self.iteration[-1]) or not math.isfinite(self.prefill):
@@ -93,7 +97,7 @@ class Costs:
           InputError: it is not that.
         """
         try:
-            return cls(iteration=tuple(map(float, values["iteration"])), prefill=values["prefill"])
+            return cls(**{**values, "iteration": tuple(map(float, values["iteration"]))})
         except (TypeError, KeyError, ValueError) as error:
             raise InputError(f"{values!r} are no costs: measure them again") from error
 

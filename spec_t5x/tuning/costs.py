@@ -4,7 +4,8 @@ One program is timed, the paced loop with its limit forced to 0, 1, 4 and 8 draf
 a few tokens less that for one iteration, divided by the iterations between them. Overhead is
 included; between these limits costs are interpolated. That takes two to seven seconds once the
 program is compiled, which decoding needs anyway, and is remembered for the machine, the models
-and the settings.
+and the settings. What was timed while other programs kept the processors busy is measured again
+by the first process that finds them quiet.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import MAX_LIMIT, Costs, Pace
+from spec_t5x.machine.other_programs import MUCH, OtherPrograms
 from spec_t5x.tuning.interleaving import Clock
 from spec_t5x.tuning.store import Store
 from spec_t5x.verifiers import Verifier
@@ -44,6 +46,7 @@ _EXPECTED_COST, _EXPECTED_TOKENS = 0.4, 1.5
 # The largest trees.
 _MAX_DEPTH = 4
 _MAX_NODES = 64
+_since_import = OtherPrograms()
 
 
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
@@ -68,14 +71,20 @@ def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Stor
       measure: measures them.
       store: where they are kept.
     """
-    costs = store.load(key)
-    if costs is None:
-        start = time.perf_counter()
-        costs = measure()
+    costs = store.load(key, Costs.parse)
+    if costs is None or outdated(costs):
+        start, others = time.perf_counter(), OtherPrograms()
+        costs = dataclasses.replace(measure(), beside=others.share)
         seconds = time.perf_counter() - start
-        trouble = store.save(key, costs) or "and will remember it"
+        until = " while other programs are as busy" if costs.beside > MUCH else ""
+        trouble = store.save(key, dataclasses.asdict(costs)) or f"and will remember it{until}"
         log.info("measured in %.1f s what speculation costs here, %s", seconds, trouble)
     return costs
+
+
+def outdated(costs: Costs) -> bool:
+    """Whether they were measured beside other programs that are done."""
+    return costs.beside > MUCH >= _since_import.share
 
 
 def measure(
@@ -153,7 +162,7 @@ def _costs(limits: list[int], rounds: np.ndarray) -> Costs:
     """
     seconds, calls = np.min(rounds[..., 0], axis=0), rounds[0, :, 1]
     one_step, one_iteration = seconds[:2]
-    plain = max((seconds[2] - one_step) / max(calls[2] - 1, 1), 1e-9)
+    plain = max(float(seconds[2] - one_step) / max(calls[2] - 1, 1), 1e-9)
     first = (seconds[3] - one_iteration) / max(calls[3] - 1, 1)
     steps = (seconds[3:] - (one_iteration - first)) / calls[3:]
     # An iteration does all that a plain step does, and one with more drafts no less.
@@ -168,8 +177,9 @@ def _costs(limits: list[int], rounds: np.ndarray) -> Costs:
     if len(limits) == 1 and largest > 1:
         # A tree: all of it, or nothing.
         between = [math.inf] * (largest - 1)
-        return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill)
+        return Costs(iteration=(1.0, *between, float(timed[-1])), prefill=prefill, step=plain)
     points = np.interp(np.arange(1, largest + 1), limits, timed)
     # An empty proposal lies on the line of the first two.
     empty = max(1.0, 2 * points[0] - points[1]) if largest > 1 else 1.0
-    return Costs(iteration=(float(min(empty, points[0])), *points.tolist()), prefill=prefill)
+    iteration = (float(min(empty, points[0])), *points.tolist())
+    return Costs(iteration=iteration, prefill=prefill, step=plain)

@@ -1,4 +1,4 @@
-"""Measured costs, kept in the user's cache.
+"""What was measured, kept in the user's cache.
 
 One small file for each combination of machine, models and settings, named after their hash. Of
 two processes that measure the same, the last one's result is kept; a damaged file counts as none.
@@ -7,22 +7,23 @@ two processes that measure the same, the last one's result is kept; a damaged fi
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spec_t5x.errors import InputError
-from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
 # Raised whenever an entry's meaning changes: older entries are then ignored.
-_FORMAT = 3
+_FORMAT = 4
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Costs in a directory, which is made when the first ones are saved."""
+    """Values of JSON in a directory, which is made when the first one is saved."""
 
     directory: Path
 
@@ -31,8 +32,8 @@ class Store:
         """The one beside the compiled programs."""
         return cls(user_cache() / "costs")
 
-    def load(self, key: Mapping[str, Any]) -> Costs | None:
-        """The costs for ``key``; None if there are none, or they cannot be read."""
+    def load(self, key: Mapping[str, Any], parse: Callable[[Any], T]) -> T | None:
+        """What ``parse`` makes of the value for ``key``; None if there is none that it takes."""
         try:
             content = json.loads(self._path(key).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -40,14 +41,13 @@ class Store:
         if not isinstance(content, dict) or content.get("key") != _plain(key):
             return None
         try:
-            return Costs.parse(content.get("costs"))
+            return parse(content.get("value"))
         except InputError:
             return None
 
-    def save(self, key: Mapping[str, Any], costs: Costs) -> str | None:
-        """Keeps the costs; returns the reason where that fails."""
-        content = {"key": _plain(key), "costs": dataclasses.asdict(costs)}
-        text = json.dumps(content, indent=2) + "\n"
+    def save(self, key: Mapping[str, Any], value: Any) -> str | None:
+        """Keeps a value; returns the reason where that fails."""
+        text = json.dumps({"key": _plain(key), "value": value}, indent=2) + "\n"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self._path(key), [text.encode()])

@@ -22,6 +22,7 @@ class Echo(Generator):
         object.__setattr__(self, "max_source_len", 32)
         object.__setattr__(self, "target", None)
         object.__setattr__(self, "draft", None)
+        object.__setattr__(self, "_costs", {})
 
     def tokenize(self, text, options):
         if len(text) >= self.max_source_len:
@@ -73,7 +74,7 @@ class Runner:
         options = InferOptions(input=str(self.source), **options)
         source = file_source(options.input, options.format, options.field)
         settings = settings or {"target": "echo"}
-        return infer(options, decoding, source, lambda _: load(), settings=settings, hosts=hosts)
+        return infer(options, decoding, source, lambda *_: load(), settings=settings, hosts=hosts)
 
     def files(self) -> dict[str, bytes]:
         """What a run leaves for its user."""

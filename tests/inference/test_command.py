@@ -10,10 +10,10 @@ from pathlib import Path
 import gin
 import pytest
 
+from spec_t5x.checkpoints.fingerprints import fingerprint
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
 from spec_t5x.inference import processes
-from spec_t5x.inference.fingerprints import fingerprint
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")

@@ -45,6 +45,7 @@ def test_costs_by_hand():
     costs = measure(machine.decode, 8, clock=machine.clock)
     np.testing.assert_allclose(costs.iteration, [1.5, *(1.5 + 0.25 * n for n in range(1, 9))])
     assert costs.prefill == pytest.approx(1.5)
+    assert costs.step == pytest.approx(2.0)
 
 
 def test_a_first_draft_is_not_cheaper_than_later_ones():
@@ -70,12 +71,40 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
     caplog.set_level("INFO")
     for _ in range(2):
         found = remembered({"a": 1}, measured, Store(tmp_path / "costs"))
-        assert found == Costs(iteration=(1.0, 1.5))
+        assert found.iteration == (1.0, 1.5)
     assert len(calls) == 1
     assert "measured in 0.0 s what speculation costs here, and will remember it" in caplog.text
     (tmp_path / "file").touch()
     remembered({"a": 1}, measured, Store(tmp_path / "file"))
     assert "which is not remembered" in caplog.text
+
+
+def test_what_was_measured_beside_other_programs_is_measured_again_without_them(
+    tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    calls = []
+
+    def others_use(share):
+        others = types.SimpleNamespace(share=share)
+        monkeypatch.setattr(costs_lib, "OtherPrograms", lambda: others)
+        monkeypatch.setattr(costs_lib, "_since_import", others)
+
+    def costs():
+        def measured():
+            calls.append(0)
+            return Costs(iteration=(1.0, 1.5))
+
+        return remembered({"a": 1}, measured, Store(tmp_path))
+
+    others_use(0.5)
+    assert costs().beside == costs().beside == 0.5
+    # Timed as busy as it is now: that is what it costs.
+    assert len(calls) == 1 and "while other programs are as busy" in caplog.text
+    others_use(0.01)
+    assert costs().beside == costs().beside == 0.01
+    others_use(0.5)
+    assert costs().beside == 0.01 and len(calls) == 2
 
 
 def test_the_most_that_may_be_drafted():

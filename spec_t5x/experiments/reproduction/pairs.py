@@ -82,8 +82,8 @@ PAIRS = (LANGUAGE, ENDE, SUMMARIES, TOP_40)
 
 def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any) -> dict[str, Any]:
     """What a measurement with the pair depends on, for ``cache.Results``."""
+    from spec_t5x.checkpoints.fingerprints import fingerprint
     from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
-    from spec_t5x.inference.fingerprints import fingerprint
 
     kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
