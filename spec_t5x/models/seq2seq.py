@@ -1,7 +1,9 @@
 """A T5 and its parameters, bound together as the loops' ``Target``."""
 
 import flax.struct
+import jax.numpy as jnp
 
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -26,4 +28,8 @@ class T5Model(CachedModel):
 
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderCache:
         """Encodes the source; the cache has room for ``max_length`` tokens."""
-        return self._apply(inputs, max_length, method="empty_cache")
+        # The kernels leave out what is padding of all rows, which nothing attends to.
+        places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
+        longest = jnp.max(jnp.where(inputs > 0, places, 0))
+        with cpu_kernels.using_first(longest):
+            return self._apply(inputs, max_length, method="empty_cache")

@@ -117,3 +117,19 @@ def test_hypotheses_of_a_beam(name):
             here = jnp.asarray(texts[:, hypothesis, position : position + 1])
             expected, alone[hypothesis] = score(model, alone[hypothesis], here)
             np.testing.assert_array_equal(logits[:, hypothesis], expected[:, 0])
+
+
+def test_a_source_without_the_padding_that_all_share():
+    """It is not computed, and nothing attends to it: what is there is what it was alone."""
+    model, rng = MODELS["t5"](), np.random.default_rng(0)
+    sources = rng.integers(2, 30, (3, 7)).astype(np.int32)
+    # Rows of several lengths, and a token that looks like padding.
+    sources[1, 4:] = sources[2, 3] = 0
+    tokens = blocks(3, 4)
+    alone = model.prefill(jnp.asarray(sources), ROOM)
+    padded = model.prefill(jnp.asarray(np.pad(sources, ((0, 0), (0, 9)))), ROOM)
+    for one, other in zip(alone.layers, padded.layers, strict=True):
+        there = sources[:, None, :, None] > 0
+        np.testing.assert_array_equal(one.cross_keys * there, other.cross_keys[:, :, :7] * there)
+        assert not other.cross_keys[:, :, 7:].any() and not other.cross_values[:, :, 7:].any()
+    np.testing.assert_array_equal(score(model, padded, tokens)[0], score(model, alone, tokens)[0])
