@@ -41,7 +41,7 @@ _NAMED = 10
 class Report:
     """How a run ended, for this process."""
 
-    # All answers; None where another process joins them, or nobody does.
+    # All answers; None where another process joins them.
     merged: Path | None
     inputs: int
     # Inputs without an answer, and what is wrong with the first of them.
@@ -179,8 +179,6 @@ class _Run:
             placement = self._placement()
             generator = placement.generator(load(placement))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-            if self.options.strict and self.hosts.index == 0:
-                self._check_all(answerer)
         if self.decoding.gamma == AUTO and generator.draft is not None:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
@@ -215,23 +213,6 @@ class _Run:
             if path.exists():
                 answerer.generator.assume(self.decoding, _read_costs(path))
 
-    def _check_all(self, answerer: Answerer) -> None:
-        """Every input can be decoded, for ``strict``."""
-        bad = []
-        for index, raw in enumerate(self.source.raw()):
-            item = self.source.item(index, raw)
-            try:
-                answerer.ids(item)
-            except InputError as error:
-                bad.append(f"{item.place[0]} {item.place[1]}: {error}")
-        if bad:
-            for text in bad[:_NAMED]:
-                self.progress.say(text)
-            raise InputError(
-                f"{len(bad)} inputs of {self.source.name} cannot be decoded, the first is "
-                f"{bad[0]}; leave out --strict to answer the others"
-            )
-
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards."""
         tally = self.progress.tally
@@ -247,12 +228,12 @@ class _Run:
         if self.hosts.index > 0:
             return report
         self._wait(shards, unfinished)
-        if self.options.merge and not shards.merged.exists():
+        if not shards.merged.exists():
             shards.merge()
         errors = [error for line in shards.lines() if (error := error_of(line))]
         return dataclasses.replace(
             report,
-            merged=shards.merged if self.options.merge else None,
+            merged=shards.merged,
             inputs=shards.total,
             errors=len(errors),
             named=errors[:_NAMED],

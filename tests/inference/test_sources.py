@@ -47,8 +47,6 @@ def test_a_field_can_be_named_and_makes_the_file_json(tmp_path):
     assert (item.text, item.fields["text"]) == ("long", "other")
     (item,) = items(tmp_path / "in.data", line)
     assert item.text == line.decode().rstrip()
-    (item,) = items(tmp_path / "in.jsonl", line, file_format="text")
-    assert item.text == line.decode().rstrip()
 
 
 @pytest.mark.parametrize(
