@@ -13,6 +13,8 @@ from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ORDER = 3
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.files import open_tensors, same_tensor, transposed
+from spec_t5x.checkpoints.huggingface.files import check_tied, open_tensors, transposed
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.weights import Tensor
@@ -69,9 +69,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     Raises:
         InputError: files are absent or damaged, or the network is not GPT-2's.
     """
+    config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
-    left = _settled(open_tensors(directory), values, directory)
-    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in left)
+    left = _settled(open_tensors(directory), config, directory)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
     tensors = {path: _ours(path, left[name], rows) for path, name in names.items() if name in left}
@@ -122,9 +122,7 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
     """Their number of ids, and the two that start and end a text."""
-    num_ids, eos_id = values.get("vocab_size"), values.get("eos_token_id")
-    if not isinstance(num_ids, int):
-        raise InputError(f"{path} has vocab_size {num_ids!r}: copy the file again")
+    num_ids, eos_id = values["vocab_size"], values.get("eos_token_id")
     start_id = values.get("bos_token_id", eos_id)
     for name, token in (("bos_token_id", start_id), ("eos_token_id", eos_id)):
         if not isinstance(token, int) or not 0 <= token < num_ids:
@@ -134,7 +132,7 @@ def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
     return num_ids, start_id, eos_id
 
 
-def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
+def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
     present = {name: value for name, value in values.items() if value is not None}
     activation = present.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
@@ -156,35 +154,20 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             num_layers=present["n_layer"],
             mlp_dim=present.get("n_inner", 4 * present["n_embd"]),
             max_length=present["n_positions"],
-            logits_via_embedding=tied,
+            logits_via_embedding=present.get("tie_word_embeddings", True),
             dropout_rate=present.get("resid_pdrop", 0.1),
             layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-5),
         )
 
 
 def _settled(
-    tensors: Mapping[str, Tensor], values: dict[str, Any], directory: Path
+    tensors: Mapping[str, Tensor], config: GPTConfig, directory: Path
 ) -> dict[str, Tensor]:
-    """The tensors without the prefix, masks, and an output layer that is the embedding.
-
-    Raises:
-        InputError: the output layer is not the embedding, and config.json says that it is.
-    """
+    """The tensors without the prefix, masks, and an output layer that is the embedding."""
     bare = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
     bare = {name: tensor for name, tensor in bare.items() if not _MASK.fullmatch(name)}
-    tied = values.get("tie_word_embeddings", True) is not False
-    head, embedding = bare.get(_HEAD), bare.get(_EMBEDDING)
-    if tied and head is not None and embedding is not None:
-        if not same_tensor(head, embedding):
-            raise InputError(
-                f"{directory}: {_HEAD} differs from {_EMBEDDING} although config.json ties them: "
-                "set tie_word_embeddings to false"
-            )
-        del bare[_HEAD]
-    if not tied and head is None:
-        raise InputError(
-            f"{directory} has no {_HEAD} and tie_word_embeddings is false: copy the weights again"
-        )
+    if config.logits_via_embedding and _EMBEDDING in bare:
+        check_tied(bare.pop(_HEAD, None), bare[_EMBEDDING], directory)
     return bare
 
 

@@ -77,12 +77,10 @@ class StoredModel:
         """Reads the weights, only those that devices of this process hold.
 
         Raises:
-            InputError: weights that do not fit the configuration or are damaged, no
-                vocabulary, or both ``on_host`` and ``shardings``.
+            InputError: weights that do not fit the configuration or are damaged, or no
+                vocabulary.
         """
         vocabulary = self.known_vocabulary()
-        if on_host and shardings is not None:
-            raise InputError("on_host is True and shardings are given: leave one of them out")
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
         return LoadedModel(
@@ -102,11 +100,7 @@ class StoredModel:
         return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
 
     def known_vocabulary(self) -> Vocabulary:
-        """The vocabulary.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The vocabulary."""
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "

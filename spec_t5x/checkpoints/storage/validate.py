@@ -55,22 +55,8 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def check_finite(tensors: Mapping[str, Any], source: str) -> None:
-    """Looks for NaN and infinity.
-
-    Raises:
-        InputError: one line with the names of the tensors that hold any.
-    """
-    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-    refuse_not_finite(broken, len(tensors), source)
-
-
 def refuse_not_finite(broken: list[str], num_tensors: int, source: str) -> None:
-    """Refuses, where there are any, the tensors that hold NaN or infinity.
-
-    Raises:
-        InputError: one line with their names.
-    """
+    """Refuses, where there are any, the tensors that hold NaN or infinity."""
     if broken:
         raise InputError(
             f"{source}: NaN or infinite weights in {len(broken)} of {num_tensors} tensors "
@@ -88,11 +74,7 @@ def is_finite(tensor: Any) -> bool:
 
 
 def check_vocabulary_fits(vocabulary: Vocabulary, config: ModelConfig, source: object) -> None:
-    """Every id of the vocabulary needs a row in the embedding; more rows are padding.
-
-    Raises:
-        InputError: there are more ids than rows.
-    """
+    """Every id of the vocabulary needs a row in the embedding; more rows are padding."""
     if vocabulary.vocab_size > config.vocab_size:
         raise InputError(
             f"{source}: the vocabulary has {vocabulary.vocab_size} ids, the model "
