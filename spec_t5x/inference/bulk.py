@@ -240,11 +240,7 @@ class _Run:
         )
 
     def _wait(self, shards: Shards, unfinished: list[int]) -> None:
-        """Until the other processes have ended.
-
-        Raises:
-          InputError: one of them has not written its shards.
-        """
+        """Until the other processes have ended."""
         for process in range(1, self.hosts.count):
             processes.wait_for(self.directory, process)
         if shards.unfinished():
