@@ -73,7 +73,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 
 def check_tied(head: Tensor | None, embedding: Tensor, directory: Path) -> None:
-    """Refuses an output layer that is stored and is not the embedding that config.json says it is."""
+    """Refuses a stored output layer that is not the embedding although config.json ties them."""
     if head is None or head is embedding:
         return
     same = head.shape == embedding.shape

@@ -34,7 +34,7 @@ def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dic
 def check_format(
     metadata: dict[str, Any], path: Location, name: str, version: int, remedy: str
 ) -> None:
-    """Refuses the config.json ``path`` of another format or version; ``remedy`` is for the former."""
+    """Refuses a config.json of another format or version; ``remedy`` is for the former."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
     if metadata.get("version") != version:
