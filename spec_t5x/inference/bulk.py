@@ -215,28 +215,21 @@ class _Run:
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards."""
-        tally = self.progress.tally
-        report = Report(
-            merged=None,
-            inputs=tally.inputs,
-            errors=tally.errors,
-            named=[],
+        tally, errors = self.progress.tally, []
+        is_first = self.hosts.index == 0
+        if is_first:
+            self._wait(shards, unfinished)
+            if not shards.merged.exists():
+                shards.merge()
+            errors = [error for line in shards.lines() if (error := error_of(line))]
+        return Report(
+            merged=shards.merged if is_first else None,
+            inputs=shards.total if is_first else tally.inputs,
+            errors=len(errors) if is_first else tally.errors,
+            named=errors[:_NAMED],
             tokens=tally.tokens,
             block_efficiency=tally.block_efficiency,
             seconds=self.progress.seconds,
-        )
-        if self.hosts.index > 0:
-            return report
-        self._wait(shards, unfinished)
-        if not shards.merged.exists():
-            shards.merge()
-        errors = [error for line in shards.lines() if (error := error_of(line))]
-        return dataclasses.replace(
-            report,
-            merged=shards.merged,
-            inputs=shards.total,
-            errors=len(errors),
-            named=errors[:_NAMED],
         )
 
     def _wait(self, shards: Shards, unfinished: list[int]) -> None:

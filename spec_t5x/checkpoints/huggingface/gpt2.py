@@ -43,17 +43,16 @@ _TOP = {
     "logits_dense/kernel": _HEAD,
 }
 _IN_LAYER = {
-    "pre_attention_layer_norm": "ln_1",
-    "attention/query": "attn.c_attn",
-    "attention/key": "attn.c_attn",
-    "attention/value": "attn.c_attn",
-    "attention/out": "attn.c_proj",
-    "pre_mlp_layer_norm": "ln_2",
-    "mlp/wi": "mlp.c_fc",
-    "mlp/wo": "mlp.c_proj",
+    "pre_attention_layer_norm": ("ln_1", None),
+    # A joined projection, and which third of it.
+    "attention/query": ("attn.c_attn", 0),
+    "attention/key": ("attn.c_attn", 1),
+    "attention/value": ("attn.c_attn", 2),
+    "attention/out": ("attn.c_proj", None),
+    "pre_mlp_layer_norm": ("ln_2", None),
+    "mlp/wi": ("mlp.c_fc", None),
+    "mlp/wo": ("mlp.c_proj", None),
 }
-# Places in their joined projection.
-_JOINED = {"query": 0, "key": 1, "value": 2}
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
@@ -74,13 +73,18 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     left = _settled(open_tensors(directory), config, directory)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
-    tensors = {path: _ours(path, left[name], rows) for path, name in names.items() if name in left}
+    tensors = {
+        path: _ours(path, left[name], rows, third)
+        for path, (name, third) in names.items()
+        if name in left
+    }
+    used = {name for name, _ in names.values()}
     tokenizer, vocabulary = read_tokenizer(directory), None
     if tokenizer is not None:
         vocabulary = MappedVocabulary(tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id)
     return StoredModel(
         # What belongs to no parameter is refused by its own name.
-        tensors=tensors | {n: left[n] for n in left if n not in names.values()},
+        tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
         vocabulary=vocabulary,
         directory=directory,
@@ -88,14 +92,13 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     )
 
 
-def _ours(path: str, tensor: Tensor, rows: np.ndarray) -> Tensor:
+def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:
     """Their tensor in the form of our parameter ``path``; ``rows`` are their ids of ours."""
     if path == "token_embedding":
         return _renumbered(tensor, rows)
     if path == "logits_dense/kernel":
         return transposed(_renumbered(tensor, rows))
-    place = _joined_place(path)
-    return tensor if place is None else _third(tensor, place)
+    return tensor if third is None else _third(tensor, third)
 
 
 def _renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
@@ -171,20 +174,14 @@ def _settled(
     return bare
 
 
-def _names(config: GPTConfig) -> dict[str, str]:
-    """Their name of the tensor that holds each of our parameters."""
-    names = dict(_TOP)
+def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:
+    """Their name of the tensor that holds each of our parameters, and which third of it."""
+    names = {path: (name, None) for path, name in _TOP.items()}
     if config.logits_via_embedding:
         del names["logits_dense/kernel"]
     for layer in range(config.num_layers):
-        for ours, theirs in _IN_LAYER.items():
+        for ours, (theirs, third) in _IN_LAYER.items():
             weight = "scale" if ours.endswith("norm") else "kernel"
-            names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight"
-            names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias"
+            names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight", third
+            names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias", third
     return names
-
-
-def _joined_place(path: str) -> int | None:
-    """Where a parameter is in the joined projection, if it is."""
-    parts = path.split("/")
-    return _JOINED.get(parts[2]) if len(parts) == 4 and parts[1] == "attention" else None

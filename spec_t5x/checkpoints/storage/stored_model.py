@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.validate import check_tensors, check_vocabulary_fits
+from spec_t5x.checkpoints.storage.validate import check_tensors
 from spec_t5x.checkpoints.storage.weights import Tensors, array_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -62,14 +62,19 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Compares every name, shape and type with the configuration; reads nothing.
+        """Compares vocabulary, names, shapes and types with the configuration; reads nothing.
 
         Raises:
             InputError: one line with what is missing, unexpected or otherwise wrong.
         """
+        # Every id needs a row in the embedding; more rows are padding.
+        if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
+            raise InputError(
+                f"{self.directory}: the vocabulary has {self.vocabulary.vocab_size} ids, the model "
+                f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
+                "its number of extra_ids"
+            )
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
-        if self.vocabulary is not None:
-            check_vocabulary_fits(self.vocabulary, self.config, self.directory)
 
     def load(
         self, *, dtype: str, on_host: bool = False, shardings: Shardings | None = None
