@@ -301,20 +301,11 @@ def _in_buckets(
     tokens_per_batch: int,
 ) -> tf.data.Dataset:
     """Full batches, each of one bucket, as they get full."""
-    sizes = tf.constant([max(1, tokens_per_batch // length) for length in buckets], tf.int64)
-    widths = {
-        side: tf.constant([min(length, lengths[side]) for length in buckets], tf.int64)
-        for side in _SIDES
-    }
-
-    def bucket(example):
-        longest = tf.reduce_max([tf.size(example[side]) for side in _SIDES])
-        return tf.searchsorted(tf.constant(buckets), [longest], out_type=tf.int64)[0]
-
-    def batch(key, window):
-        shapes = {side: [tf.gather(widths[side], key)] for side in _SIDES}
-        return window.padded_batch(tf.gather(sizes, key), padded_shapes=shapes)
-
-    return dataset.group_by_window(
-        bucket, batch, window_size_func=lambda key: tf.gather(sizes, key)
+    batches = dataset.bucket_by_sequence_length(
+        lambda example: tf.reduce_max([tf.size(example[side]) for side in _SIDES]),
+        bucket_boundaries=[length + 1 for length in buckets],
+        # The last is of longer pairs, which there are not.
+        bucket_batch_sizes=[max(1, tokens_per_batch // length) for length in (*buckets, 1)],
+        pad_to_bucket_boundary=True,
     )
+    return batches.map(lambda batch: {side: batch[side][:, : lengths[side]] for side in _SIDES})
