@@ -195,7 +195,8 @@ class TaskStream:
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
         """Batch ``start_step``, ``start_step + 1``, ... without end.
 
-        One such iterator is in use at a time: ``save_position`` is about the latest.
+        Once for each object: read again, seqio shuffles otherwise, unless a position is given.
+        ``save_position`` is about the latest.
 
         Args:
             start_step: batches to leave out.
