@@ -12,7 +12,6 @@ from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
-from spec_t5x.checkpoints.storage.validate import check_vocabulary_fits
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.checkpoints.t5x.index import find_t5x
@@ -85,8 +84,6 @@ def open_model(
         stored.directory,
         stored.config.vocab_size,
     )
-    if chosen is not None:
-        check_vocabulary_fits(chosen, stored.config, stored.directory)
     return dataclasses.replace(stored, vocabulary=chosen)
 
 

@@ -16,8 +16,10 @@ _BATCH_SIZE = 16
 
 
 _INPUTS = {
-    "input": ("FILE", "JSON lines, or a text on each line; gzipped or not"),
-    "format": (("auto", "jsonl", "text"), "of the file (by its name)"),
+    "input": (
+        "FILE",
+        "JSON lines (.jsonl, .json), or a text on each line; gzipped or not",
+    ),
     "field": ("NAME", "of a JSON line, with the text (inputs, input or text)"),
     "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
     "split": ("NAME", "of the task (validation)"),
@@ -25,7 +27,6 @@ _INPUTS = {
 _OUTPUTS = {
     "output_dir": ("DIR", "shards, and predictions.jsonl"),
     "shard_size": (int, "inputs in a shard: a kill costs at most one shard (1024)"),
-    "strict": (bool, "decode nothing if any input cannot be decoded"),
     "overwrite": (bool, "delete an earlier run's outputs in the directory and start again"),
 }
 _HOSTS = {
@@ -59,11 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="{'inputs':N,'targets':N}",
         help="cut inputs to N tokens; end outputs after N",
     )
-    outputs = parser.add_argument_group("outputs")
-    settings.add_flags(outputs, _OUTPUTS)
-    outputs.add_argument(
-        "--no_merge", dest="merge", action="store_false", default=None, help="keep only the shards"
-    )
+    settings.add_flags(parser.add_argument_group("outputs"), _OUTPUTS)
     settings.add_flags(parser.add_argument_group("devices and hosts"), _HOSTS)
     settings.add_arguments(parser)
 
@@ -132,7 +129,7 @@ def _source(options, models):
     if options.input is not None:
         from spec_t5x.inference.sources import file_source
 
-        return file_source(options.input, options.format, options.field)
+        return file_source(options.input, options.field)
     from spec_t5x.checkpoints.loading import open_model
 
     # Imported here: seqio brings TensorFlow along, seconds that a file does not need.

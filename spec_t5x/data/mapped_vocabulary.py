@@ -43,11 +43,7 @@ class MappedVocabulary(TokenizerVocabulary):
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
     ):
-        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids.
-
-        Raises:
-            InputError: one of the ids is out of range.
-        """
+        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids."""
         self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
         self._theirs = their_ids(num_ids, start_id, eos_id)
         # The copy at 0 is not what a token of a text becomes.
@@ -86,9 +82,6 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
 
     Of a ``tokenizer.json`` itself, that one. None where there is none.
-
-    Raises:
-        InputError: it cannot be read.
     """
     whole = path if path.is_file() else path / TOKENIZER_NAME
     vocab, merges = path / VOCAB_NAME, path / MERGES_NAME

@@ -72,11 +72,7 @@ class PairedTask:
         return seqio.get_subtasks(self.provider)
 
     def tasks_with(self, split: str) -> Sequence[seqio.Task]:
-        """The tasks that have the split; as seqio has it, some of a mixture may not.
-
-        Raises:
-            InputError: none has it.
-        """
+        """The tasks that have the split; as seqio has it, some of a mixture may not."""
         with reading(self.name, split):
             splits = {task.name: tuple(task.splits) for task in self.tasks}
         # TFDS knows the splits of what it has prepared only.
@@ -124,11 +120,7 @@ class PairedTask:
         return self._joined(split, found)
 
     def shuffled_pairs(self, split: str, seed: int, *, limit: int | None = None) -> TokenisedPairs:
-        """The first ``limit`` pairs of the shuffled split or mixture, at most an epoch.
-
-        Raises:
-            InputError: as ``pairs``.
-        """
+        """The first ``limit`` pairs of the shuffled split or mixture, at most an epoch."""
         dataset = self.dataset(split, seed, num_epochs=1)
         dataset = dataset if limit is None else dataset.take(limit)
         with reading(self.name, split):
@@ -203,7 +195,8 @@ class TaskStream:
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
         """Batch ``start_step``, ``start_step + 1``, ... without end.
 
-        One such iterator is in use at a time: ``save_position`` is about the latest.
+        Once for each object: read again, seqio shuffles otherwise, unless a position is given.
+        ``save_position`` is about the latest.
 
         Args:
             start_step: batches to leave out.
@@ -309,20 +302,11 @@ def _in_buckets(
     tokens_per_batch: int,
 ) -> tf.data.Dataset:
     """Full batches, each of one bucket, as they get full."""
-    sizes = tf.constant([max(1, tokens_per_batch // length) for length in buckets], tf.int64)
-    widths = {
-        side: tf.constant([min(length, lengths[side]) for length in buckets], tf.int64)
-        for side in _SIDES
-    }
-
-    def bucket(example):
-        longest = tf.reduce_max([tf.size(example[side]) for side in _SIDES])
-        return tf.searchsorted(tf.constant(buckets), [longest], out_type=tf.int64)[0]
-
-    def batch(key, window):
-        shapes = {side: [tf.gather(widths[side], key)] for side in _SIDES}
-        return window.padded_batch(tf.gather(sizes, key), padded_shapes=shapes)
-
-    return dataset.group_by_window(
-        bucket, batch, window_size_func=lambda key: tf.gather(sizes, key)
+    batches = dataset.bucket_by_sequence_length(
+        lambda example: tf.reduce_max([tf.size(example[side]) for side in _SIDES]),
+        bucket_boundaries=[length + 1 for length in buckets],
+        # The last is of longer pairs, which there are not.
+        bucket_batch_sizes=[max(1, tokens_per_batch // length) for length in (*buckets, 1)],
+        pad_to_bucket_boundary=True,
     )
+    return batches.map(lambda batch: {side: batch[side][:, : lengths[side]] for side in _SIDES})

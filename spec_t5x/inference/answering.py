@@ -112,11 +112,7 @@ class Answerer:
         return None
 
     def ids(self, item: Item) -> list[int]:
-        """An input's ids, end of sequence included.
-
-        Raises:
-          InputError: why it cannot be decoded.
-        """
+        """An input's ids, end of sequence included."""
         if item.error:
             raise InputError(item.error)
         if item.ids is None:

@@ -41,7 +41,7 @@ _NAMED = 10
 class Report:
     """How a run ended, for this process."""
 
-    # All answers; None where another process joins them, or nobody does.
+    # All answers; None where another process joins them.
     merged: Path | None
     inputs: int
     # Inputs without an answer, and what is wrong with the first of them.
@@ -189,8 +189,6 @@ class _Run:
             placement = self._placement()
             generator = placement.generator(load(placement, self._learned()))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-            if self.options.strict and self.hosts.index == 0:
-                self._check_all(answerer)
         if self.decoding.gamma == AUTO and generator.may_draft:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
@@ -236,55 +234,27 @@ class _Run:
             if learned is not None:
                 answerer.generator.assume(self.decoding, learned.costs)
 
-    def _check_all(self, answerer: Answerer) -> None:
-        """Every input can be decoded, for ``strict``."""
-        bad = []
-        for index, raw in enumerate(self.source.raw()):
-            item = self.source.item(index, raw)
-            try:
-                answerer.ids(item)
-            except InputError as error:
-                bad.append(f"{item.place[0]} {item.place[1]}: {error}")
-        if bad:
-            for text in bad[:_NAMED]:
-                self.progress.say(text)
-            raise InputError(
-                f"{len(bad)} inputs of {self.source.name} cannot be decoded, the first is "
-                f"{bad[0]}; leave out --strict to answer the others"
-            )
-
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards."""
-        tally = self.progress.tally
-        report = Report(
-            merged=None,
-            inputs=tally.inputs,
-            errors=tally.errors,
-            named=[],
+        tally, errors = self.progress.tally, []
+        is_first = self.hosts.index == 0
+        if is_first:
+            self._wait(shards, unfinished)
+            if not shards.merged.exists():
+                shards.merge()
+            errors = [error for line in shards.lines() if (error := error_of(line))]
+        return Report(
+            merged=shards.merged if is_first else None,
+            inputs=shards.total if is_first else tally.inputs,
+            errors=len(errors) if is_first else tally.errors,
+            named=errors[:_NAMED],
             tokens=tally.tokens,
             block_efficiency=tally.block_efficiency,
             seconds=self.progress.seconds,
         )
-        if self.hosts.index > 0:
-            return report
-        self._wait(shards, unfinished)
-        if self.options.merge and not shards.merged.exists():
-            shards.merge()
-        errors = [error for line in shards.lines() if (error := error_of(line))]
-        return dataclasses.replace(
-            report,
-            merged=shards.merged if self.options.merge else None,
-            inputs=shards.total,
-            errors=len(errors),
-            named=errors[:_NAMED],
-        )
 
     def _wait(self, shards: Shards, unfinished: list[int]) -> None:
-        """Until the other processes have ended.
-
-        Raises:
-          InputError: one of them has not written its shards.
-        """
+        """Until the other processes have ended."""
         for process in range(1, self.hosts.count):
             processes.wait_for(self.directory, process)
         if shards.unfinished():

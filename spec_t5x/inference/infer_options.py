@@ -6,7 +6,6 @@ import gin
 
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.errors import InputError
-from spec_t5x.inference.sources import FORMATS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,9 +19,8 @@ class InferOptions(TaskOptions):
     output_dir: str | None = None
     # JSON lines or plain lines, gzipped or not.
     input: str | None = None
-    # "jsonl", "text", or "auto" to go by the file's name.
-    format: str = "auto"
-    # The field of a JSON line that holds the text; None takes inputs, input or text.
+    # The field of a JSON line that holds the text; None takes inputs, input or text, where the
+    # file's name ends in .jsonl, .json or .ndjson.
     field: str | None = None
     # A name in seqio's registry; a mixture's tasks follow each other.
     mixture_or_task: str | None = None
@@ -34,12 +32,8 @@ class InferOptions(TaskOptions):
     task_feature_lengths: dict | None = None
     # Inputs in a shard: what a kill costs at most.
     shard_size: int = 1024
-    # Decode nothing if any input cannot be decoded.
-    strict: bool = False
     # Delete an earlier run's answers and start over.
     overwrite: bool = False
-    # Join the shards to one file at the end.
-    merge: bool = True
     # Devices of this machine that share one model; the others hold replicas.
     model_parallel: int = 1
 
@@ -63,9 +57,7 @@ class InferOptions(TaskOptions):
                 "input is standard input, which cannot be read again after a restart: give a "
                 "file, or use spec-t5x generate"
             )
-        if self.format not in FORMATS:
-            raise InputError(f"format is {self.format!r}: choose {', '.join(FORMATS)}")
-        if self.field is not None and (self.format == "text" or self.mixture_or_task):
+        if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
         for name in ("shard_size", "model_parallel"):
             value = getattr(self, name)

@@ -52,11 +52,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """A step of the start that every process must complete.
-
-        Raises:
-          InputError: another process did not.
-        """
+        """A step of the start that every process must complete."""
         try:
             yield
         except InputError:
@@ -83,11 +79,7 @@ class Hosts:
 
 
 def join(options: HostOptions) -> Hosts:
-    """Meets the other processes, if the options name any.
-
-    Raises:
-      InputError: they cannot be met.
-    """
+    """Meets the other processes, if the options name any."""
     if options.coordinator_address is None and not options.multiprocess:
         return Hosts()
     try:
@@ -136,9 +128,6 @@ def check_alone(directory: Path, count: int) -> None:
     """No process works here but 0 to ``count`` - 1.
 
     A run of more processes may have lost the ones that share a number with this run.
-
-    Raises:
-      InputError: a process of another run does.
     """
     for path in sorted(directory.glob(".lock-*")):
         process = int(path.name.removeprefix(".lock-"))

@@ -18,7 +18,6 @@ from spec_t5x.errors import InputError
 TEXT_FIELDS = ("inputs", "input", "text")
 # T5X's name for an input's text in its files of predictions.
 PRETOKENIZED = "inputs_pretokenized"
-FORMATS = ("auto", "jsonl", "text")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,22 +112,16 @@ class FileSource:
         return text, {PRETOKENIZED: text} | values
 
 
-def file_source(path: str, file_format: str = "auto", field: str | None = None) -> FileSource:
+def file_source(path: str, field: str | None = None) -> FileSource:
     """The source for a file.
 
     Args:
-      path: of text lines or JSON lines, gzipped or not.
-      file_format: "jsonl", "text", or "auto" to go by the name (.jsonl, .json, .ndjson).
-      field: of a JSON line; naming one makes the file JSON lines.
-
-    Raises:
-      InputError: there is no such file.
+      path: of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
+      field: of a JSON line; naming one makes any file JSON lines.
     """
     found = Path(path).expanduser()
     is_gzip(found)  # checks that it is there
-    by_name = is_jsonl(path) or field is not None
-    jsonl = by_name if file_format == "auto" else file_format == "jsonl"
-    return FileSource(path=found, jsonl=jsonl, field=field)
+    return FileSource(path=found, jsonl=is_jsonl(path) or field is not None, field=field)
 
 
 def survey(

@@ -44,11 +44,7 @@ class TaskSource:
         return {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
 
     def raw(self) -> Iterator[bytes]:
-        """Each example as a line of JSON.
-
-        Raises:
-          InputError: the data cannot be read, or have no ids.
-        """
+        """Each example as a line of JSON."""
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")

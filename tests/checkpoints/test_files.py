@@ -18,13 +18,11 @@ class Killed(BaseException):
 class Machine:
     """Counts the calls that change the disk, and dies at one: dead, it answers none more."""
 
-    def __init__(self, monkeypatch, *, can_swap):
+    def __init__(self, monkeypatch):
         self.calls = 0
         self.dies_at = None
         for name in ("mkdir", "rename", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.counted(getattr(os, name)))
-        swap = self.counted(files._swap) if can_swap else lambda first, second: False
-        monkeypatch.setattr(files, "_swap", swap)
 
     def counted(self, function):
         def counted(*args, **kwargs):
@@ -50,10 +48,9 @@ def content(directory):
     return whole
 
 
-@pytest.fixture(params=[True, False], ids=["swapped", "renamed"])
-def machine(request, monkeypatch):
-    # Elsewhere than on Linux both are the second.
-    return Machine(monkeypatch, can_swap=request.param)
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
 
 
 def test_killed_at_every_call_the_old_or_the_new_one_loads(tmp_path, machine):

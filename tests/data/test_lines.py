@@ -1,4 +1,4 @@
-"""Lines of text: which are read, how they are batched, and what is kept."""
+"""Lines of text: which are read, and how they are batched."""
 
 import gzip
 
@@ -52,25 +52,3 @@ def test_a_line_is_the_start_token_its_ids_and_the_end():
     np.testing.assert_array_equal(batch.decoder_input_tokens[0], [0, *ids])
     assert batch.encoder_input_tokens.shape == (2, 0)
     assert (batch.num_tokens, batch.num_pairs) == (6, 2)
-
-
-def test_no_line_left_is_refused():
-    with pytest.raises(InputError, match="all 1 are empty or longer than 4 tokens"):
-        tokenise_lines(["abcdef"], VOCABULARY, max_length=4)
-
-
-def test_ids_are_kept_and_a_changed_file_is_noticed(tmp_path):
-    file = tmp_path / "text"
-    file.write_text("abc\n")
-    options = {"key": 0, "files": [file], "cache_dir": tmp_path / "cache"}
-
-    def tokenise(text, key=0):
-        lines = tokenise_lines([text], VOCABULARY, 9, **options | {"key": key})
-        return VOCABULARY.decode(lines.target_ids.tolist())
-
-    assert tokenise("abc") == "abc"
-    # Read from the cache: the text is not looked at.
-    assert tokenise("other") == "abc"
-    assert tokenise("other", key=1) == "other"
-    file.write_text("xyz\n")
-    assert tokenise("xyz") == "xyz"

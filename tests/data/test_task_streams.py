@@ -83,7 +83,7 @@ def arrays(batches, number):
 
 def test_batches_are_full_and_have_the_shape_of_their_bucket():
     seen = set()
-    for batch in itertools.islice(stream().batches(), 60):
+    for batch in itertools.islice(stream().batches(), 30):
         source, target = batch.encoder_input_tokens, batch.decoder_target_tokens
         longest = max(np.count_nonzero(source, 1).max(), np.count_nonzero(target, 1).max())
         bucket = min(length for length in BUCKETS if length >= longest)
@@ -128,28 +128,23 @@ def test_a_position_that_finds_no_room(tmp_path, disk):
 
 @pytest.mark.parametrize("name", [MIXTURE, GENERATED])
 def test_a_stream_goes_on_from_its_position(name, tmp_path):
-    undisturbed = arrays(stream(name).batches(), 40)
+    undisturbed = arrays(stream(name).batches(), 16)
     interrupted = stream(name)
     batches = interrupted.batches()
-    assert arrays(batches, 17) == undisturbed[:17]
+    assert arrays(batches, 7) == undisturbed[:7]
     interrupted.save_position(tmp_path)
     assert (tmp_path / "iterator.index").is_file() == (name != GENERATED)
     # Saving moves nothing; the position leads to where it was saved.
-    assert arrays(batches, 23) == undisturbed[17:]
-    assert arrays(stream(name).batches(17, tmp_path), 23) == undisturbed[17:]
-    # And a position after a resumption.
+    assert arrays(batches, 9) == undisturbed[7:]
     resumed = stream(name)
-    arrays(resumed.batches(17, tmp_path), 3)
+    assert arrays(resumed.batches(7, tmp_path), 3) == undisturbed[7:10]
+    # And a position after a resumption.
     resumed.save_position(tmp_path / "later")
-    assert arrays(stream(name).batches(20, tmp_path / "later"), 20) == undisturbed[20:]
+    assert arrays(stream(name).batches(10, tmp_path / "later"), 6) == undisturbed[10:]
 
 
-def test_without_a_position_the_batches_before_are_read_again(tmp_path):
-    assert arrays(stream().batches(9), 5) == arrays(stream().batches(), 14)[9:]
-    begun = stream()
-    batches = begun.batches(9)
-    begun.save_position(tmp_path)  # before the first
-    assert arrays(stream().batches(9, tmp_path), 5) == arrays(batches, 5)
+def test_without_a_position_the_batches_before_are_read_again():
+    assert arrays(stream().batches(9), 3) == arrays(stream().batches(), 12)[9:]
 
 
 def test_a_position_of_other_data_is_refused(tmp_path):
@@ -158,10 +153,8 @@ def test_a_position_of_other_data_is_refused(tmp_path):
     begun.save_position(tmp_path)
     with pytest.raises(InputError, match="was started with seed 0, not 1"):
         stream(seed=1).batches(0, tmp_path)
-    with pytest.raises(InputError, match="with task 'stream_ab', not 'stream_a'"):
-        stream("stream_a").batches(0, tmp_path)
     with pytest.raises(InputError, match="with batches 0, not 3"):
-        stream().batches(3, tmp_path)
+        begun.batches(3, tmp_path)
 
 
 def test_pairs_of_a_split_in_order_and_of_each_task_of_a_mixture():

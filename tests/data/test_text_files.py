@@ -32,10 +32,9 @@ def test_columns_are_stripped_but_no_break_spaces_stay(write, compress):
     assert list(read_pairs(path, 1, 1, 2)) == [("two", "two"), ("four", "four")]
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_line_in_another_encoding_is_named(write, compress):
+def test_a_line_in_another_encoding_is_named(write):
     good = "f\u00fcnf\tfive\n".encode() * MANY
-    path = write(compress(good + "f\u00fcnf\tfive\n".encode("latin-1") + good))
+    path = write(gzip.compress(good + "f\u00fcnf\tfive\n".encode("latin-1") + good))
     with pytest.raises(InputError) as raised:
         list(read_pairs(path, 0, 1, 2))
     message = f"{path}, line {MANY + 1}: byte 2 is 0xfc, not UTF-8: "
@@ -97,13 +96,9 @@ def test_json_pairs_are_read(tmp_path, name):
         ('{"article": "x", "highlights": "y"}\n{', "line 2: not JSON"),
         ('{"article": "x"}', r"line 1: field 'highlights' is None.*\(article\)"),
         ('{"article": 3, "highlights": "y"}', "field 'article' is 3"),
-        (b'{"article": "x", "highlights": "y"}\n"\xdf"', "line 2: byte 2 is 0xdf, not UTF-8"),
-        (None, "no file"),
+        ('["x"]', "line 1: .* is not a JSON object"),
     ],
 )
-def test_json_that_cannot_be_read_is_named(tmp_path, content, message):
-    path = tmp_path / "pairs.jsonl"
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_json_that_cannot_be_read_is_named(write, content, message):
     with pytest.raises(InputError, match=message):
-        read_json(path)
+        read_json(write(content.encode()))

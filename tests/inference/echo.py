@@ -72,7 +72,7 @@ class Runner:
     def __call__(self, decoding=OPTIONS, settings=None, load=Echo, hosts=None, **options):
         options = {"output_dir": str(self.output), "shard_size": 3} | options
         options = InferOptions(input=str(self.source), **options)
-        source = file_source(options.input, options.format, options.field)
+        source = file_source(options.input, options.field)
         settings = settings or {"target": "echo"}
         return infer(options, decoding, source, lambda *_: load(), settings=settings, hosts=hosts)
 

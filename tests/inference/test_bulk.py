@@ -8,7 +8,6 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.inference import processes
-from spec_t5x.inference.run_directory import read_manifest
 from tests.inference.echo import OPTIONS, Echo
 
 
@@ -71,22 +70,12 @@ def test_bad_lines_are_reported_in_their_places_and_the_others_answered(runner):
     assert runner().named == report.named
 
 
-def test_strict_stops_before_decoding(runner):
-    lines = runner.source.read_bytes().splitlines()
-    lines[5] = b"x" * 40
-    runner.source.write_bytes(b"\n".join(lines))
-    with pytest.raises(InputError, match="^1 inputs of .* cannot be decoded, .* line 6: the text"):
-        runner(strict=True)
-    assert list(runner.files()) == ["manifest.json"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"decoding": dataclasses.replace(OPTIONS, gamma=7)}, r"gamma was 4 and is 7\)"),
         ({"decoding": dataclasses.replace(OPTIONS, batch_size=4)}, "batch_size was 2 and is 4"),
         ({"shard_size": 4}, "shard_size was 3 and is 4"),
-        ({"format": "jsonl"}, "jsonl was false and is true"),
         ({"settings": {"target": "echo", "more": 1}}, "more was null and is 1"),
     ],
 )
@@ -180,14 +169,6 @@ def test_two_runs_in_one_directory_are_one_too_many(runner):
     assert runner().errors == 0
 
 
-def test_shards_alone_if_no_merging_is_wanted(runner):
-    assert runner(merge=False).merged is None
-    assert "predictions.jsonl" not in runner.files()
-    assert read_manifest(runner.output).count == 11
-    # It may be wanted later.
-    assert runner(load=lambda: pytest.fail("there is nothing to decode")).merged.exists()
-
-
 @pytest.fixture
 def agreed(monkeypatch) -> list[bool]:
     """What this process said at each step of the start; the other always agrees."""
@@ -243,8 +224,6 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
         ({"output_dir": "gs://bucket/out"}, "give a path, of a file system"),
         ({"mixture_or_task": "task"}, "give one of them"),
         ({"shard_size": 0}, "shard_size is 0: give a whole number from 1"),
-        ({"format": "csv"}, "format is 'csv': choose auto, jsonl, text"),
-        ({"format": "text", "field": "a"}, "only JSON lines have"),
         ({"task_feature_lengths": {"input": 5}}, "task_feature_lengths is {'input': 5}: give"),
         ({"model_parallel": 3}, "model_parallel is 3 and there are"),
     ],

@@ -154,7 +154,8 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     shared = undisturbed.into("shared")
 
     def start():
-        flags = (*coordinator(), "--process_index")
+        # What is sampled depends on gamma, and gamma on what was measured.
+        flags = (*coordinator(), "--gamma", "auto", "--process_index")
         return [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
 
     first, second = start()
@@ -167,38 +168,23 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     assert said.endswith("see its message, and give the same command again")
     kept = shared.shards()
     assert len(undisturbed.shards()) // 2 <= len(kept) < len(undisturbed.shards())
+    costs = (shared.output / "costs.json").read_bytes()
 
     for process in (processes := start()):
         process.join()
     said = [shared.said(f"log{n}")[-1] for n in range(2)]
     assert [process.exitcode for process in processes] == [0, 0], said
-    assert shared.files() == undisturbed.files()
     assert kept.items() <= shared.shards().items()
+    assert shared.files()["costs.json"] == costs
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
     assert "process 1 answered" in said[1]
 
-
-def test_with_gamma_auto_costs_are_measured_once_and_decide_for_all_processes(undisturbed):
-    killed = undisturbed.into("auto_killed")
-    process = killed.start("--gamma", "auto")
-    killed.wait_for_shards(process, 2)
-    process.kill()
-    process.join()
-    costs = (killed.output / "costs.json").read_bytes()
-    assert killed.run("--gamma", "auto") == 0, killed.said()
-    assert killed.files()["costs.json"] == costs
-
-    # The draft and its law are sampled: other costs would be other bytes.
-    shared = undisturbed.into("auto_shared")
-    shared.output.mkdir()
-    (shared.output / "costs.json").write_bytes(costs)
-    flags = (*coordinator(), "--gamma", "auto", "--process_index")
-    processes = [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
-    for process in processes:
-        process.join()
-    said = [shared.said(f"log{n}")[-1] for n in range(2)]
-    assert [process.exitcode for process in processes] == [0, 0], said
-    assert shared.files() == killed.files()
+    # Other costs would be other bytes.
+    alone = undisturbed.into("alone")
+    alone.output.mkdir()
+    (alone.output / "costs.json").write_bytes(costs)
+    assert alone.run("--gamma", "auto") == 0, alone.said()
+    assert alone.files() == shared.files()
 
 
 def test_a_full_disk_keeps_the_finished_shards(undisturbed):

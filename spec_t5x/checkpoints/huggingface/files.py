@@ -72,19 +72,21 @@ def transposed(tensor: Tensor) -> Tensor:
     )
 
 
-def same_tensor(first: Tensor, second: Tensor) -> bool:
-    """Whether two matrices hold the same."""
-    if first is second:
-        return True
-    if first.shape != second.shape:
-        return False
-    for start in range(0, first.shape[0], _ROWS):
-        index = (slice(start, min(start + _ROWS, first.shape[0])), slice(0, first.shape[1]))
-        parts = first.read(index), second.read(index)
+def check_tied(head: Tensor | None, embedding: Tensor, directory: Path) -> None:
+    """Refuses a stored output layer that is not the embedding although config.json ties them."""
+    if head is None or head is embedding:
+        return
+    same = head.shape == embedding.shape
+    rows, width = embedding.shape if same else (0, 0)
+    for start in range(0, rows, _ROWS):
+        index = (slice(start, min(start + _ROWS, rows)), slice(0, width))
         # NaN equals NaN here: the check for it reports it better.
-        if not np.array_equal(*parts, equal_nan=True):
-            return False
-    return True
+        same &= np.array_equal(head.read(index), embedding.read(index), equal_nan=True)
+    if not same:
+        raise InputError(
+            f"{directory}: {head.name} differs from {embedding.name} although config.json ties "
+            "them: set tie_word_embeddings (and scale_decoder_outputs, if there) to false"
+        )
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.files import open_tensors, same_tensor, transposed
+from spec_t5x.checkpoints.huggingface.files import check_tied, open_tensors, transposed
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.weights import Tensor
@@ -43,17 +43,16 @@ _TOP = {
     "logits_dense/kernel": _HEAD,
 }
 _IN_LAYER = {
-    "pre_attention_layer_norm": "ln_1",
-    "attention/query": "attn.c_attn",
-    "attention/key": "attn.c_attn",
-    "attention/value": "attn.c_attn",
-    "attention/out": "attn.c_proj",
-    "pre_mlp_layer_norm": "ln_2",
-    "mlp/wi": "mlp.c_fc",
-    "mlp/wo": "mlp.c_proj",
+    "pre_attention_layer_norm": ("ln_1", None),
+    # A joined projection, and which third of it.
+    "attention/query": ("attn.c_attn", 0),
+    "attention/key": ("attn.c_attn", 1),
+    "attention/value": ("attn.c_attn", 2),
+    "attention/out": ("attn.c_proj", None),
+    "pre_mlp_layer_norm": ("ln_2", None),
+    "mlp/wi": ("mlp.c_fc", None),
+    "mlp/wo": ("mlp.c_proj", None),
 }
-# Places in their joined projection.
-_JOINED = {"query": 0, "key": 1, "value": 2}
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
@@ -69,18 +68,23 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     Raises:
         InputError: files are absent or damaged, or the network is not GPT-2's.
     """
+    config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
-    left = _settled(open_tensors(directory), values, directory)
-    config = _read_config(values, directory / CONFIG_NAME, tied=_HEAD not in left)
+    left = _settled(open_tensors(directory), config, directory)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
-    tensors = {path: _ours(path, left[name], rows) for path, name in names.items() if name in left}
+    tensors = {
+        path: _ours(path, left[name], rows, third)
+        for path, (name, third) in names.items()
+        if name in left
+    }
+    used = {name for name, _ in names.values()}
     tokenizer, vocabulary = read_tokenizer(directory), None
     if tokenizer is not None:
         vocabulary = MappedVocabulary(tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id)
     return StoredModel(
         # What belongs to no parameter is refused by its own name.
-        tensors=tensors | {n: left[n] for n in left if n not in names.values()},
+        tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,
         vocabulary=vocabulary,
         directory=directory,
@@ -88,14 +92,13 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     )
 
 
-def _ours(path: str, tensor: Tensor, rows: np.ndarray) -> Tensor:
+def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:
     """Their tensor in the form of our parameter ``path``; ``rows`` are their ids of ours."""
     if path == "token_embedding":
         return _renumbered(tensor, rows)
     if path == "logits_dense/kernel":
         return transposed(_renumbered(tensor, rows))
-    place = _joined_place(path)
-    return tensor if place is None else _third(tensor, place)
+    return tensor if third is None else _third(tensor, third)
 
 
 def _renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
@@ -122,9 +125,7 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
     """Their number of ids, and the two that start and end a text."""
-    num_ids, eos_id = values.get("vocab_size"), values.get("eos_token_id")
-    if not isinstance(num_ids, int):
-        raise InputError(f"{path} has vocab_size {num_ids!r}: copy the file again")
+    num_ids, eos_id = values["vocab_size"], values.get("eos_token_id")
     start_id = values.get("bos_token_id", eos_id)
     for name, token in (("bos_token_id", start_id), ("eos_token_id", eos_id)):
         if not isinstance(token, int) or not 0 <= token < num_ids:
@@ -134,7 +135,7 @@ def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
     return num_ids, start_id, eos_id
 
 
-def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
+def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
     present = {name: value for name, value in values.items() if value is not None}
     activation = present.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
@@ -156,52 +157,31 @@ def _read_config(values: dict[str, Any], path: Path, tied: bool) -> GPTConfig:
             num_layers=present["n_layer"],
             mlp_dim=present.get("n_inner", 4 * present["n_embd"]),
             max_length=present["n_positions"],
-            logits_via_embedding=tied,
+            logits_via_embedding=present.get("tie_word_embeddings", True),
             dropout_rate=present.get("resid_pdrop", 0.1),
             layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-5),
         )
 
 
 def _settled(
-    tensors: Mapping[str, Tensor], values: dict[str, Any], directory: Path
+    tensors: Mapping[str, Tensor], config: GPTConfig, directory: Path
 ) -> dict[str, Tensor]:
-    """The tensors without the prefix, masks, and an output layer that is the embedding.
-
-    Raises:
-        InputError: the output layer is not the embedding, and config.json says that it is.
-    """
+    """The tensors without the prefix, masks, and an output layer that is the embedding."""
     bare = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
     bare = {name: tensor for name, tensor in bare.items() if not _MASK.fullmatch(name)}
-    tied = values.get("tie_word_embeddings", True) is not False
-    head, embedding = bare.get(_HEAD), bare.get(_EMBEDDING)
-    if tied and head is not None and embedding is not None:
-        if not same_tensor(head, embedding):
-            raise InputError(
-                f"{directory}: {_HEAD} differs from {_EMBEDDING} although config.json ties them: "
-                "set tie_word_embeddings to false"
-            )
-        del bare[_HEAD]
-    if not tied and head is None:
-        raise InputError(
-            f"{directory} has no {_HEAD} and tie_word_embeddings is false: copy the weights again"
-        )
+    if config.logits_via_embedding and _EMBEDDING in bare:
+        check_tied(bare.pop(_HEAD, None), bare[_EMBEDDING], directory)
     return bare
 
 
-def _names(config: GPTConfig) -> dict[str, str]:
-    """Their name of the tensor that holds each of our parameters."""
-    names = dict(_TOP)
+def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:
+    """Their name of the tensor that holds each of our parameters, and which third of it."""
+    names = {path: (name, None) for path, name in _TOP.items()}
     if config.logits_via_embedding:
         del names["logits_dense/kernel"]
     for layer in range(config.num_layers):
-        for ours, theirs in _IN_LAYER.items():
+        for ours, (theirs, third) in _IN_LAYER.items():
             weight = "scale" if ours.endswith("norm") else "kernel"
-            names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight"
-            names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias"
+            names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight", third
+            names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias", third
     return names
-
-
-def _joined_place(path: str) -> int | None:
-    """Where a parameter is in the joined projection, if it is."""
-    parts = path.split("/")
-    return _JOINED.get(parts[2]) if len(parts) == 4 and parts[1] == "attention" else None

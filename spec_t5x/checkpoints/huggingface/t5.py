@@ -4,14 +4,13 @@ config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or i
 ``spiece.model``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5 and ByT5.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.huggingface.files import (
     SHARD_BYTES,
+    check_tied,
     open_tensors,
-    same_tensor,
     transposed,
     write_safetensors,
 )
@@ -45,6 +44,22 @@ _ACTIVATIONS = {
     "gated-silu": ("silu", "linear"),
     "silu": ("silu",),
     "gelu_new": ("gelu",),
+}
+
+# Our sizes: their names, and what transformers takes where config.json has none.
+_SIZES = {
+    "vocab_size": ("vocab_size", None),
+    "emb_dim": ("d_model", None),
+    "head_dim": ("d_kv", None),
+    "mlp_dim": ("d_ff", None),
+    "num_heads": ("num_heads", None),
+    "num_encoder_layers": ("num_layers", None),
+    # As many as the encoder has.
+    "num_decoder_layers": ("num_decoder_layers", None),
+    "dropout_rate": ("dropout_rate", 0.1),
+    "relpos_num_buckets": ("relative_attention_num_buckets", 32),
+    "relpos_max_distance": ("relative_attention_max_distance", 128),
+    "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
 _TOKENIZER = "tokenizer_config.json"
@@ -96,9 +111,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     _check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    left = open_tensors(directory)
-    rescales = _settle_output_layer(left, values, directory)
-    config = dataclasses.replace(config, logits_via_embedding=rescales)
+    left = _settled(open_tensors(directory), config, values, directory)
     tensors = {}
     for path, (name, is_transposed) in tensor_names(config).items():
         if name in left:
@@ -185,47 +198,24 @@ def _tensor_name(path: str) -> tuple[str, bool]:
     return f"{prefix}.{_PROJECTIONS.get(inner[1], inner[1])}.weight", True
 
 
-def _settle_output_layer(
-    tensors: dict[str, Tensor], values: dict[str, Any], directory: Path
-) -> bool:
-    """Decides what the output layer is: whether the embedding, rescaled (T5 1.0).
-
-    Drops tensors that say nothing new from ``tensors``, after a look at what they hold.
-
-    Args:
-        tensors: every tensor of ``directory``; changed.
-        values: its config.json.
-
-    Raises:
-        InputError: the tensors contradict config.json.
-    """
+def _settled(
+    tensors: dict[str, Tensor], config: T5Config, values: dict[str, Any], directory: Path
+) -> dict[str, Tensor]:
+    """The tensors without those that say nothing new, after a look at what they hold."""
     tensors.pop(_UNUSED, None)
-    _merge_aliases(tensors, directory)
+    # Old checkpoints hold the embedding three times.
+    for alias in _ALIASES:
+        if alias in tensors:
+            tensors.setdefault(_SHARED, tensors.pop(alias))
     # Absent when the checkpoint is incomplete, which the check of names reports.
-    embedding = tensors.get(_SHARED)
-    rescales = _rescales_logits(values)
-    if rescales:
-        head = tensors.pop(_LM_HEAD, embedding)
-        if embedding is not None and not same_tensor(head, embedding):
-            raise InputError(
-                f"{directory}: {_LM_HEAD} differs from {_SHARED} although config.json "
-                "ties them: if this is a T5 1.1, set tie_word_embeddings (and "
-                "scale_decoder_outputs, if there) to false"
-            )
-    elif values.get("tie_word_embeddings") and embedding is not None:
-        # Tied but not rescaled, which T5X does not know: two layers of equal weights.
-        tensors.setdefault(_LM_HEAD, embedding)
-    return rescales
-
-
-def _merge_aliases(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Leaves the embedding under one name; old checkpoints hold it three times."""
-    copies = {name: tensors.pop(name) for name in _ALIASES if name in tensors}
-    for name, tensor in copies.items():
-        if not same_tensor(tensors.setdefault(_SHARED, tensor), tensor):
-            raise InputError(
-                f"{directory}: {name} differs from {_SHARED}: give a T5 with one embedding"
-            )
+    if _SHARED in tensors:
+        embedding = tensors[_SHARED]
+        if config.logits_via_embedding:
+            check_tied(tensors.pop(_LM_HEAD, None), embedding, directory)
+        elif values.get("tie_word_embeddings"):
+            # Tied but not rescaled, which T5X does not know: two layers of equal weights.
+            tensors.setdefault(_LM_HEAD, embedding)
+    return tensors
 
 
 def _check_supported(values: dict[str, Any], directory: Path) -> None:
@@ -250,7 +240,6 @@ def _check_supported(values: dict[str, Any], directory: Path) -> None:
 
 
 def _read_config(values: dict[str, Any], path: Path) -> T5Config:
-    """Our configuration; ``_settle_output_layer`` has the last word on the logits."""
     # Values that transformers leaves out, or writes as null, at their defaults.
     present = {name: value for name, value in values.items() if value is not None}
     projection = present.get("feed_forward_proj", "relu")
@@ -259,19 +248,15 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
             f"{path} has feed_forward_proj {projection!r}: supported are {', '.join(_ACTIVATIONS)}"
         )
     with describing(path, "T5"):
+        present.setdefault("num_decoder_layers", present["num_layers"])
+        sizes = {
+            ours: present[theirs] if default is None else present.get(theirs, default)
+            for ours, (theirs, default) in _SIZES.items()
+        }
         return T5Config(
-            vocab_size=present["vocab_size"],
-            emb_dim=present["d_model"],
-            num_heads=present["num_heads"],
-            head_dim=present["d_kv"],
-            mlp_dim=present["d_ff"],
-            num_encoder_layers=present["num_layers"],
-            num_decoder_layers=present.get("num_decoder_layers", present["num_layers"]),
+            **sizes,
             mlp_activations=_ACTIVATIONS[projection],
-            dropout_rate=present.get("dropout_rate", 0.1),
-            relpos_num_buckets=present.get("relative_attention_num_buckets", 32),
-            relpos_max_distance=present.get("relative_attention_max_distance", 128),
-            layer_norm_epsilon=present.get("layer_norm_epsilon", 1e-6),
+            logits_via_embedding=_rescales_logits(values),
         )
 
 
@@ -286,11 +271,7 @@ def _model_type(stored: StoredModel) -> str:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """config.json for transformers, of version 4 and 5.
-
-    Raises:
-        InputError: a dtype or an activation that is not among T5's there.
-    """
+    """config.json for transformers, of version 4 and 5."""
     check_stored_dtype(dtype)
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
@@ -302,18 +283,8 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
         "architectures": [f"{kind.upper()}ForConditionalGeneration"],
         "model_type": kind,
         "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "d_model": config.emb_dim,
-        "d_kv": config.head_dim,
-        "d_ff": config.mlp_dim,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "num_heads": config.num_heads,
+        **{theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES.items()},
         "feed_forward_proj": projections[config.mlp_activations],
-        "dropout_rate": config.dropout_rate,
-        "relative_attention_num_buckets": config.relpos_num_buckets,
-        "relative_attention_max_distance": config.relpos_max_distance,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
         # Decides in every version whether the logits are rescaled, too.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
@@ -337,11 +308,7 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
-
-    Raises:
-        InputError: one that is not T5's kind.
-    """
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
     extra_ids = tokenizer.get("extra_ids")
     if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):

@@ -23,11 +23,7 @@ def check_stored_dtype(dtype: str) -> None:
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json with entries of the caller's.
-
-    Raises:
-        InputError: an extra entry of a name of the format's own.
-    """
+    """A config.json with entries of the caller's."""
     extra = extra or {}
     taken = sorted(set(metadata) & set(extra))
     if taken:
@@ -38,11 +34,7 @@ def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dic
 def check_format(
     metadata: dict[str, Any], path: Location, name: str, version: int, remedy: str
 ) -> None:
-    """Refuses the config.json ``path`` of another format or version; ``remedy`` is for the former.
-
-    Raises:
-        InputError: always then.
-    """
+    """Refuses a config.json of another format or version; ``remedy`` is for the former."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
     if metadata.get("version") != version:
@@ -79,11 +71,7 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in a file that ``write_draft`` wrote, as they are stored.
-
-    Raises:
-        InputError: there is no such file, or it is damaged.
-    """
+    """The arrays in a file that ``write_draft`` wrote, as they are stored."""
     from safetensors.numpy import load_file
 
     try:

@@ -11,7 +11,6 @@ numbers of items are stored in place of offsets. The vocabulary is the target's,
 stays with it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import numpy as np
 
 from spec_t5x.checkpoints.loading import find_directory
 from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_draft
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
+from spec_t5x.drafts.ngram import ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int, Integer
 
@@ -31,7 +30,6 @@ FORMAT = "spec_t5x_ngram"
 VERSION = 1
 TABLES_NAME = "ngrams.safetensors"
 
-_COPY_AGAIN = "copy the whole directory again"
 _TABLES = ("children", "tokens", "num_successors", "successors", "masses")
 
 
@@ -87,22 +85,16 @@ def load_ngram(
     """
     directory = find_directory(directory_or_name)
     metadata = read_json(directory / CONFIG_NAME)
-    _check_config(metadata, directory / CONFIG_NAME)
+    path = directory / CONFIG_NAME
+    check_format(metadata, path, FORMAT, VERSION, "give n-grams that spec-t5x train-ngram wrote")
+    with describing(path, "n-grams"):
+        stored_order, vocab_size = int(metadata["order"]), int(metadata["vocab_size"])
     if target is not None:
         _check_belongs(metadata, directory, target)
-    path = directory / TABLES_NAME
-    draft = _from_arrays(read_arrays(path), metadata["order"], metadata["vocab_size"], str(path))
+    draft = _from_arrays(directory / TABLES_NAME, stored_order, vocab_size)
     if target is not None:
         draft = draft.with_vocab_size(target.config.vocab_size)
     return jax.device_put(draft if order is None else draft.with_order(order))
-
-
-def _check_config(metadata: dict[str, Any], path: Path) -> None:
-    check_format(metadata, path, FORMAT, VERSION, "give n-grams that spec-t5x train-ngram wrote")
-    for name in ("order", "vocab_size"):
-        value = metadata.get(name)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{path} has {name} {value!r}, which must be 1 or more: {_COPY_AGAIN}")
 
 
 def _check_belongs(metadata: dict[str, Any], directory: Path, target: LoadedModel) -> None:
@@ -130,69 +122,37 @@ def _counts(offsets: Int[Array, "owners_and_one"]) -> Integer[np.ndarray, "owner
     return counts.astype(np.uint16) if counts.max() <= np.iinfo(np.uint16).max else counts
 
 
-def _from_arrays(
-    arrays: Mapping[str, np.ndarray], order: int, vocab_size: int, source: str
-) -> NgramDraft:
-    """The draft, once its tables are known to fit together."""
-    unigram = arrays.get("unigram")
-    if unigram is None or not _is_law(unigram, vocab_size):
-        raise InputError(f"{source}: no distribution over {vocab_size} tokens: {_COPY_AGAIN}")
-    levels, num_above = [], 1
-    for length in range(2, order + 1):
-        tables = [arrays.get(f"{length}.{name}") for name in _TABLES]
-        if not _fit_together(tables, num_above, vocab_size):
-            raise InputError(
-                f"{source}: the tables of order {length} are missing or do not fit together: "
-                f"{_COPY_AGAIN}"
+def _from_arrays(path: Path, order: int, vocab_size: int) -> NgramDraft:
+    """The draft, once its tables are known to belong together."""
+    arrays = read_arrays(path)
+    levels = []
+    with describing(path, f"n-grams up to order {order}"):
+        unigram = arrays["unigram"]
+        fits = unigram.shape == (vocab_size,)
+        for length in range(2, order + 1):
+            tables = {name: arrays[f"{length}.{name}"] for name in _TABLES}
+            level = ContextLevel(
+                first=_offsets(tables["children"]),
+                tokens=tables["tokens"],
+                starts=_offsets(tables["num_successors"]),
+                successors=tables["successors"],
+                masses=tables["masses"],
             )
-        children, tokens, num_successors, successors, masses = tables
-        levels.append(
-            ContextLevel(
-                first=_offsets(children),
-                tokens=tokens,
-                starts=_offsets(num_successors),
-                successors=successors,
-                masses=masses,
-            )
+            # On a device an index that leads out of a table would raise nothing.
+            fits &= level.first[-1] == len(level.tokens) == len(level.starts) - 1
+            fits &= level.starts[-1] == len(level.successors) == len(level.masses)
+            fits &= max(level.tokens.max(), level.successors.max()) < vocab_size
+            levels.append(level)
+    if not fits:
+        raise InputError(
+            f"{path}: the tables are not of {vocab_size} tokens or do not fit together: copy the "
+            "whole directory again"
         )
-        num_above = len(tokens)
     return NgramDraft(
         unigram=unigram,
         levels=tuple(levels),
         max_successors=max((int(np.diff(level.starts).max()) for level in levels), default=0),
     )
-
-
-def _is_law(probs: np.ndarray, vocab_size: int) -> bool:
-    return bool(
-        probs.dtype == np.float32
-        and probs.shape == (vocab_size,)
-        and np.all(probs >= 0)
-        and abs(probs.sum(dtype=np.float64) - 1) < 1e-3
-    )
-
-
-def _fit_together(tables: list[np.ndarray | None], num_above: int, vocab_size: int) -> bool:
-    """Whether no index leads out of the tables: on a device that would raise nothing."""
-    if not all(table is not None and table.ndim == 1 and _is_whole(table) for table in tables):
-        return False
-    children, tokens, num_successors, successors, masses = tables
-    if (len(children), len(num_successors)) != (num_above, len(tokens)):
-        return False
-    contexts = np.repeat(np.arange(num_above), children) * vocab_size
-    owners = np.repeat(np.arange(len(tokens)), num_successors)
-    if len(contexts) != len(tokens) or not len(owners) == len(successors) == len(masses) > 0:
-        return False
-    return bool(
-        max(tokens.max(), successors.max()) < vocab_size
-        and np.all(np.diff(contexts + tokens) > 0)
-        # What each context hands out.
-        and np.bincount(owners, weights=masses).max() < MASS_UNITS
-    )
-
-
-def _is_whole(table: np.ndarray) -> bool:
-    return table.dtype in (np.uint16, np.int32) and (not table.size or bool(table.min() >= 0))
 
 
 def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
 from spec_t5x.checkpoints.own.directory import (
@@ -29,7 +29,8 @@ from spec_t5x.checkpoints.own.directory import (
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.validate import check_finite, check_tensors
+from spec_t5x.checkpoints.storage.validate import check_tensors
+from spec_t5x.checkpoints.storage.weights import array_tensors, read_params
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.heads import HeadsConfig
@@ -74,30 +75,21 @@ class LoadedSharedDraft:
 
 
 def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
-    """Writes heads, completely or not at all.
+    """Writes heads (the tree of ``models.heads.Heads``) for a target, completely or not at all.
 
-    Args:
-        directory: where; its parents are made.
-        params: the tree of ``models.heads.Heads``.
-        target: the model they were trained for.
-        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
 
     Raises:
-        InputError: the directory is taken, the parameters do not fit the target or are
-            not finite, or an argument is none of the above.
+        InputError: as of ``native.save_model``.
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
-    _check_heads(params, config, directory)
-    _write(directory, HEADS, {"heads": dataclasses.asdict(config)}, params, target, **options)
+    shapes, entries = _shapes_of_heads(config), {"heads": dataclasses.asdict(config)}
+    _write(directory, HEADS, entries, params, shapes, target, **options)
 
 
 def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
-    """Reads heads that ``save_heads`` wrote, for the target that they belong to.
-
-    Args:
-        directory_or_name: a directory, or the name of heads that ship with the package.
-        target: the model that will verify them.
+    """Reads heads that ``save_heads`` wrote, or packaged ones, for the target of theirs.
 
     Raises:
         InputError: the directory holds no heads or damaged ones, or the heads are for
@@ -112,9 +104,8 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
     }
     _check_belongs("heads", directory, metadata, target, sizes)
     stored = read_arrays(directory / _FILES[HEADS])
-    params = {name: array.astype(np.float32) for name, array in stored.items()}
-    _check_heads(params, config, directory)
-    return LoadedHeads(params=jax.device_put(params), config=config, metadata=metadata)
+    params = _checked(stored, _shapes_of_heads(config), directory, "float32")
+    return LoadedHeads(params=params, config=config, metadata=metadata)
 
 
 def save_shared_draft(
@@ -130,33 +121,27 @@ def save_shared_draft(
     """Writes a draft that shares its target's encoder, completely or not at all.
 
     Args:
-        directory: where; its parents are made.
+        directory: where.
         params: the draft's own (``models.kept_layers.own_params``; with a head,
             ``models.narrow_head.narrowed_params``).
         config: the draft's sizes.
         layers: which decoder layer of the target's each of the draft's was.
         target: the model it was trained for.
         head: which tokens its narrow output layer knows.
-        **options: ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+        **options: as of ``save_heads``.
 
     Raises:
-        InputError: the directory is taken, the parameters do not fit the sizes or are not
-            finite, or an argument is none of the above.
+        InputError: as of ``native.save_model``.
     """
-    flat = flatten_dict(params, sep="/")
     num_known = None if head is None else head.ids.shape[0]
-    _check_layers(flat, config, num_known, directory)
-    metadata = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
+    entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
     ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
-    _write(directory, SHARED, metadata, flat, target, exact=ids, **options)
+    shapes = _shapes_of_layers(config, num_known)
+    _write(directory, SHARED, entries, params, shapes, target, exact=ids, **options)
 
 
 def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
     """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
-
-    Args:
-        directory_or_name: a directory, or the name of one that ships with the package.
-        target: the model that will verify it.
 
     Raises:
         InputError: the directory holds no such draft or a damaged one, or it is for
@@ -174,13 +159,11 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
     }
     _check_belongs("draft layers", directory, metadata, target, sizes)
     flat = read_arrays(directory / _FILES[SHARED])
-    ids = flat.pop(_IDS, None)
-    _check_layers(flat, config, num_known, directory)
+    ids, dtype = flat.pop(_IDS, None), target.config.dtype
+    params = _checked(flat, _shapes_of_layers(config, num_known), directory, dtype)
     head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
-    dtype = target.config.dtype
-    flat = {name: jnp.asarray(leaf, jnp.dtype(dtype)) for name, leaf in flat.items()}
     return LoadedSharedDraft(
-        params=unflatten_dict(flat, sep="/"),
+        params=params,
         config=dataclasses.replace(config, dtype=dtype),
         layers=layers,
         head=head,
@@ -193,15 +176,16 @@ def target_fingerprint(target: LoadedModel) -> str:
     Of the scale of the decoder's last norm, which all training changes; in bfloat16, the
     coarsest type that models are stored and loaded in.
     """
-    scale = np.asarray(_last_scale(target))
+    scale = np.asarray(target.params["decoder"]["decoder_norm"]["scale"])
     return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
 
 
 def _write(
     directory: str | Path,
     kind: str,
-    metadata: dict[str, Any],
-    params: Mapping[str, Any],
+    entries: dict[str, Any],
+    params: PyTree,
+    shapes: Mapping[str, tuple[int, ...]],
     target: LoadedModel,
     *,
     dtype: str = "bfloat16",
@@ -211,16 +195,19 @@ def _write(
 ) -> None:
     """Parameters, stored as ``dtype``, and ``exact`` arrays, which are stored as they are."""
     check_stored_dtype(dtype)
-    fingerprint = target.vocabulary.fingerprint()
+    marks = {
+        "vocabulary": target.vocabulary.fingerprint(),
+        "fingerprint": target_fingerprint(target),
+    }
     metadata = {
         "format": kind,
         "version": VERSION,
-        **metadata,
-        "target": {"vocabulary": fingerprint, "fingerprint": target_fingerprint(target)},
+        **entries,
+        "target": marks,
         "stored_dtype": dtype,
     }
-    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in params.items()}
-    arrays = stored | dict(exact or {})
+    stored = _checked(params, shapes, directory, dtype, on_host=True)
+    arrays = flatten_dict(stored, sep="/") | dict(exact or {})
     write_draft(directory, metadata, _FILES[kind], arrays, extra=extra, overwrite=overwrite)
 
 
@@ -232,26 +219,33 @@ def _read_config(directory_or_name: str | Path, kind: str) -> tuple[Path, dict[s
     return directory, metadata
 
 
-def _check_heads(params: PyTree, config: HeadsConfig, source: object) -> None:
-    shapes = {
+def _checked(
+    params: PyTree,
+    shapes: Mapping[str, tuple[int, ...]],
+    source: object,
+    dtype: str,
+    on_host: bool = False,
+) -> PyTree:
+    """Parameters of the shapes that are wanted, all finite, as ``dtype``."""
+    tensors = array_tensors(params)
+    check_tensors(tensors, shapes, str(source))
+    return read_params(tensors, str(source), dtype=dtype, on_host=on_host)
+
+
+def _shapes_of_heads(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
+    return {
         "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
         "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
     }
-    check_tensors(params, shapes, str(source))
-    check_finite(params, str(source))
 
 
-def _check_layers(
-    flat: dict[str, Any], config: T5Config, num_known: int | None, source: object
-) -> None:
+def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
     own = own_params(abstract_params(config))
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(own, sep="/").items()}
     if num_known is not None:
-        own["decoder"].pop("logits_dense", None)
-        kernel = jax.ShapeDtypeStruct((config.emb_dim, num_known), jnp.float32)
-        own["narrow_head"] = {"kernel": kernel}
-    expected = {name: leaf.shape for name, leaf in flatten_dict(own, sep="/").items()}
-    check_tensors(flat, expected, str(source))
-    check_finite(flat, str(source))
+        shapes.pop("decoder/logits_dense/kernel", None)
+        shapes["narrow_head/kernel"] = (config.emb_dim, num_known)
+    return shapes
 
 
 def _check_belongs(
@@ -268,7 +262,7 @@ def _check_belongs(
     marks = metadata.get("target")
     marks = marks if isinstance(marks, dict) else {}
     pairs = sizes | {"vocabulary": (marks.get("vocabulary"), target.vocabulary.fingerprint())}
-    if _is_known(_last_scale(target)):
+    if _is_known(target.params["decoder"]["decoder_norm"]["scale"]):
         pairs["decoder"] = (marks.get("fingerprint"), target_fingerprint(target))
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
@@ -277,10 +271,6 @@ def _check_belongs(
                 f"{target.directory} has {str(theirs)[:12]}: give {what} that were trained for "
                 "this target"
             )
-
-
-def _last_scale(target: LoadedModel) -> Any:
-    return target.params["decoder"]["decoder_norm"]["scale"]
 
 
 def _is_known(values: Any) -> bool:

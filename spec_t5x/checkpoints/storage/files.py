@@ -1,7 +1,6 @@
 """Checkpoint directories: JSON that explains its faults, all-or-nothing writes."""
 
 import contextlib
-import ctypes
 import fcntl
 import glob
 import json
@@ -57,11 +56,7 @@ def describing(path: object, what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object for people to read.
-
-    Raises:
-        InputError: a value that JSON cannot hold.
-    """
+    """Writes a JSON object for people to read."""
     try:
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -101,8 +96,8 @@ def staged_directory(
     When the body fails, nothing has changed. With ``overwrite`` an earlier
     checkpoint is removed, once the new one is complete; it is recognized by a file of one of
     the names ``marks``. A process that is killed, wherever, leaves the earlier checkpoint or
-    the new one under the name, on systems that cannot swap two names once ``recover`` was
-    called; what else it leaves goes when the name is written next.
+    the new one under the name, once ``recover`` was called, as whatever reads checkpoints does;
+    what else it leaves goes when the name is written next.
 
     Raises:
         InputError: something is there already, and it is not an empty directory
@@ -129,11 +124,7 @@ def recover(directory: Path) -> None:
 
 
 def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) -> None:
-    """Whether ``staged_directory`` would begin.
-
-    Raises:
-        InputError: as ``staged_directory``.
-    """
+    """Whether ``staged_directory`` would begin."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -174,11 +165,9 @@ def _stage_of(directory: Path) -> Iterator[Path]:
 
 
 def _replace(directory: Path, stage: Path) -> None:
-    """Gives ``stage`` the name ``directory``; what had it is called ``stage``, or gone."""
+    """Gives ``stage`` the name ``directory``; what had it is gone."""
     if not directory.exists():
         os.rename(stage, directory)
-        return
-    if _swap(directory, stage):
         return
     retired = _new_beside(directory, _RETIRED)
     # Others wait, rather than to find nothing and recover.
@@ -190,16 +179,6 @@ def _replace(directory: Path, stage: Path) -> None:
             os.rename(retired, directory)
             raise
     shutil.rmtree(retired, ignore_errors=True)
-
-
-def _swap(first: Path, second: Path) -> bool:
-    """Exchanges two names in one call of the system; False where it has none."""
-    try:
-        rename = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
 def _new_beside(directory: Path, kind: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.validate import check_tensors, check_vocabulary_fits
+from spec_t5x.checkpoints.storage.validate import check_tensors
 from spec_t5x.checkpoints.storage.weights import Tensors, array_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -62,14 +62,19 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Compares every name, shape and type with the configuration; reads nothing.
+        """Compares vocabulary, names, shapes and types with the configuration; reads nothing.
 
         Raises:
             InputError: one line with what is missing, unexpected or otherwise wrong.
         """
+        # Every id needs a row in the embedding; more rows are padding.
+        if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
+            raise InputError(
+                f"{self.directory}: the vocabulary has {self.vocabulary.vocab_size} ids, the model "
+                f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
+                "its number of extra_ids"
+            )
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
-        if self.vocabulary is not None:
-            check_vocabulary_fits(self.vocabulary, self.config, self.directory)
 
     def load(
         self, *, dtype: str, on_host: bool = False, shardings: Shardings | None = None
@@ -77,12 +82,10 @@ class StoredModel:
         """Reads the weights, only those that devices of this process hold.
 
         Raises:
-            InputError: weights that do not fit the configuration or are damaged, no
-                vocabulary, or both ``on_host`` and ``shardings``.
+            InputError: weights that do not fit the configuration or are damaged, or no
+                vocabulary.
         """
         vocabulary = self.known_vocabulary()
-        if on_host and shardings is not None:
-            raise InputError("on_host is True and shardings are given: leave one of them out")
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
         return LoadedModel(
@@ -102,11 +105,7 @@ class StoredModel:
         return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
 
     def known_vocabulary(self) -> Vocabulary:
-        """The vocabulary.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The vocabulary."""
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "

@@ -3,18 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig
 
 # What weights may be stored as.
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 # Faults of a kind that a message names.
 _NAMED = 6
-# Elements looked at in one go: bounds the memory that the check takes.
-_FINITE_BLOCK = 1 << 24
 
 
 def check_tensors(
@@ -53,49 +47,3 @@ def listed(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def check_finite(tensors: Mapping[str, Any], source: str) -> None:
-    """Looks for NaN and infinity.
-
-    Raises:
-        InputError: one line with the names of the tensors that hold any.
-    """
-    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-    refuse_not_finite(broken, len(tensors), source)
-
-
-def refuse_not_finite(broken: list[str], num_tensors: int, source: str) -> None:
-    """Refuses, where there are any, the tensors that hold NaN or infinity.
-
-    Raises:
-        InputError: one line with their names.
-    """
-    if broken:
-        raise InputError(
-            f"{source}: NaN or infinite weights in {len(broken)} of {num_tensors} tensors "
-            f"({listed(broken)}): use an earlier checkpoint or copy this one again"
-        )
-
-
-def is_finite(tensor: Any) -> bool:
-    """Whether an array holds neither NaN nor infinity."""
-    flat = np.asarray(tensor).reshape(-1)
-    return all(
-        np.isfinite(flat[start : start + _FINITE_BLOCK]).all()
-        for start in range(0, flat.size, _FINITE_BLOCK)
-    )
-
-
-def check_vocabulary_fits(vocabulary: Vocabulary, config: ModelConfig, source: object) -> None:
-    """Every id of the vocabulary needs a row in the embedding; more rows are padding.
-
-    Raises:
-        InputError: there are more ids than rows.
-    """
-    if vocabulary.vocab_size > config.vocab_size:
-        raise InputError(
-            f"{source}: the vocabulary has {vocabulary.vocab_size} ids, the model "
-            f"embeds {config.vocab_size}: give the vocabulary it was trained with, "
-            "and its number of extra_ids"
-        )

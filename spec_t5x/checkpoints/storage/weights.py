@@ -7,8 +7,9 @@ format that writes them.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +19,24 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.storage.validate import is_finite, refuse_not_finite
+from spec_t5x.checkpoints.storage.validate import listed
+from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
 # What is read at once, and what of it may wait to be handed on: two bounds on memory.
 _THREADS = 8
 _BYTES_AHEAD = 1 << 29
+# Elements looked at in one go: bounds the memory that the check for NaN takes.
+_FINITE_BLOCK = 1 << 24
 
 # Called with the bytes that are done, and with their total.
 Report = Callable[[int, int], None]
 
-# One slice for each axis.
+# One slice for each axis; and the same as numbers, which can be compared.
 Index = tuple[slice, ...]
+Bounds = tuple[tuple[int, int], ...]
+
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,32 +94,25 @@ def read_params(
         InputError: weights that are damaged or not finite.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
-    params, pieces = {}, []
-    for job, part in _finite_parts(tensors, source, dtype, flat):
-        if flat is None:
-            params[job.path] = part if on_host else jax.device_put(part)
+    params = {}
+    for path, parts in _finite_parts(tensors, source, dtype, flat):
+        if flat is not None:
+            params[path] = _on_devices(parts, tensors[path].shape, flat[path])
             continue
-        pieces += [jax.device_put(part, device) for device in job.devices]
-        if job.is_last:
-            params[job.path] = jax.make_array_from_single_device_arrays(
-                tensors[job.path].shape, flat[job.path], pieces, dtype=jnp.dtype(dtype)
-            )
-            pieces = []
+        (whole,) = parts.values()
+        params[path] = whole if on_host else jax.device_put(whole)
     return unflatten_dict(params, sep="/")
 
 
 def read_tensors(
     tensors: Tensors, source: str, dtype: str, report: Report | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
-
-    Raises:
-        InputError: weights that are damaged or, at the end, not finite.
-    """
+    """Every tensor, whole and as ``dtype``, in order; a few are read ahead."""
     sizes = (math.prod(tensor.shape) for tensor in tensors.values())
     done, total = 0, jnp.dtype(dtype).itemsize * sum(sizes)
-    for job, tensor in _finite_parts(tensors, source, dtype):
-        yield job.path, tensor
+    for path, parts in _finite_parts(tensors, source, dtype):
+        (tensor,) = parts.values()
+        yield path, tensor
         done += tensor.nbytes
         if report:
             report(done, total)
@@ -120,72 +120,72 @@ def read_tensors(
 
 def _finite_parts(
     tensors: Tensors, source: str, dtype: str, shardings: Mapping | None = None
-) -> Iterator[tuple["_Job", np.ndarray]]:
-    """What is to be read, in order; refuses at the end what is not finite."""
-    # A dictionary: each name once, in order.
-    broken = {}
-    jobs = (job for path, tensor in tensors.items() for job in _jobs(tensor, path, shardings))
-    for job, part in _read_ahead(jobs, lambda job: _read(tensors[job.path], job.index, dtype)):
-        if not is_finite(part):
-            broken[tensors[job.path].name] = True
-        yield job, part
-    refuse_not_finite(list(broken), len(tensors), source)
+) -> Iterator[tuple[str, dict[Bounds, np.ndarray]]]:
+    """The slices of each tensor, in order; refuses at the end what is not finite."""
 
+    def read(path: str) -> dict[Bounds, np.ndarray]:
+        tensor = tensors[path]
+        bounds = _local_bounds(tensor.shape, None if shardings is None else shardings[path])
+        return {part: _read(tensor, tuple(slice(*ends) for ends in part), dtype) for part in bounds}
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Job:
-    """One slice to read, and the devices that hold it."""
-
-    path: str
-    index: Index
-    devices: tuple[jax.Device, ...] = ()
-    # Whether it completes its tensor.
-    is_last: bool = True
-    num_bytes: int
-
-
-def _jobs(info: Tensor, path: str, shardings: Mapping | None) -> list[_Job]:
-    size = np.dtype(info.dtype).itemsize
-    if shardings is None:
-        index = tuple(slice(0, length) for length in info.shape)
-        return [_Job(path=path, index=index, num_bytes=size * math.prod(info.shape))]
-    holders = collections.defaultdict(list)
-    indices = shardings[path].addressable_devices_indices_map(info.shape)
-    for device, index in indices.items():
-        bounds = (part.indices(length) for part, length in zip(index, info.shape, strict=True))
-        holders[tuple((start, stop) for start, stop, _ in bounds)].append(device)
-    return [
-        _Job(
-            path=path,
-            index=tuple(slice(*part) for part in bounds),
-            devices=tuple(devices),
-            is_last=number == len(holders),
-            num_bytes=size * math.prod(stop - start for start, stop in bounds),
+    broken = []
+    for path, parts in _read_ahead(tensors, read):
+        if not all(map(_is_finite, parts.values())):
+            broken.append(tensors[path].name)
+        yield path, parts
+    if broken:
+        raise InputError(
+            f"{source}: NaN or infinite weights in {len(broken)} of {len(tensors)} tensors "
+            f"({listed(broken)}): use an earlier checkpoint or copy this one again"
         )
-        for number, (bounds, devices) in enumerate(holders.items(), start=1)
-    ]
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    blocks = range(0, flat.size, _FINITE_BLOCK)
+    return all(np.isfinite(flat[start : start + _FINITE_BLOCK]).all() for start in blocks)
+
+
+def _local_bounds(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> set[Bounds]:
+    """What devices of this process hold of an array, each slice once; without a sharding all."""
+    if sharding is None:
+        return {tuple((0, length) for length in shape)}
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    return {_bounds(index, shape) for index in indices}
+
+
+def _bounds(index: Index, shape: tuple[int, ...]) -> Bounds:
+    return tuple(part.indices(length)[:2] for part, length in zip(index, shape, strict=True))
+
+
+def _on_devices(
+    parts: Mapping[Bounds, np.ndarray], shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> jax.Array:
+    return jax.make_array_from_callback(shape, sharding, lambda index: parts[_bounds(index, shape)])
 
 
 def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
     return tensor.read(index).astype(jnp.dtype(dtype), copy=False)
 
 
-def _read_ahead(
-    jobs: Iterable[_Job], read: Callable[[_Job], np.ndarray]
-) -> Iterator[tuple[_Job, np.ndarray]]:
-    """Each job with its result, in order; later ones are read meanwhile, up to a limit."""
+def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:
+    """``read`` of each path, in order; later ones are read meanwhile, up to a limit of bytes."""
     pending, ahead = collections.deque(), 0
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        for job in jobs:
-            while pending and ahead + job.num_bytes > _BYTES_AHEAD:
+        for path, tensor in tensors.items():
+            size = _num_bytes(tensor)
+            while pending and ahead + size > _BYTES_AHEAD:
                 done, future = pending.popleft()
-                ahead -= done.num_bytes
+                ahead -= _num_bytes(tensors[done])
                 yield done, future.result()
-            pending.append((job, pool.submit(read, job)))
-            ahead += job.num_bytes
-        while pending:
-            done, future = pending.popleft()
-            yield done, future.result()
+            pending.append((path, pool.submit(read, path)))
+            ahead += size
+        for path, future in pending:
+            yield path, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return np.dtype(tensor.dtype).itemsize * math.prod(tensor.shape)
