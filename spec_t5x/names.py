@@ -4,3 +4,5 @@
 AUTO = "auto"
 # Of the draft's name: plain decoding.
 NO_DRAFT = "none"
+# Of weights: matrices in 8 bits, with a scale for each column.
+INT8 = "int8"

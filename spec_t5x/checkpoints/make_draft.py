@@ -40,6 +40,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.names import AUTO, INT8
 from spec_t5x.sampling.distributions import Sampling
 
 # The packaged targets and their packaged drafts, by kind.
@@ -60,6 +61,8 @@ class DraftOptions:
     stopping: Stopping | None = None
     # What its networks compute in; "auto" is the type that the platform is quick in.
     dtype: str = "auto"
+    # Of a model that drafts: "auto" is what the checkpoint has, "int8" rounds its matrices.
+    weights: str = AUTO
 
     def __post_init__(self):
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
@@ -124,8 +127,9 @@ class _Maker:
                 f"draft {loaded.directory} a {type(loaded.config).__name__}: give a draft of the "
                 "target's kind"
             )
+        model = bind(loaded.params, loaded.config)
         return TransformerDraft(
-            bind(loaded.params, loaded.config),
+            model.rounded() if self.options.weights == INT8 else model,
             settings=self.options.settings,
             stopping=self.options.stopping,
         )
@@ -178,7 +182,8 @@ class _Maker:
     def _cascade(self, argument: str) -> Draft:
         directory, _, inner = argument.partition(",")
         middle = self._transformer(directory)
-        cheap = dataclasses.replace(self, options=DraftOptions(dtype=self.options.dtype))
+        own = DraftOptions(dtype=self.options.dtype, weights=self.options.weights)
+        cheap = dataclasses.replace(self, options=own)
         cheapest = cheap.make(inner or "bigram")
         if isinstance(cheapest, SharedEncoderDraft):
             raise InputError(

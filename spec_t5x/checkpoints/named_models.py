@@ -3,7 +3,7 @@
 import dataclasses
 
 from spec_t5x.errors import InputError
-from spec_t5x.names import NO_DRAFT
+from spec_t5x.names import AUTO, INT8, NO_DRAFT
 
 DEFAULT_TARGET = "ende-target"
 
@@ -19,6 +19,11 @@ class Models:
     vocabulary: str | None = None
     # What the networks compute in; "auto" is the fast type of the platform.
     dtype: str = "auto"
+    # The target's and the draft's: "auto" is what the checkpoint has, at the width that it needs;
+    # "int8" rounds all matrices but tables of embeddings, which makes another model, close to the
+    # first one.
+    weights: str = AUTO
+    draft_weights: str = AUTO
     # How the draft samples; None takes the target's temperature, top_k and top_p.
     draft_temperature: float | None = None
     draft_top_k: int = 0
@@ -35,6 +40,9 @@ class Models:
         for name, kind in {"target": str, "draft": str | None, "vocabulary": str | None}.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
+        for name in ("weights", "draft_weights"):
+            if (value := getattr(self, name)) not in (AUTO, INT8):
+                raise InputError(f"{name} is {value!r}: choose {AUTO} or {INT8}")
         if self.adaptive is None and self.adaptive_position is not None:
             raise InputError(
                 f"adaptive_position is {self.adaptive_position} without adaptive: give it too"
@@ -59,6 +67,7 @@ class Models:
             if self.adaptive is None
             else Stopping(c=self.adaptive, position=self.adaptive_position),
             dtype=self.dtype,
+            weights=self.draft_weights,
         )
 
     def draft_name(self) -> str | None:

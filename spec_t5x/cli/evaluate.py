@@ -34,7 +34,11 @@ def run(args: argparse.Namespace) -> int:
 
     enable()
     generator = Generator.load(
-        models.target, draft, models.draft_options(), vocabulary=models.vocabulary
+        models.target,
+        draft,
+        models.draft_options(),
+        vocabulary=models.vocabulary,
+        weights=models.weights,
     )
     for texts in read_sets(source, generator.vocabulary):
         title = f"evaluating {texts.name}"

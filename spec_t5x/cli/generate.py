@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         draft,
         models.draft_options(),
         vocabulary=models.vocabulary,
+        weights=models.weights,
         memory=Memory.of(models, options) if hidden else None,
     )
     command = _Command(args, generator, options)

@@ -97,6 +97,7 @@ def _run(options, decoding, models, draft: str | None, hosts) -> int:
             draft,
             models.draft_options(),
             vocabulary=models.vocabulary,
+            weights=models.weights,
             shardings=placement.target if placement.mesh else None,
             memory=Memory.of(models, decoding, learned) if alone else None,
         )

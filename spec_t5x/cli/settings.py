@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
-from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.names import AUTO, INT8, NO_DRAFT
 
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
@@ -59,6 +59,11 @@ _MODELS = {
         ("auto", "float32", "bfloat16"),
         "what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
     ),
+    "weights": (
+        (AUTO, INT8),
+        "the target's; auto is what the checkpoint has, int8 rounds them: another model (auto)",
+    ),
+    "draft_weights": ((AUTO, INT8), "the same of a draft that is a model (auto)"),
 }
 _DECODING = {
     "gamma": (

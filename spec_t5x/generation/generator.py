@@ -32,7 +32,7 @@ from spec_t5x.loops.speculative import Iteration, speculative_decode, speculativ
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
-from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.names import AUTO, INT8, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store
@@ -75,6 +75,7 @@ class Generator:
         options: DraftOptions | None = None,
         vocabulary: VocabularyLike | None = None,
         shardings: Shardings | None = None,
+        weights: str = AUTO,
         memory: Memory | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories or the names of packaged models.
@@ -85,6 +86,7 @@ class Generator:
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
           shardings: where the target's parameters are to lie (``checkpoints.loading``).
+          weights: "int8" rounds the target's matrices: another model, whose output it then is.
           memory: what is known of the draft: one that did not pay is loaded when its turn comes.
 
         Raises:
@@ -94,6 +96,8 @@ class Generator:
         options = options or DraftOptions()
         loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
         model = bind(loaded.params, loaded.config)
+        if weights == INT8:
+            model = model.rounded()
         generator = cls(
             target=model,
             vocabulary=loaded.vocabulary,

@@ -42,6 +42,10 @@ class CachedModel:
         weights, kernels = _ready(params, self.module)
         return self.replace(weights=weights, kernels=kernels)
 
+    def rounded(self) -> "CachedModel":
+        """The same with its matrices in int8: another model, close to this one."""
+        return self.replace(weights=weights_lib.rounded(self.weights))
+
     @property
     def params(self) -> PyTree:
         """The parameters as they were given."""
