@@ -245,11 +245,6 @@ def run(
         jax.clear_caches()
 
 
-def check_room(options: BenchmarkOptions, models: Models) -> None:
-    """Raises ``InputError`` where this device has no room for a target of random weights."""
-    _check_sizes(models, options.settings(GenerateOptions()))
-
-
 def _check(
     options: BenchmarkOptions, models: Models, decoding: GenerateOptions, source: TextSource
 ) -> None:

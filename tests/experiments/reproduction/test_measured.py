@@ -1,25 +1,21 @@
-"""Tables 2, 3 and 5, Figures 1 and 5 and the synthetic table: from made-up results, and small."""
+"""Tables 2, 3 and 5, Figures 1 and 5: from made-up results, and small."""
 
 import dataclasses
 import json
 
 import pytest
 
-from spec_t5x.errors import InputError
-from spec_t5x.experiments import benchmark, paper_tables
+from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     compiled_steps,
     decodes,
     pairs,
     speed_ups,
-    synthetic_speed,
 )
 from spec_t5x.experiments.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.inference import fingerprints
-from spec_t5x.models import sizes
-from spec_t5x.models.t5 import T5Config
 
 QUICK = ReproduceOptions(quick=True)
 
@@ -227,36 +223,3 @@ def test_another_model_or_text_is_noticed(monkeypatch, changed):
         other = lambda name: {"content": "other"} if name == changed else real(name)  # noqa: E731
         monkeypatch.setattr(fingerprints, "fingerprint", other)
     assert pairs.inputs(pairs.ENDE, ("transformer",), texts) != before
-
-
-# --- synthetic speed ---------------------------------------------------------------
-
-
-def refuse(*_):
-    raise InputError("too large")
-
-
-def test_the_synthetic_table_measures(monkeypatch, quick_compilation):
-    tiny = T5Config(
-        vocab_size=64,
-        emb_dim=16,
-        num_heads=2,
-        head_dim=8,
-        mlp_dim=32,
-        num_encoder_layers=1,
-        num_decoder_layers=2,
-    )
-    monkeypatch.setitem(sizes.SIZES, "tiny_target", tiny)
-    monkeypatch.setitem(sizes.SIZES, "tiny_draft", dataclasses.replace(tiny, emb_dim=8))
-    drafts = dict.fromkeys(("small", "base", "large"), "tiny_draft")
-    monkeypatch.setattr(paper_tables, "DRAFTS", drafts)
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmark, "check_room", refuse)
-        with pytest.raises(InputError, match="no room for t5_1_1_base"):
-            synthetic_speed.SYNTHETIC.compute(QUICK, computed)
-    monkeypatch.setattr(synthetic_speed, "_TARGETS", ("tiny_target",))
-    found = synthetic_speed.SYNTHETIC.compute(QUICK, computed)
-    (table,) = synthetic_speed.SYNTHETIC.render(QUICK, found)
-    (row,) = table.values
-    assert row[:5] == ["EnDe", "tiny_draft", 0.0, 7, 0.75] and row[-2:] == [3.2, 3.4]
-    assert None not in row
