@@ -199,6 +199,8 @@ def test_the_list_says_what_there_is_and_how_long_it_takes(shop):
     assert shop.measured == []
 
 
+# A function stands for the results.
+@pytest.mark.usefixtures("unchecked")
 def test_all_can_be_planned_and_the_quick_run_is_estimated_at_less_than_ten_minutes():
     assert list(running.ITEMS)[:10] == [
         *(f"table{n}" for n in range(1, 6)),
