@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.synthetic_acceptance import check_vocabulary
+from spec_t5x.experiments.random_models import check_vocabulary
 from spec_t5x.experiments.tpu_chips import Chip, StepCost, step_cost, topology
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
