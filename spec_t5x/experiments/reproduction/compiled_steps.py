@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments import paper_tables, tpu_chips, tpu_compilation
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.machine.description import version
 
 NOTE = (
@@ -59,11 +59,7 @@ def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
 
 def predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
     """c, T(gamma + 1) and the speed-up for the rows of these keys. In a process of its own."""
-    from spec_t5x.experiments import tpu_chips
-
     tpu_chips.prepare_environment()
-    from spec_t5x.experiments import tpu_compilation
-
     rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
     found = tpu_compilation.predict_rows(tpu_compilation.Options(), rows)
     names = ("c", "verification_cost", "speed_up")

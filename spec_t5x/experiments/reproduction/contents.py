@@ -67,6 +67,6 @@ class Item(NamedTuple):
 
     title: str
     # ``render(options, compute(options, results))`` is what the report shows. ``compute``
-    # calls ``results`` (``cache.Results``) to measure, which keeps each result.
+    # calls ``results`` (``kept_results.Results``) to measure, which keeps each result.
     compute: Callable[[ReproduceOptions, Any], dict[str, Any]]
     render: Callable[[ReproduceOptions, dict[str, Any]], Sequence[Table | Figure]]

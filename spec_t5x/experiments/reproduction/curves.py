@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from spec_t5x.experiments.reproduction import speed_ups
-from spec_t5x.experiments.reproduction.cache import Results
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Results
 from spec_t5x.experiments.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.theory import formulas
 

@@ -9,11 +9,13 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.patches import Patch
 
 from spec_t5x.experiments import traces
+from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.reproduction import columns, pairs
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.plots import new_figure
+from spec_t5x.generation import GenerateOptions
 
 # A sentence whose translation takes several calls, with drafts accepted and rejected.
 _SENTENCE = (
@@ -38,8 +40,6 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     decoding = {"gamma": _GAMMA_1, "max_decode_len": _MAX_DECODE_LEN, "verifier": "token"}
 
     def measure() -> dict[str, Any]:
-        from spec_t5x.generation import GenerateOptions
-
         trace = traces.record(_generator(), _SENTENCE, GenerateOptions(**decoding))
         return {"tokens": trace.num_tokens, "lines": dataclasses.asdict(trace)["lines"]}
 
@@ -71,9 +71,6 @@ def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     repeats = 3 if options.quick else 9
 
     def measure() -> dict[str, Any]:
-        from spec_t5x.experiments.comparison import compare
-        from spec_t5x.generation import GenerateOptions
-
         generator, runs = _generator(), []
         for gamma in _GAMMAS_5:
             decoding = GenerateOptions(
@@ -90,7 +87,7 @@ def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     return {"timeline": results("figure5", inputs, 30.0, measure)}
 
 
-def _run(gamma: int, comparison, iterations) -> dict[str, Any]:
+def _run(gamma: int, comparison: Comparison, iterations) -> dict[str, Any]:
     """A decode: its steps' times in milliseconds, and what became of each proposal."""
     times, plain = comparison.step_times, not gamma
     seconds = comparison.plain_seconds if plain else comparison.speculative_seconds

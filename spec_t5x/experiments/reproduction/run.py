@@ -17,8 +17,8 @@ from spec_t5x.experiments.reproduction import (
     report,
     speed_ups,
 )
-from spec_t5x.experiments.reproduction.cache import Results, one_line
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Results, one_line
 from spec_t5x.experiments.reproduction.provenance import duration
 from spec_t5x.inference.signals import Stopped, stopping
 

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.reproduction import columns, compiled_steps, pairs
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.pairs import ENDE, SUMMARIES, Pair
+from spec_t5x.generation import GenerateOptions
 from spec_t5x.theory import formulas
 
 # Of n-gram drafts and copying there is no row in Table 2; section 3.6 and Table 3 have them.
@@ -94,9 +96,6 @@ def measure(
     pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Decodes some of the texts with the paper's gamma, and with the best one by Theorem 3.8."""
-    from spec_t5x.experiments.comparison import compare
-    from spec_t5x.generation import GenerateOptions
-
     target = pairs.load_target(pair.target)
     generator = target.with_draft(pairs.load_draft(pair.target, draft))
     decoding = GenerateOptions(
@@ -124,7 +123,7 @@ def measure(
     }
 
 
-def _row(pair: Pair, draft: str, comparison, best: int) -> dict[str, Any]:
+def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
     """What Tables 2 and 4 and the curves show of a comparison."""
     times, count = comparison.step_times, comparison.num_inputs
     low, high = comparison.speed_up_range

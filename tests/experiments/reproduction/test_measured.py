@@ -21,7 +21,7 @@ QUICK = ReproduceOptions(quick=True)
 
 
 def computed(name, inputs, seconds, compute):
-    """Instead of ``cache.Results``: measures."""
+    """Instead of ``kept_results.Results``: measures."""
     json.dumps(inputs)
     return json.loads(json.dumps(compute()))
 

@@ -12,9 +12,9 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import run as running
-from spec_t5x.experiments.reproduction.cache import Results
 from spec_t5x.experiments.reproduction.columns import label
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.kept_results import Results
 
 REPOSITORY = Path(__file__).parents[3]
 
