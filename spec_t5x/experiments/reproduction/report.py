@@ -1,4 +1,4 @@
-"""The report of a run: ``report.html``, ``report.md``, ``results.json`` and its figures."""
+"""The report of a run: ``report.html``, ``results.json`` and its figures."""
 
 import io
 import json
@@ -12,7 +12,6 @@ from typing import Any
 import jinja2
 import markupsafe
 import matplotlib
-from tabulate import tabulate
 
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.reproduction import provenance
@@ -65,7 +64,6 @@ def write(
     facts = _facts(options, origin, date)
     for name, text in {
         "report.html": _html(sections, options, facts),
-        "report.md": _markdown(sections, facts),
         "results.json": _json(sections, options, {**origin, "date": date}),
     }.items():
         write_whole(output / name, [text.encode()])
@@ -160,63 +158,6 @@ def _marked(text: str) -> markupsafe.Markup:
     """Escaped; what stands in backticks is code, and ^(…) an exponent."""
     text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
-
-
-# --- as Markdown ---------------------------------------------------------------------
-
-
-def _markdown(sections: Sequence[Mapping[str, Any]], facts: Mapping[str, str]) -> str:
-    blocks = ["# The paper, reproduced", f"{PAPER} (<{PAPER_URL}>)."]
-    blocks.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in facts.items()))
-    blocks.append("## How every number came about")
-    blocks.append("\n".join(f"- **{origin}**: {text}" for origin, (_, text) in LEGEND.items()))
-    for section in sections:
-        blocks.append(f"## {_escaped(section['title'])}")
-        blocks += [f"**Not computed:** {_escaped(why)}" for why in section["not_computed"]]
-        for content in section["content"]:
-            if isinstance(content, Table):
-                blocks += [f"**{_escaped(content.caption)}**", _markdown_table(content)]
-                blocks += [_escaped(content.note)] * bool(content.note)
-            else:
-                blocks += _markdown_figure(content)
-        found = provenance.lines(section["measured"].values())
-        blocks += [f"Measured here: {_escaped(line)}." for line in found]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    titles = [
-        f"{column.title} ({column.origin})" if column.origin else column.title
-        for column in table.columns
-    ]
-    return tabulate(
-        [[_escaped(cell) for cell in row] for row in _cells(table)],
-        headers=[_escaped(title) for title in titles],
-        tablefmt="pipe",
-        colalign=["right" if number else "left" for number in _numeric(table)],
-        disable_numparse=True,
-    )
-
-
-def _markdown_figure(figure: Figure) -> list[str]:
-    caption = f"{_escaped(figure.caption)} ({', '.join(_origins(figure))})"
-    if figure.trace:
-        text = traces.plain_text(figure.trace)
-        # Longer than any run of backticks in the text.
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-        return [f"{fence}\n{text}{fence}", caption]
-    return [f"![{_escaped(figure.caption)}](figures/{figure.name}.png)", caption]
-
-
-def _escaped(text: str) -> str:
-    """With what Markdown would read as marks escaped, but for code in backticks."""
-    parts = re.split("(`[^`]+`)", " ".join(text.split()))
-    escaped = [
-        # In a table even code must not hold a bare bar.
-        part.replace("|", "\\|") if index % 2 else re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", part)
-        for index, part in enumerate(parts)
-    ]
-    return "".join(escaped)
 
 
 # --- as JSON -------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def timeline() -> list[dict]:
     return _TIMELINE
 
 
-# What HTML and Markdown would read as marks of their own.
+# What HTML would read as marks of its own.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
