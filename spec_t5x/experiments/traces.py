@@ -21,8 +21,8 @@ class TraceLine:
     """One iteration, as the texts of its tokens."""
 
     # The text so far.
-    before: tuple[str, ...]
-    accepted: tuple[str, ...]
+    before: list[str]
+    accepted: list[str]
     # None where nothing was rejected: all were accepted, or none proposed.
     rejected: str | None
     # The target's own token; None where the text ended inside the accepted drafts.
@@ -38,17 +38,7 @@ class Trace:
     @classmethod
     def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> "Trace":
         """From what ``dataclasses.asdict`` makes of the lines, or JSON of that."""
-        return cls(
-            lines=tuple(
-                TraceLine(
-                    before=tuple(line["before"]),
-                    accepted=tuple(line["accepted"]),
-                    rejected=line["rejected"],
-                    corrected=line["corrected"],
-                )
-                for line in lines
-            )
-        )
+        return cls(lines=tuple(TraceLine(**line) for line in lines))
 
     @property
     def num_tokens(self) -> int:
@@ -77,8 +67,8 @@ def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceL
         ends_in_drafts = accepted == appended
         rejects = not ends_in_drafts and accepted < int(iteration.num_proposed[0])
         yield TraceLine(
-            before=tuple(before),
-            accepted=tuple(proposed[:accepted]),
+            before=list(before),
+            accepted=proposed[:accepted],
             rejected=proposed[accepted] if rejects else None,
             corrected=None if ends_in_drafts else new[accepted],
         )

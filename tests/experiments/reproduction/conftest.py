@@ -54,8 +54,8 @@ def rows() -> list[dict]:
 
 _TRACE = Trace(
     lines=(
-        TraceLine(before=(), accepted=("a", "``` <b>"), rejected="x", corrected="c"),
-        TraceLine(before=("a", "``` <b>", "c"), accepted=("[END]",), rejected=None, corrected=None),
+        TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
+        TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
     )
 )
 _TIMELINE = [
@@ -80,12 +80,6 @@ _TIMELINE = [
         "measured": 8.5,
     },
 ]
-
-
-@pytest.fixture
-def trace() -> Trace:
-    """A made-up decode of four tokens."""
-    return _TRACE
 
 
 @pytest.fixture
