@@ -9,6 +9,7 @@ from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     compiled_steps,
     decodes,
+    example_texts,
     pairs,
     speed_ups,
 )
@@ -192,11 +193,13 @@ def test_the_figures_are_of_real_decodes(monkeypatch, quick_compilation):
     assert len(lines) >= 5 and figure.trace.num_tokens > 20
     assert sum(bool(line.rejected) for line in lines) >= 2
     assert sum(len(line.accepted) for line in lines) >= 10
+    # Shapes and gamma of Table 2's test: nothing is compiled again.
     monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
-    monkeypatch.setattr(decodes, "_GAMMAS_5", (3,))
+    monkeypatch.setattr(decodes, "_GAMMAS_5", (7,))
+    monkeypatch.setattr(decodes, "_SENTENCE", example_texts.SENTENCES[0])
     runs = decodes.FIGURE_5.compute(QUICK, computed)["timeline"]["runs"]
     assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs] == [8] * 2
-    assert runs[-1]["proposed"] == [0] * 8 and set(runs[0]["proposed"]) <= set(range(4))
+    assert runs[-1]["proposed"] == [0] * 8 and set(runs[0]["proposed"]) <= set(range(8))
 
 
 # --- what a measurement depends on -------------------------------------------------
