@@ -10,9 +10,9 @@ from matplotlib.patches import Patch
 
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.comparison import Comparison, compare
-from spec_t5x.experiments.reproduction import columns, pairs
+from spec_t5x.experiments.reproduction import pairs
 from spec_t5x.experiments.reproduction.columns import Origin
-from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
 from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.plots import new_figure
 from spec_t5x.generation import GenerateOptions
@@ -117,39 +117,22 @@ def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     return found
 
 
-def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure | Table]:
+def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
     if not found["timeline"]:
         return []
     runs = found["timeline"]["runs"]
-    rows = []
-    for run in runs:
-        times = dict.fromkeys(_COLOURS, 0.0)
-        for kind, _, duration in blocks(run):
-            times[kind] += duration
-        calls = {"calls": len(run["proposed"]), "sum": sum(times.values())}
-        rows.append(run | times | calls)
     figure = Figure(
         name="figure5",
         caption="When target and draft run in the decode of one sentence, temperature 0. Each "
         "block is as long as such a call takes here (T(1), T(γ+1) and a draft step, measured "
         "apart), and as many are drawn as the decode made; above a target call, how many tokens "
-        "it brought.",
+        "it brought. "
+        + "; ".join(f"{run['run']} took {run['measured']:.0f} ms as a whole" for run in runs)
+        + ".",
         origins=(Origin.MEASURED,),
         plot=draw_timeline(runs),
     )
-    table = Table(
-        caption="Milliseconds of the runs above, by kind of block; and of the decode itself.",
-        columns=(
-            columns.label("run"),
-            columns.measured("tokens", "tokens", "d"),
-            columns.measured("calls", "target calls", "d"),
-            *(columns.measured(kind, kind) for kind in _COLOURS),
-            columns.measured("sum", "sum"),
-            columns.measured("measured", "the decode"),
-        ),
-        rows=rows,
-    )
-    return [figure, table]
+    return [figure]
 
 
 def draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:

@@ -67,11 +67,10 @@ def test_table_2_measures(monkeypatch, quick_compilation):
     assert row["speed_up"] == pytest.approx(
         row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
     )
-    assert (row["paper_speed_up"], row["same_text"]) == (3.4, "yes")
+    assert row["same_text"] == "yes"
     assert found["table2/ende/transformer/t0"]["tokens"] > 8
-    _, measured, times = speed_ups.TABLE_2.render(QUICK, found | {"compiled": None})
-    for table in (measured, times):
-        assert None not in table.values[0]
+    _, measured = speed_ups.TABLE_2.render(QUICK, found | {"compiled": None})
+    assert None not in measured.values[0]
 
 
 # --- Tables 3 and 5 ----------------------------------------------------------------
@@ -173,11 +172,8 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(timeline):
     kinds = [kind for kind, *_ in speculative]
     assert kinds == ["encoders and prefill", *["draft", "draft", "target"] * 2]
     assert [start for _, start, _ in speculative] == [0, 3.0, 3.5, 4.0, 6.0, 6.5, 7.0]
-    figure, table = decodes.FIGURE_5.render(QUICK, {"timeline": {"runs": timeline}})
-    assert table.values == [
-        ["γ = 2", 4, 2, 3.0, 2.0, 4.0, 9.0, 9.5],
-        ["standard decoding", 4, 4, 2.0, 0.0, 6.0, 8.0, 8.5],
-    ]
+    (figure,) = decodes.FIGURE_5.render(QUICK, {"timeline": {"runs": timeline}})
+    assert "γ = 2 took 10 ms as a whole; standard decoding took 8 ms as a whole." in figure.caption
     (axes,) = figure.plot.axes
     # A bar for each block; the tokens of each speculative call over it.
     assert len(axes.collections) == 7 + 5

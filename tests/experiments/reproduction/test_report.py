@@ -82,7 +82,7 @@ def test_the_rows_of_the_paper_are_there(page):
 
 
 def test_every_column_says_its_origin(page, results):
-    assert len(tables(results)) == page.tags.count("table") == 8
+    assert len(tables(results)) == page.tags.count("table") == 6
     for table in tables(results):
         assert {column["origin"] for column in table["columns"]} <= ORIGINS | {""}
     # In the page, a cell in words over the columns.
