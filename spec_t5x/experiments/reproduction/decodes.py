@@ -40,8 +40,8 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     decoding = {"gamma": _GAMMA_1, "max_decode_len": _MAX_DECODE_LEN, "verifier": "token"}
 
     def measure() -> dict[str, Any]:
-        trace = traces.record(_generator(), _SENTENCE, GenerateOptions(**decoding))
-        return {"tokens": trace.num_tokens, "lines": dataclasses.asdict(trace)["lines"]}
+        lines = list(traces.iterations(_generator(), _SENTENCE, GenerateOptions(**decoding)))
+        return {"tokens": traces.num_tokens(lines), "lines": list(map(dataclasses.asdict, lines))}
 
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], decoding=decoding)
     return {"trace": results("figure1", inputs, 12.0, measure)}
@@ -50,11 +50,11 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
 def _render_1(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
     if not found["trace"]:
         return []
-    trace = traces.Trace.from_json(found["trace"]["lines"])
+    trace = [traces.TraceLine(**line) for line in found["trace"]["lines"]]
     caption = (
-        f"{trace.counts}; the paper's example has 38 tokens with 9. Green: proposed by the draft "
-        "and accepted. Red, struck out: rejected. Blue: the target's own token. Target "
-        f"`{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
+        f"{traces.counts(trace)}; the paper's example has 38 tokens with 9. Green: proposed "
+        "by the draft and accepted. Red, struck out: rejected. Blue: the target's own token. "
+        f"Target `{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
     )
     return [Figure(name="figure1", caption=caption, origins=(Origin.MEASURED,), trace=trace)]
 

@@ -1,5 +1,6 @@
 """The report of a run: ``report.html``, ``results.json`` and its figures."""
 
+import dataclasses
 import io
 import json
 import math
@@ -13,7 +14,6 @@ import jinja2
 import markupsafe
 import matplotlib
 
-from spec_t5x.experiments import traces
 from spec_t5x.experiments.reproduction import provenance
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, ReproduceOptions, Table
@@ -194,7 +194,7 @@ def _json_content(content: Table | Figure) -> dict[str, Any]:
         }
     found = {"figure": content.caption, "origins": [str(origin) for origin in _origins(content)]}
     if content.trace:
-        return found | {"text": traces.plain_text(content.trace)}
+        return found | {"lines": list(map(dataclasses.asdict, content.trace))}
     return found | {"files": [f"figures/{content.name}.{ending}" for ending in ("svg", "png")]}
 
 

@@ -8,7 +8,7 @@ from spec_t5x.experiments.reproduction import closed_forms, curves, decodes, spe
 from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.columns import Origin, compiled, label, measured
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
-from spec_t5x.experiments.traces import Trace, TraceLine
+from spec_t5x.experiments.traces import TraceLine
 from spec_t5x.theory import formulas
 
 
@@ -52,12 +52,10 @@ def rows() -> list[dict]:
     return speed_ups.rows(measure_all(None, lambda name, inputs, seconds, compute: compute()))
 
 
-_TRACE = Trace(
-    lines=(
-        TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
-        TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
-    )
-)
+_TRACE = [
+    TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
+    TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
+]
 _TIMELINE = [
     {
         "run": "γ = 2",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments import paper_tables, traces
 from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     compiled_steps,
@@ -184,9 +184,9 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(timeline):
 
 def test_the_figures_are_of_real_decodes(monkeypatch, quick_compilation):
     (figure,) = decodes.FIGURE_1.render(QUICK, decodes.FIGURE_1.compute(QUICK, computed))
-    lines = figure.trace.lines
-    assert figure.caption.startswith(f"{figure.trace.num_tokens} tokens with {len(lines)} target ")
-    assert len(lines) >= 5 and figure.trace.num_tokens > 20
+    lines = figure.trace
+    assert figure.caption.startswith(f"{traces.counts(lines)}; the paper's example has 38 tokens")
+    assert len(lines) >= 5 and traces.num_tokens(lines) > 20
     assert sum(bool(line.rejected) for line in lines) >= 2
     assert sum(len(line.accepted) for line in lines) >= 10
     # Shapes and gamma of Table 2's test: nothing is compiled again.

@@ -127,7 +127,7 @@ def test_numbers_stand_unrounded_in_the_results(results):
     assert table["rows"][0][3] == 1 + 0.6 + 0.6**2
     hostile, trace = results["items"]["hostile"]["content"]
     assert hostile["rows"][1] == ["empty", None, "inf"]
-    assert "[-x-] {+c+}" in trace["text"]
+    assert trace["lines"][0]["rejected"] == "x" and trace["lines"][1]["accepted"] == ["[END]"]
     assert results["run"]["seed"] == 0
 
 
