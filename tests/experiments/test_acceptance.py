@@ -1,5 +1,6 @@
 """Acceptance rates: three ways to measure them agree, and each draft gets its own."""
 
+import dataclasses
 import json
 import re
 
@@ -96,13 +97,12 @@ def test_as_many_tokens_as_asked_for_are_counted(rows):
         assert row.num_texts == len(SOURCES)
 
 
-def test_d_lk_is_the_rest_and_lenience_accepts_more(rows):
+def test_lenience_accepts_more(rows):
     strict, lenient = by_draft(rows[0]), by_draft(rows[0], 0.4)
     for name, row in strict.items():
-        assert row.d_lk == pytest.approx(1 - row.alpha.value)
         assert lenient[name].alpha.value > row.alpha.value
-        # It is not a divergence of the two distributions, and was not decoded with.
-        assert lenient[name].d_lk is None and lenient[name].decoded is None
+        # Which was not decoded with.
+        assert lenient[name].decoded is None
 
 
 def test_progress_ends_at_the_total(rows):
@@ -113,8 +113,8 @@ def test_progress_ends_at_the_total(rows):
 
 
 def test_rows_are_json_and_tables_hold_them(rows):
-    kept = json.loads(json.dumps([row.to_dict() for row in rows[0]]))
-    assert kept[0]["draft"] == "near" and kept[0]["d_lk"] == rows[0][0].d_lk
+    kept = json.loads(json.dumps([dataclasses.asdict(row) for row in rows[0]]))
+    assert kept[0]["draft"] == "near"
     assert kept[0]["decoded"]["observed"]["low"] < kept[0]["decoded"]["observed"]["high"]
     lines = [re.sub(" +", " ", line) for line in table(rows[0]).splitlines()]
     assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0][0].alpha.value:.3f} (")

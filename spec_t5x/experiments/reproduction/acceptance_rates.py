@@ -4,6 +4,7 @@ alpha is the mean of sum min(p, q) over tokens that the target generated (sectio
 all drafts of a target in one pass over its logits (``experiments.acceptance``).
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ _SMALLEST = {
 
 
 def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> list[Any] | None:
-    """alpha of the pair's drafts, as ``AcceptanceRow.to_dict``.
+    """alpha of the pair's drafts, as dictionaries of ``AcceptanceRow``.
 
     Pairs with the same target share a measurement, with the filters of all of them.
     """
@@ -60,7 +61,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
         )
         # All drafts and leniences look at the same tokens.
         tokens = {(row.temperature, row.top_k): row.num_tokens for row in rows}
-        return {"tokens": sum(tokens.values()), "rows": [row.to_dict() for row in rows]}
+        return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
 
     inputs = pairs.inputs(pair, drafts, texts, settings=settings)
     found = results(f"acceptance/{pair.target}", inputs, 30.0 if quick else 240.0, measure)
