@@ -80,7 +80,6 @@ setup(
             "ipykernel>=6,<8",
             "ipywidgets>=8,<9",
             "libtpu>=0.0.42,<0.1; platform_system == 'Linux'",
-            "markdown-it-py>=3,<5",
             "nbclient>=0.10,<1",
             "pytest>=9,<10",
             "pytest-xdist>=3.6,<4",

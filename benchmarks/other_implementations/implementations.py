@@ -19,7 +19,7 @@ from benchmarks.other_implementations.workload import Workload
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.experiments.synthetic_acceptance import SyntheticVerifier
+from spec_t5x.experiments.drawn_verdicts import DrawnVerifier
 from spec_t5x.generation import GenerateOptions, Generator, bucket
 from spec_t5x.models.binding import bind
 from spec_t5x.types import EOS_ID, PAD_ID
@@ -33,8 +33,8 @@ class _DrawnVerdicts(GenerateOptions):
 
     alpha: float
 
-    def make_verifier(self) -> SyntheticVerifier:
-        return SyntheticVerifier(alpha=self.alpha)
+    def make_verifier(self) -> DrawnVerifier:
+        return DrawnVerifier(alpha=self.alpha)
 
 
 def ours(

@@ -1,6 +1,7 @@
 """``spec-t5x acceptance``: how often the target accepts its drafts, as a table."""
 
 import argparse
+import dataclasses
 
 from spec_t5x.cli import settings
 from spec_t5x.names import NO_DRAFT
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
         rows = measure(generator, drafts, texts, options, progress.update)
     print(table(rows))
     if args.json:
-        shown = [row.to_dict() | {"draft": results.without_folder(row.draft)} for row in rows]
+        shown = [
+            dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows
+        ]
         results.save(args.json, shown, models=models, source=source, options=options)
     return 0
 

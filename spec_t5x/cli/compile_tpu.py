@@ -29,12 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA,MODEL",
         help="chips for the batch and for each model; once for each (1,1)",
     )
-    parser.add_argument(
-        "--table2",
-        action=argparse.BooleanOptionalAction,
-        dest="table_2",
-        help="predict the rows of the paper's Table 2 (with the paper's target, yes)",
-    )
     settings.add_json(parser)
 
 
@@ -52,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         if not results:
             print(tpu_compilation.header(options))
         results.append(result)
-        print(f"\n{tpu_compilation.tables(result, work)}", flush=True)
+        print(f"\n{tpu_compilation.tables(result)}", flush=True)
         # After every mesh: a long run that is cut short leaves what it has.
         if args.json:
             tpu_compilation.write_json(args.json, options, results)

@@ -7,7 +7,7 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import say
 
-HELP = "reproduce the paper's tables and figures: a report in HTML and Markdown"
+HELP = "reproduce the paper's tables and figures: a report in HTML"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,7 @@ def print_trace(
         lines.append(line)
         console.print(traces.styled(line), soft_wrap=True)
     if console.is_terminal:
-        trace = traces.Trace(lines=tuple(lines))
-        console.print(traces.legend(trace), soft_wrap=True)
+        console.print(traces.legend(lines), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:

@@ -191,11 +191,6 @@ class AcceptanceRow:
     decoded: Achieved | None
 
     @property
-    def d_lk(self) -> float | None:
-        """The mean of D_LK(p, q) = 1 - beta (Theorem 3.5); None with a lenience."""
-        return 1 - self.alpha.value if self.alpha and self.lenience == 1 else None
-
-    @property
     def sampling(self) -> str:
         """The standardization in words: "argmax", "T = 1, top-k 40"."""
         if self.temperature == 0:
@@ -204,10 +199,6 @@ class AcceptanceRow:
         return ", ".join(
             [f"T = {self.temperature:g}", *(f"{n} {v:g}" for n, v in filters.items() if v)]
         )
-
-    def to_dict(self) -> dict:
-        """All of it as JSON can hold it."""
-        return dataclasses.asdict(self) | {"d_lk": self.d_lk}
 
 
 def measure(
@@ -255,7 +246,6 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
             "sampling": lambda row: row.sampling,
             "lenience": lambda row: f"{row.lenience:g}",
             "alpha¹": lambda row: _cell(row.alpha),
-            "D_LK": lambda row: None if row.d_lk is None else f"{row.d_lk:.3f}",
             "proposed²": lambda row: f"{row.share_proposed:.0%}",
             "tokens": lambda row: row.num_tokens,
             "in the loop³": lambda row: row.decoded and _cell(row.decoded.alpha),

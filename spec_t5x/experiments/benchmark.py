@@ -5,18 +5,16 @@ apart. Beside the measured speed-up stands what Theorem 3.8 predicts from the al
 the same row, with the cost of verification counted.
 
 The inputs are texts; or, with an acceptance rate alpha, random ids, and the verdicts are drawn
-(``synthetic_acceptance``). Then a target ``random:t5_1_1_xxl`` of random weights will do.
+(``drawn_verdicts``). Then a target ``random:t5_1_1_xxl`` of random weights will do.
 """
 
 import dataclasses
 import itertools
 import logging
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
@@ -27,15 +25,8 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, results
 from spec_t5x.experiments.comparison import Comparison, compare
-from spec_t5x.experiments.iteration_parts import measure_parts, overhead
-from spec_t5x.experiments.synthetic_acceptance import (
-    SyntheticVerifier,
-    check_fits,
-    check_vocabulary,
-    compare_drawn,
-    random_model,
-    random_sources,
-)
+from spec_t5x.experiments.drawn_verdicts import DrawnVerifier, compare_drawn
+from spec_t5x.experiments.random_models import check_fits, check_vocabulary, random_model
 from spec_t5x.experiments.text_source import TextSource, read_texts
 from spec_t5x.generation import AUTO, DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
@@ -85,8 +76,6 @@ class BenchmarkOptions:
     every_combination: bool = True
     # Of ``adaptive``: the time of a draft step in target steps.
     adaptive_c: float = 0.1
-    # Also time the parts of an iteration and the overhead beyond them.
-    parts: bool = False
     # Draw verdicts with this acceptance rate, for random sources of ``source_len`` tokens.
     alpha: float | None = None
     source_len: int = 64
@@ -111,11 +100,9 @@ class BenchmarkOptions:
                 if not isinstance(value, int) or value < 1:
                     raise InputError(f"{name} is {value!r}: give at least 1")
         if self.alpha is not None:
-            SyntheticVerifier(alpha=self.alpha)
-        if AUTO in self.gammas and (self.drawn or self.parts):
-            raise InputError(
-                f"gammas hold {AUTO}: drawn verdicts and parts of an iteration need a number"
-            )
+            DrawnVerifier(alpha=self.alpha)
+        if AUTO in self.gammas and self.drawn:
+            raise InputError(f"gammas hold {AUTO}: drawn verdicts need a number")
 
     @property
     def drawn(self) -> bool:
@@ -239,15 +226,9 @@ def run(
             continue
         else:
             comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
-        record = _record(setting, comparison, options)
-        yield record | (_parts(loaded.target, draft, row, options) if options.parts else {})
+        yield _record(setting, comparison, options)
         # Compiled programs of earlier rows are not used again and take memory.
         jax.clear_caches()
-
-
-def check_room(options: BenchmarkOptions, models: Models) -> None:
-    """Raises ``InputError`` where this device has no room for a target of random weights."""
-    _check_sizes(models, options.settings(GenerateOptions()))
 
 
 def _check(
@@ -370,22 +351,6 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
     return record
 
 
-def _parts(
-    target: Target, draft: Draft, row: GenerateOptions, options: BenchmarkOptions
-) -> dict[str, Any]:
-    parts = measure_parts(
-        target,
-        draft,
-        jnp.asarray(random_sources(target, row.batch_size, options.source_len, options.seed)),
-        row.sampling(),
-        gamma=row.gamma,
-        max_decode_len=row.max_decode_len,
-        verifier=row.make_verifier(),
-        repeats=max(options.repeats, 5),
-    )
-    return {"parts": parts, **overhead(parts)}
-
-
 # --- the table -------------------------------------------------------------------
 
 
@@ -399,20 +364,8 @@ def _number(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str |
     return cell
 
 
-def _part(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    """A cell: milliseconds of a part of an iteration, the median."""
-
-    def cell(row: Mapping[str, Any]) -> str | None:
-        return f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
-
-    return cell
-
-
-def _interval(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
-    def cell(row: Mapping[str, Any]) -> str | None:
-        return "–".join(format(each, form) for each in row[name]) if name in row else None
-
-    return cell
+def _lowest_to_highest(row: Mapping[str, Any]) -> str | None:
+    return "–".join(f"{each:.2f}" for each in row.get("speed_up_range", ())) or None
 
 
 def _same_text(row: Mapping[str, Any]) -> str | None:
@@ -440,7 +393,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "c": _number("c", ".3f"),
     "T(verify)": _number("verification_cost"),
     "speed-up": _number("speed_up"),
-    "lowest–highest": _interval("speed_up_range", ".2f"),
+    "lowest–highest": _lowest_to_highest,
     "loop alone¹": _number("loop_speed_up"),
     "predicted²": _number("predicted"),
     "oracle³": _number("oracle_speed_up"),
@@ -448,15 +401,6 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "same text": _same_text,
     "the paper's EXP": lambda row: row.get("paper", {}).get("expected"),
     "EMP": lambda row: row.get("paper", {}).get("measured"),
-    "iteration, ms": _part("iteration"),
-    "both networks⁴": _part("networks"),
-    "overhead": _number("overhead", ".3f"),
-    "of the iteration": _number("overhead_share", ".1%"),
-    "quartiles": _interval("overhead_quartiles", ".1%"),
-    "drafts alone": _part("proposal"),
-    "verification alone": _part("verification"),
-    "plain step": _part("plain_step"),
-    "of it beyond the call": _number("plain_overhead_share", ".1%"),
 }
 _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
@@ -464,8 +408,6 @@ _NOTES = {
     "steps; of drawn verdicts until the last row of the batch is done.",
     "oracle_speed_up": "³ 1 / (1 - alpha + c alpha): gamma known beforehand, and verification at "
     "the cost of one step.",
-    "parts": "⁴ gamma draft steps, their sampling included, and the target call over gamma + 1 "
-    "tokens, in alternation; each alone beside it.",
 }
 
 

@@ -279,7 +279,6 @@ def comparison_of(
     options: GenerateOptions,
     *,
     gamma: int,
-    step_repeats: int = 9,
     **values,
 ) -> Comparison:
     """The comparison of plain and speculative decoding, which ``times`` has in this order.
@@ -292,7 +291,6 @@ def comparison_of(
       inputs: of one batch, for the step times.
       options: how it was decoded.
       gamma: drafts per iteration.
-      step_repeats: timings of a step.
       values: the fields that do not follow from these.
     """
     # By round, of all its batches.
@@ -324,7 +322,6 @@ def comparison_of(
             max_decode_len=options.max_decode_len,
             settings=options.sampling(),
             verifier=options.make_verifier(),
-            repeats=step_repeats,
         ),
         **mean,
         **values,

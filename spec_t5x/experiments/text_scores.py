@@ -2,8 +2,7 @@
 
 Corollary 3.6 takes the expectation over texts that the target generated: no decoding is
 needed, only both models' distributions after each prefix. The texts are fed to the target
-a few tokens at a time, once for all drafts. Every draft proposes one token at every position;
-a smaller network is fed the text like the target instead, with the same result in less time.
+a few tokens at a time, once for all drafts, and every draft proposes one token at each position.
 """
 
 import functools
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.drafts.sequential import slices
-from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target
 from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.sampling.distributions import Sampling, standardize
@@ -87,7 +85,7 @@ class _Progress:
     scores: dict[str, TextScores]
 
 
-@functools.partial(jax.jit, static_argnames=("leniences", "step_by_step"))
+@functools.partial(jax.jit, static_argnames="leniences")
 def score_texts(
     target: Target,
     drafts: Mapping[str, Draft],
@@ -99,7 +97,6 @@ def score_texts(
     settings: Sampling,
     *,
     leniences: tuple[float, ...] = (1.0,),
-    step_by_step: bool = False,
 ) -> dict[str, TextScores]:
     """The acceptance rate of each draft at each generated token.
 
@@ -115,7 +112,6 @@ def score_texts(
       keys: a random key for each row, for drafts that draw.
       settings: how the target samples.
       leniences: l of section A.5; 1 is Algorithm 1.
-      step_by_step: let a smaller network propose token by token, too, like any other draft.
 
     Raises:
       InputError: a draft with another vocabulary than the target's, or one that needs
@@ -123,7 +119,6 @@ def score_texts(
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, tokens.shape[1])
-    readers = {name: _reader(draft, step_by_step) for name, draft in drafts.items()}
     starts = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
     padded = jnp.pad(tokens, ((0, 0), (0, CHUNK + 1)), constant_values=PAD_ID)
     texts = _Texts(
@@ -142,10 +137,7 @@ def score_texts(
     progress = _Progress(
         target_cache=autoregressive.prefill(target, inputs, prompts, starts, room),
         last_states=jnp.zeros((batch, target.state_size), jnp.float32) if uses_states else None,
-        drafts={
-            name: readers[name].prefill(draft, inputs, prompts, starts, room)
-            for name, draft in drafts.items()
-        },
+        drafts={name: draft.prefill(inputs, prompts, room) for name, draft in drafts.items()},
         scores=dict.fromkeys(drafts, nothing),
     )
 
@@ -154,7 +146,7 @@ def score_texts(
         target_probs = standardize(logits, settings)
         states, scores = {}, {}
         for name, draft in drafts.items():
-            draft_probs, proposed, states[name] = readers[name].read(
+            draft_probs, proposed, states[name] = _read_draft(
                 draft, progress.drafts[name], texts, chunk, target
             )
             betas = _betas(logits, target_probs, draft_probs, settings, leniences)
@@ -203,58 +195,32 @@ def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> 
     return jnp.minimum(jnp.stack(betas), 1.0)
 
 
-class _ModelReader:
-    """Feeds the texts to a draft that is a network, chunk by chunk."""
+def _read_draft(draft: Draft, state: DraftState, texts: _Texts, chunk: _Chunk, target: Target):
+    """Lets a draft propose a token at each position, and commits the text's own.
 
-    @staticmethod
-    def prefill(draft: TransformerDraft, inputs, prompts, starts, room: int) -> Cache:
-        return autoregressive.prefill(draft.model, inputs, prompts, starts, room)
+    Returns:
+      Its distributions ``[batch, chunk, vocab]``, where it proposed, and its state.
+    """
 
-    @staticmethod
-    def read(draft: TransformerDraft, cache: Cache, texts: _Texts, chunk: _Chunk, target):
-        """Distributions ``[batch, chunk, vocab]``, where it proposed, and its cache."""
-        settings = texts.settings if draft.settings is None else draft.settings
-        cache = draft.model.rollback(cache, texts.at(chunk.offset))
-        logits, cache = draft.model.score(cache, chunk.tokens)
-        return standardize(logits, settings), jnp.ones(chunk.tokens.shape, bool), cache
+    def ask(state, step):
+        at, after = texts.at(chunk.offset + step), texts.at(chunk.offset + step + 1)
+        context = Context(
+            sequences=texts.sequences,
+            lengths=at,
+            live=at < texts.lengths,
+            draws=draft_draws(texts.stream, at, coupled=False),
+            settings=texts.settings,
+            # Beyond a row's length the cache is not read.
+            target_cache=target.rollback(chunk.target_cache, at),
+            target_states=None if chunk.states is None else chunk.states[:, step],
+        )
+        proposal, state = draft.propose(state, context, 1)
+        proposed = proposal.num_proposed > 0
+        following = slices(texts.sequences, after, 1)[:, 0]
+        kept = proposed & (proposal.tokens[:, 0] == following) & (after > at)
+        outcome = Outcome(lengths=after, num_accepted=kept.astype(jnp.int32))
+        probs = proposal.distributions(draft.vocab_size)[:, 0]
+        return draft.commit(state, outcome), (probs, proposed)
 
-
-class _StepReader:
-    """Lets any draft propose one token at each position, and commits the text's own token."""
-
-    @staticmethod
-    def prefill(draft: Draft, inputs, prompts, starts, room: int) -> DraftState:
-        return draft.prefill(inputs, prompts, room)
-
-    @staticmethod
-    def read(draft: Draft, state: DraftState, texts: _Texts, chunk: _Chunk, target):
-        """Distributions ``[batch, chunk, vocab]``, where it proposed, and its state."""
-
-        def ask(state, step):
-            at, after = texts.at(chunk.offset + step), texts.at(chunk.offset + step + 1)
-            context = Context(
-                sequences=texts.sequences,
-                lengths=at,
-                live=at < texts.lengths,
-                draws=draft_draws(texts.stream, at, coupled=False),
-                settings=texts.settings,
-                # Beyond a row's length the cache is not read.
-                target_cache=target.rollback(chunk.target_cache, at),
-                target_states=None if chunk.states is None else chunk.states[:, step],
-            )
-            proposal, state = draft.propose(state, context, 1)
-            proposed = proposal.num_proposed > 0
-            following = slices(texts.sequences, after, 1)[:, 0]
-            kept = proposed & (proposal.tokens[:, 0] == following) & (after > at)
-            outcome = Outcome(lengths=after, num_accepted=kept.astype(jnp.int32))
-            probs = proposal.distributions(draft.vocab_size)[:, 0]
-            return draft.commit(state, outcome), (probs, proposed)
-
-        state, (probs, proposed) = lax.scan(ask, state, jnp.arange(CHUNK))
-        return probs.swapaxes(0, 1), proposed.T, state
-
-
-def _reader(draft: Draft, step_by_step: bool) -> type[_ModelReader] | type[_StepReader]:
-    # A subclass may propose differently.
-    reads_texts = type(draft) is TransformerDraft and not step_by_step
-    return _ModelReader if reads_texts else _StepReader
+    state, (probs, proposed) = lax.scan(ask, state, jnp.arange(CHUNK))
+    return probs.swapaxes(0, 1), proposed.T, state

@@ -1,12 +1,11 @@
 """Where texts come from: a file of pairs, or a seqio task."""
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import metric_by_name, metric_intervals
+from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
@@ -87,7 +86,8 @@ class TextPairs:
     # (source, target); a target is what ``metric`` takes.
     pairs: list[tuple[str, Any]]
     metric: Metric
-    intervals: Intervals
+    # None takes ``data.metrics.metric_intervals`` of the metric.
+    intervals: Intervals | None = None
 
 
 def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
@@ -182,9 +182,4 @@ def _read_file(source: TextSource) -> TextPairs:
     # An empty source stays empty, to be skipped.
     pairs = [(source.prefix + text if text else "", target) for text, target in pairs]
     metric = metric_by_name(source.metric)
-    return TextPairs(
-        name=source.data,
-        pairs=pairs[: source.limit],
-        metric=metric,
-        intervals=functools.partial(metric_intervals, metric),
-    )
+    return TextPairs(name=source.data, pairs=pairs[: source.limit], metric=metric)

@@ -22,7 +22,6 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Iterator
 
 import jax
 from flax.traverse_util import flatten_dict
@@ -41,7 +40,6 @@ from spec_t5x.types import PyTree
 class Chip:
     """What one chip can do at most."""
 
-    name: str
     # Operations per second in bfloat16.
     flops: float
     # Bytes per second from and to its memory.
@@ -58,7 +56,6 @@ CHIPS = {
     # cloud.google.com/tpu/docs/v4; links: Jouppi et al. (ISCA 2023), Table 4. "megacore"
     # makes one device of a chip's two cores.
     "v4": Chip(
-        name="v4",
         flops=275e12,
         memory_bandwidth=1.2e12,
         memory=32 * 2**30,
@@ -214,9 +211,19 @@ def collectives(program: str) -> tuple[Collective, ...]:
 
     A program with a loop has each of the loop's collectives once.
     """
+    # By kind, bytes of each result and bytes sent.
     found: dict[str, list[tuple[int, float]]] = {}
-    for kind, result, chips in _collectives(program):
-        found.setdefault(kind, []).append((result, result * _sent_share(kind, chips)))
+    for line in program.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        kind = match["kind"]
+        sizes = [_num_bytes(array) for array in _ARRAY.finditer(match["type"])]
+        if match["start"] and kind != "all-reduce":
+            # What is sent, what will be received, and the runtime's own.
+            sizes = sizes[1:2]
+        sent = sum(sizes) * _sent_share(kind, line)
+        found.setdefault(kind, []).append((sum(sizes), sent))
     return tuple(
         Collective(
             kind=kind,
@@ -226,20 +233,6 @@ def collectives(program: str) -> tuple[Collective, ...]:
         )
         for kind, sizes in sorted(found.items())
     )
-
-
-def _collectives(program: str) -> Iterator[tuple[str, int, int]]:
-    """Kind, bytes of the result and number of chips of every collective."""
-    for line in program.splitlines():
-        match = _COLLECTIVE.search(line)
-        if match is None:
-            continue
-        sizes = [_num_bytes(array) for array in _ARRAY.finditer(match["type"])]
-        if match["start"] and match["kind"] != "all-reduce":
-            # What is sent, what will be received, and the runtime's own.
-            sizes = sizes[1:2]
-        chips = 2 if match["kind"] == "collective-permute" else _num_chips(line)
-        yield match["kind"], sum(sizes), chips
 
 
 def _num_chips(line: str) -> int:
@@ -255,10 +248,11 @@ def _num_chips(line: str) -> int:
     return math.prod(int(sizes[axis.strip()]) for axis in groups["axes"].split(","))
 
 
-def _sent_share(kind: str, chips: int) -> float:
+def _sent_share(kind: str, line: str) -> float:
     """Bytes that a chip sends for each byte of the result, on a ring."""
     if kind == "collective-permute":
         return 1.0
+    chips = _num_chips(line)
     if kind == "reduce-scatter":
         return chips - 1.0
     return (2 if kind == "all-reduce" else 1) * (chips - 1) / chips
@@ -268,77 +262,3 @@ def _num_bytes(array: re.Match) -> int:
     bits = 8 if array["type"] == "pred" else int(array["bits"])
     sizes = [int(size) for size in array["shape"].split(",") if size]
     return math.prod(sizes) * bits // 8
-
-
-# --- caches in tiles -----------------------------------------------------------------
-
-# A TPU's memory holds whole tiles: the two axes that change fastest are padded to a tile, of
-# 8 x 128 numbers as a rule. Which axes these are is the compiler's choice: of keys
-# [batch, heads, 136, 64] it mostly puts the slots along the 128, and pads them to 256.
-_LOOP = re.compile(r"= (\(.*\)) while\(")
-# "bf16[1,64,136,64]{2,3,1,0:T(8,128)…": the sizes, the axes from the fastest on, the tile.
-_KEYS_OR_VALUES = re.compile(r"bf16\[(\d+,\d+,\d+,\d+)\]\{([\d,]+):T\((\d+),(\d+)\)")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Caches:
-    """A loop's caches of the outputs on one chip, without the source's keys and values."""
-
-    # By their shapes, and in whole tiles.
-    num_bytes: int
-    tiled_bytes: int
-    # A row's slots are padded to a multiple of this.
-    slot_multiple: int
-
-
-def loop_caches(program: str, slots: int) -> Caches | None:
-    """The caches, of ``slots`` slots, of a program's outermost loop; None if it shows none.
-
-    Args:
-      program: optimized HLO for a TPU.
-      slots: which no other axis of keys and values has.
-    """
-    loops = (_carried(carried, slots) for carried in _LOOP.findall(program))
-    arrays = max(loops, key=len, default=[])
-    if not arrays:
-        return None
-    return Caches(
-        num_bytes=sum(2 * math.prod(sizes) for sizes, _ in arrays),
-        tiled_bytes=sum(
-            2 * math.prod(map(_whole, sizes, multiples)) for sizes, multiples in arrays
-        ),
-        slot_multiple=max(multiples[2] for _, multiples in arrays),
-    )
-
-
-def unpadded_lengths(max_decode_len: int, extra: int, multiple: int) -> tuple[int, ...]:
-    """The nearest output lengths that need no padding.
-
-    Args:
-      max_decode_len: the room for tokens.
-      extra: slots beyond them, gamma + 1.
-      multiple: what slots are padded to.
-
-    >>> unpadded_lengths(128, 8, 128)
-    (120, 248)
-    >>> unpadded_lengths(120, 8, 128)
-    (120,)
-    """
-    slots = max_decode_len + extra
-    near = {slots // multiple * multiple, _whole(slots, multiple)}
-    return tuple(sorted(each - extra for each in near if each > extra))
-
-
-def _carried(carried: str, slots: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sizes of keys and values among what a loop carries, and what each is padded to."""
-    arrays = []
-    for *axes, rows, columns in _KEYS_OR_VALUES.findall(carried):
-        sizes, order = (tuple(map(int, text.split(","))) for text in axes)
-        if sizes[2] == slots:
-            multiples = {order[0]: int(columns), order[1]: int(rows)}
-            arrays.append((sizes, tuple(multiples.get(axis, 1) for axis in range(4))))
-    return arrays
-
-
-def _whole(size: int, multiple: int) -> int:
-    return math.ceil(size / multiple) * multiple

@@ -19,16 +19,8 @@ from jax.sharding import Mesh
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.synthetic_acceptance import check_vocabulary
-from spec_t5x.experiments.tpu_chips import (
-    Caches,
-    Chip,
-    StepCost,
-    loop_caches,
-    step_cost,
-    topology,
-    unpadded_lengths,
-)
+from spec_t5x.experiments.random_models import check_vocabulary
+from spec_t5x.experiments.tpu_chips import Chip, StepCost, step_cost, topology
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.sizes import size
@@ -53,8 +45,6 @@ class Options:
     # Chips in (data, model).
     meshes: tuple[tuple[int, int], ...] = ((1, 1),)
     work: Workload = Workload()
-    # Whether to predict the rows of Table 2; None does so for the paper's target.
-    table_2: bool | None = None
 
     def __post_init__(self):
         check_vocabulary(self.target, self.drafts)
@@ -73,11 +63,6 @@ class Options:
                     f"multiple of {data}"
                 )
 
-    @property
-    def wants_table_2(self) -> bool:
-        """Whether the rows of Table 2 are predicted."""
-        return self.target == paper_tables.TARGET if self.table_2 is None else self.table_2
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -87,22 +72,10 @@ class Memory:
     draft: str | None
     gamma: int
     arguments: int
-    # None where the compiler ran out of memory.
+    # Beside them, and all that a chip holds at a time; None where the compiler ran out of memory.
     temporaries: int | None = None
-    outputs: int | None = None
-    # Outputs that reuse the memory of arguments.
-    aliased: int | None = None
-    program: int | None = None
-    # Of the temporaries, the caches of the outputs.
-    caches: Caches | None = None
+    total: int | None = None
     capacity: int
-
-    @property
-    def total(self) -> int | None:
-        """All that a chip holds at a time."""
-        if self.temporaries is None:
-            return None
-        return self.arguments + self.temporaries + self.outputs - self.aliased + self.program
 
     @property
     def fits(self) -> bool:
@@ -157,6 +130,8 @@ def run(options: Options) -> Iterator[Result]:
     chip, devices = topology(options.topology)
     # All of them, before anything is compiled.
     meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
+    # Of the paper's target.
+    rows = paper_tables.TABLE_2 if options.target == paper_tables.TARGET else ()
     for mesh in meshes:
         compiler = _Compiler(options, chip, mesh)
         data, model = mesh.devices.shape
@@ -169,7 +144,7 @@ def run(options: Options) -> Iterator[Result]:
                 for draft in options.drafts
                 for alpha in ALPHAS
             ),
-            table_2=compiler.predict_rows(paper_tables.TABLE_2) if options.wants_table_2 else (),
+            table_2=compiler.predict_rows(rows),
             # All that were needed for these.
             steps=tuple(compiler.steps.values()),
         )
@@ -232,20 +207,19 @@ class _Compiler:
                 capacity=self.chip.memory,
             )
         analysis = compiled.memory_analysis()
-        memory = Memory(
-            draft=draft,
-            gamma=gamma,
-            arguments=analysis.argument_size_in_bytes,
-            temporaries=analysis.temp_size_in_bytes,
-            outputs=analysis.output_size_in_bytes,
-            aliased=analysis.alias_size_in_bytes,
-            program=analysis.generated_code_size_in_bytes,
-            caches=loop_caches(compiled.as_text(), options.work.max_decode_len + gamma + 1),
-            capacity=self.chip.memory,
-        )
         del compiled
         _return_memory()
-        return memory
+        arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+        # Some outputs reuse the memory of arguments.
+        outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        return Memory(
+            draft=draft,
+            gamma=gamma,
+            arguments=arguments,
+            temporaries=temporaries,
+            total=arguments + temporaries + outputs + analysis.generated_code_size_in_bytes,
+            capacity=self.chip.memory,
+        )
 
     def predict(
         self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
@@ -299,23 +273,12 @@ def _return_memory() -> None:
 
 def write_json(path: Path, options: Options, found: Sequence[Result]) -> None:
     """Keeps all figures (bytes, seconds, operations), with the versions they are from."""
-
-    def as_dict(result: Result) -> dict:
-        report = dataclasses.asdict(result)
-        for loop, memory in zip(report["loops"], result.loops, strict=True):
-            loop.update(total=memory.total, fits=memory.fits)
-        for entry, step in zip(report["steps"], result.steps, strict=True):
-            entry["cost"]["bytes_read"] = step.cost.bytes_read
-        return report
-
-    results.write_json(
-        path,
-        {
-            "versions": versions(),
-            "options": dataclasses.asdict(options),
-            "results": [as_dict(result) for result in found],
-        },
-    )
+    kept = [dataclasses.asdict(result) for result in found]
+    for values, result in zip(kept, found, strict=True):
+        for loop, memory in zip(values["loops"], result.loops, strict=True):
+            loop["fits"] = memory.fits
+    values = {"versions": versions(), "options": dataclasses.asdict(options), "results": kept}
+    results.write_json(path, values)
 
 
 def versions() -> dict[str, str]:
@@ -328,7 +291,7 @@ def versions() -> dict[str, str]:
 FOOTNOTES = (
     "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
     "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
-    "each read once.\n³ Of the outputs, among the temporaries; memory holds whole tiles."
+    "each read once."
 )
 
 
@@ -343,39 +306,20 @@ def header(options: Options) -> str:
     )
 
 
-def tables(result: Result, work: Workload) -> str:
+def tables(result: Result) -> str:
     """Memory, steps and predictions for one mesh."""
     chips = result.data * result.model
     plural = "s" * (chips > 1)
     parts = [f"## {chips} chip{plural} (data {result.data}, model {result.model}), each with:"]
     parts.append(results.table(_MEMORY, result.loops))
-    if result.loops[-1].caches is not None:
-        parts.append(_padding(result.loops[-1], work))
     parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
     return "\n\n".join(parts)
 
 
-def _padding(loop: Memory, work: Workload) -> str:
-    """How the slots of a loop's caches are padded, and which lengths need no padding."""
-    extra, multiple = loop.gamma + 1, loop.caches.slot_multiple
-    slots = f"{work.max_decode_len + extra} slots ({work.max_decode_len} tokens and gamma + 1)"
-    lengths = unpadded_lengths(work.max_decode_len, extra, multiple)
-    if work.max_decode_len in lengths:
-        return f"A row's cache of {slots} needs no padding of its slots."
-    return (
-        f"A row's cache of {slots} is padded to a multiple of {multiple} slots: "
-        f"--max_decode_len {' or '.join(map(str, lengths))} needs no padding."
-    )
-
-
 def _gib(num_bytes: int | None) -> str:
     return "?" if num_bytes is None else f"{num_bytes / _GIB:.2f}"
-
-
-def _in_tiles(caches: Caches | None) -> str:
-    return "?" if caches is None else f"{_gib(caches.num_bytes)} ({_gib(caches.tiled_bytes)})"
 
 
 _MEMORY = {
@@ -383,7 +327,6 @@ _MEMORY = {
     "draft": lambda m: m.draft or "",
     "arguments, GiB": lambda m: _gib(m.arguments),
     "temporaries, GiB": lambda m: _gib(m.temporaries),
-    "caches (in tiles³), GiB": lambda m: _in_tiles(m.caches),
     "in all, GiB": lambda m: f"{_gib(m.total)} of {m.capacity / _GIB:.0f}",
     "fits": lambda m: "yes" if m.fits else "NO",
 }

@@ -6,8 +6,7 @@ blue    the target's own token: the correction, or the one after a whole block
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -21,54 +20,30 @@ class TraceLine:
     """One iteration, as the texts of its tokens."""
 
     # The text so far.
-    before: tuple[str, ...]
-    accepted: tuple[str, ...]
+    before: list[str]
+    accepted: list[str]
     # None where nothing was rejected: all were accepted, or none proposed.
     rejected: str | None
     # The target's own token; None where the text ended inside the accepted drafts.
     corrected: str | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trace:
-    """One decode."""
-
-    lines: tuple[TraceLine, ...]
-
-    @classmethod
-    def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> "Trace":
-        """From what ``dataclasses.asdict`` makes of the lines, or JSON of that."""
-        return cls(
-            lines=tuple(
-                TraceLine(
-                    before=tuple(line["before"]),
-                    accepted=tuple(line["accepted"]),
-                    rejected=line["rejected"],
-                    corrected=line["corrected"],
-                )
-                for line in lines
-            )
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens generated, end of sequence included."""
-        own = sum(line.corrected is not None for line in self.lines)
-        return own + sum(len(line.accepted) for line in self.lines)
-
-    @property
-    def counts(self) -> str:
-        """Tokens, and serial calls of the target: one for each iteration."""
-        return f"{self.num_tokens} tokens with {len(self.lines)} target calls"
+def num_tokens(lines: Sequence[TraceLine]) -> int:
+    """Tokens generated, end of sequence included."""
+    own = sum(line.corrected is not None for line in lines)
+    return own + sum(len(line.accepted) for line in lines)
 
 
-def record(generator, text: str, options, place: int = 0) -> Trace:
-    """Decodes the input at ``place``; arguments and errors are ``Generator.steps``'s."""
-    return Trace(lines=tuple(iterations(generator, text, options, place)))
+def counts(lines: Sequence[TraceLine]) -> str:
+    """Tokens, and serial calls of the target: one for each iteration."""
+    return f"{num_tokens(lines)} tokens with {len(lines)} target calls"
 
 
 def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceLine]:
-    """A line for each iteration, as soon as it is done."""
+    """A line for each iteration of decoding the input at ``place``, as soon as it is done.
+
+    Arguments and errors are ``Generator.steps``'s.
+    """
     before: list[str] = []
     for iteration in generator.steps(text, options, place):
         accepted, appended = int(iteration.num_accepted[0]), int(iteration.num_appended[0])
@@ -77,8 +52,8 @@ def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceL
         ends_in_drafts = accepted == appended
         rejects = not ends_in_drafts and accepted < int(iteration.num_proposed[0])
         yield TraceLine(
-            before=tuple(before),
-            accepted=tuple(proposed[:accepted]),
+            before=list(before),
+            accepted=proposed[:accepted],
             rejected=proposed[accepted] if rejects else None,
             corrected=None if ends_in_drafts else new[accepted],
         )
@@ -96,24 +71,10 @@ def styled(line: TraceLine) -> Text:
     return text
 
 
-def legend(trace: Trace) -> Text:
-    """What the colours mean, and what the trace comes to."""
+def legend(lines: Sequence[TraceLine]) -> Text:
+    """What the colours mean, and what the lines come to."""
     parts = (("accepted", ACCEPTED), ", ", ("rejected", REJECTED), ", ")
-    return Text.assemble(f"{trace.counts}: ", *parts, ("the target's own", TARGET))
-
-
-def plain_text(trace: Trace) -> str:
-    """Without colours: ``[-rejected-]`` and ``{+corrected+}``, as word diffs write them."""
-    lines = []
-    for number, line in enumerate(trace.lines, 1):
-        text = _join(line.before) + _join(line.accepted)
-        if line.rejected is not None:
-            text += f" [-{line.rejected}-]"
-        if line.corrected is not None:
-            text += f" {{+{line.corrected}+}}"
-        lines.append(f"{number:3d} {text}")
-    lines.append(f"{trace.counts}: accepted, [-rejected-], {{+the target's own+}}")
-    return "\n".join(lines) + "\n"
+    return Text.assemble(f"{counts(lines)}: ", *parts, ("the target's own", TARGET))
 
 
 def _pieces(vocabulary, ids) -> list[str]:

@@ -63,12 +63,9 @@ def expected(pair) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "library", "arguments"),
     [
-        ("ours", "jax", {}),
         ("ours", "jax", {"draft": "draft", "gamma": 2, "verifier": "token"}),
-        ("transformers", "transformers", {}),
         ("transformers", "transformers", {"cache": "static"}),
         ("transformers", "transformers", {"assisted": True, "gamma": 3}),
-        ("transformers", "transformers", {"assisted": True}),
         ("ctranslate2", "ctranslate2", {"compute_type": "float32"}),
         ("t5x", "t5x.models", {}),
     ],

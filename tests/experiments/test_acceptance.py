@@ -97,13 +97,12 @@ def test_as_many_tokens_as_asked_for_are_counted(rows):
         assert row.num_texts == len(SOURCES)
 
 
-def test_d_lk_is_the_rest_and_lenience_accepts_more(rows):
+def test_lenience_accepts_more(rows):
     strict, lenient = by_draft(rows[0]), by_draft(rows[0], 0.4)
     for name, row in strict.items():
-        assert row.d_lk == pytest.approx(1 - row.alpha.value)
         assert lenient[name].alpha.value > row.alpha.value
-        # It is not a divergence of the two distributions, and was not decoded with.
-        assert lenient[name].d_lk is None and lenient[name].decoded is None
+        # Which was not decoded with.
+        assert lenient[name].decoded is None
 
 
 def test_progress_ends_at_the_total(rows):
@@ -114,8 +113,8 @@ def test_progress_ends_at_the_total(rows):
 
 
 def test_rows_are_json_and_tables_hold_them(rows):
-    kept = json.loads(json.dumps([row.to_dict() for row in rows[0]]))
-    assert kept[0]["draft"] == "near" and kept[0]["d_lk"] == rows[0][0].d_lk
+    kept = json.loads(json.dumps([dataclasses.asdict(row) for row in rows[0]]))
+    assert kept[0]["draft"] == "near"
     assert kept[0]["decoded"]["observed"]["low"] < kept[0]["decoded"]["observed"]["high"]
     lines = [re.sub(" +", " ", line) for line in table(rows[0]).splitlines()]
     assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0][0].alpha.value:.3f} (")
@@ -146,44 +145,20 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     assert strict.sampling == "argmax"
 
 
-def test_seeds_decide(toy, toy_drafts):
-    # Shapes and leniences of ``rows``: nothing is compiled.
-    options = AcceptanceOptions(
-        num_tokens=300,
-        temperatures=(1.0,),
-        leniences=(1.0, 0.4),
-        batch_size=64,
-        max_decode_len=24,
-        decoded_texts=0,
-        resamples=100,
-    )
-    first, again, other = (
-        measure(toy, toy_drafts, TEXTS, dataclasses.replace(options, seed=s)) for s in (3, 3, 4)
-    )
-    assert first == again
-    assert first[0].alpha != other[0].alpha
-    assert first[0].num_tokens == 300 and first[0].decoded is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_tokens": 0}, "num_tokens is 0"),
         ({"temperatures": ()}, "temperatures is empty"),
-        ({"top_ks": (-3,)}, "top_k is -3"),
+        # As gin may bind it.
+        ({"temperatures": 1.0}, r"temperatures is 1.0: give a list, as in \(1.0,\)"),
         ({"leniences": (0.0,)}, "lenience is 0.0"),
-        ({"confidence": 2.0}, "confidence is 2.0"),
         ({"drafts": ("copy", "copy")}, "give each of them once"),
     ],
 )
-def test_options_that_cannot_be_measured_are_refused(changes, message):
+def test_options_that_cannot_be_measured_are_refused(changes, message, unchecked):
     with pytest.raises(InputError, match=message):
         AcceptanceOptions(**changes)
-
-
-def test_what_gin_binds_need_not_be_of_the_right_type(unchecked):
-    with pytest.raises(InputError, match=r"temperatures is 1.0: give a list, as in \(1.0,\)"):
-        AcceptanceOptions(temperatures=1.0)
     assert AcceptanceOptions(temperatures=[1.0]).temperatures == (1.0,)
 
 

@@ -1,13 +1,15 @@
 """benchmarks/objectives.py: recipes of distillation side by side."""
 
+import ast
 import json
+from pathlib import Path
 
 import gin
 import pytest
 
 from benchmarks import objectives
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+from spec_t5x.cli.gin_files import parse_gin
+from spec_t5x.training import run_distill
 
 RECIPES = (("cross_entropy", "references", 0.0), ("total_variation", "target", 0.5))
 
@@ -49,35 +51,32 @@ def test_the_table_marks_what_is_surely_above_the_first():
     ]
 
 
-def test_recipes_are_trained_alike_and_resumed(tiny_pair, tmp_path, monkeypatch, capsys):
-    pairs = [("My sister", "Meine Schwester liest."), ("a bird", "ein Vogel"), ("We go", "Wir")]
-    for name, some in {"train": pairs * 4, "dev": pairs}.items():
-        (tmp_path / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in some))
-    own = {
-        "CHECKPOINT_PATH": str(tiny_pair / "target"),
-        "TRAIN_FILE": "train.tsv",
-        "DEV_FILE": "dev.tsv",
-        "TRAIN_STEPS": 2,
-        "MAX_SOURCE_LENGTH": 16,
-        "MAX_TARGET_LENGTH": 16,
-        "DataOptions.source_column": 0,
-        "DataOptions.target_column": 1,
-        "DataOptions.num_columns": 2,
-        "DataOptions.buckets": (16,),
-        "DataOptions.tokens_per_batch": 64,
-        "OptimizerOptions.warmup_steps": 1,
-        "OptimizerOptions.cooldown_steps": 0,
-    }
-    monkeypatch.setattr(objectives, "SETTINGS", objectives.SETTINGS | own)
-    monkeypatch.setattr(objectives, "RECIPES", RECIPES[1:])
-    kept, runs = tmp_path / "figures.json", tmp_path / "runs"
-    flags = ["--data_dir", str(tmp_path), "--output_dir", str(runs), "--json", str(kept)]
+def test_recipes_differ_in_objective_and_texts_alone(tmp_path, monkeypatch):
+    """What they bind is known to the gin file; alpha is that of the last step."""
+    runs = []
+
+    def distill(arguments):
+        command, file, *flags = arguments
+        assert command == "distill" and run_distill.distill
+        parse_gin([file.removeprefix("--gin_file=")], flags)
+        runs.append(dict(flag.removeprefix("--gin.").split("=", 1) for flag in flags))
+        folder = Path(ast.literal_eval(runs[-1]["OUTPUT_DIR"]))
+        folder.mkdir(parents=True)
+        held_out = [row(RECIPES[0], (0.1 * step, 0.1))["held_out"][0] for step in (4, 5)]
+        lines = [{"step": step, "held_out": held_out[step - 1]} for step in (1, 2)]
+        text = "".join(json.dumps(line) + "\n" for line in ({"step": 1, "loss": 2.0}, *lines))
+        (folder / "metrics.jsonl").write_text(text)
+        return 0
+
+    monkeypatch.setattr(objectives, "spec_t5x", distill)
+    monkeypatch.setattr(objectives, "RECIPES", RECIPES)
+    kept, output = tmp_path / "figures.json", tmp_path / "runs"
+    flags = ["--data_dir", str(tmp_path), "--output_dir", str(output), "--json", str(kept)]
     objectives.main(flags)
     rows = json.loads(kept.read_text())["rows"]
-    assert [(r["objective"], r["outputs"], r["on_policy"]) for r in rows] == [RECIPES[1]]
-    assert [r["steps"] for r in rows] == [2]
-    assert all([each["temperature"] for each in r["held_out"]] == [0.0, 1.0] for r in rows)
-    assert capsys.readouterr().out.endswith(objectives.table(rows) + "\n")
-    # What is done is not done again.
-    objectives.main(flags)
-    assert json.loads(kept.read_text())["rows"] == rows
+    assert [(r["objective"], r["outputs"], r["on_policy"]) for r in rows] == list(RECIPES)
+    assert [(r["steps"], r["held_out"][0]["alpha"]["value"]) for r in rows] == [(2, 0.5)] * 2
+    first, second = runs
+    assert {name for name in first if first[name] != second[name]} == {
+        "OBJECTIVE", "OUTPUTS", "ON_POLICY", "OUTPUT_DIR"
+    }  # fmt: skip

@@ -4,15 +4,16 @@ alpha is the mean of sum min(p, q) over tokens that the target generated (sectio
 all drafts of a target in one pass over its logits (``experiments.acceptance``).
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments import acceptance, paper_tables
 from spec_t5x.experiments.reproduction import columns, pairs
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.pairs import Pair
 from spec_t5x.theory import formulas
 
@@ -31,13 +32,12 @@ _SMALLEST = {
 
 
 def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> list[Any] | None:
-    """alpha of the pair's drafts, as ``AcceptanceRow.to_dict``.
+    """alpha of the pair's drafts, as dictionaries of ``AcceptanceRow``.
 
     Pairs with the same target share a measurement, with the filters of all of them.
     """
     quick = options.quick
-    # In a quick run those whose order the paper compares; and texts of one padded length,
-    # for one compilation.
+    # In a quick run those whose order the paper compares.
     drafts = _DRAFTS[:3] if quick else _DRAFTS
     texts = pair.texts(options, 60 if quick else 1200)
     settings = {
@@ -53,25 +53,17 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     }
 
     def measure() -> dict[str, Any]:
-        from spec_t5x.experiments import acceptance
-        from spec_t5x.generation import GenerateOptions
-
-        generator = pairs.load_target(pair.target)
-        chosen = texts
-        if quick:
-            decoding = GenerateOptions(max_decode_len=_MAX_DECODE_LEN, truncate=pair.truncate)
-            chosen = pairs.of_one_shape(generator, texts, decoding, len(texts))
         rows = acceptance.measure(
-            generator,
+            pairs.load_target(pair.target),
             {draft: pairs.load_draft(pair.target, draft) for draft in drafts},
-            chosen,
+            texts,
             acceptance.AcceptanceOptions(**settings),
         )
         # All drafts and leniences look at the same tokens.
         tokens = {(row.temperature, row.top_k): row.num_tokens for row in rows}
-        return {"tokens": sum(tokens.values()), "rows": [row.to_dict() for row in rows]}
+        return {"tokens": sum(tokens.values()), "rows": list(map(dataclasses.asdict, rows))}
 
-    inputs = pairs.inputs(pair, drafts, texts, one_shape=quick, settings=settings)
+    inputs = pairs.inputs(pair, drafts, texts, settings=settings)
     found = results(f"acceptance/{pair.target}", inputs, 30.0 if quick else 240.0, measure)
     return found and found["rows"]
 

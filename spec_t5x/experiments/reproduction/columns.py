@@ -41,11 +41,3 @@ paper = partial(Column, Origin.PAPER)
 # Of rows of Table 2, in whatever table they stand.
 SETTING = (label("task"), label("draft"), label("temperature", "temp."))
 GAMMA = label("gamma", "γ")
-COSTS = (measured("c", "c", ".3f"), measured("verification_cost", "T(γ+1)"))
-EXPECTED = (
-    closed_form("predicted_speed_up", "expected (3.8)"),
-    closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
-)
-SPEED_UP = measured("speed_up", "speed-up")
-# Of what T(γ+1) is, for the notes.
-COSTS_NOTE = "T(γ+1) is the cost of verification in target steps, which the paper takes to be 1."

@@ -5,18 +5,19 @@ its own and JAX on the CPU, and so runs in a process of its own: the measurement
 keep their device.
 """
 
-import concurrent.futures
 import functools
 import importlib.util
-import multiprocessing
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments import paper_tables, tpu_chips, tpu_compilation
 from spec_t5x.experiments.paper_tables import SpeedUp
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.machine.description import version
 
 NOTE = (
@@ -46,38 +47,27 @@ def measure(options: ReproduceOptions, results: Measure) -> dict[str, Any] | Non
 
 
 def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
-        try:
-            return {"rows": executor.submit(predict, keys).result()}
-        except concurrent.futures.process.BrokenProcessPool as error:
-            raise InputError(
-                "compiling for a TPU-v4 ended its process, mostly for want of memory: leave "
-                "table2 out, or give it 16 GiB"
-            ) from error
-        except BaseException:
-            # A stop is obeyed at once: the executor would wait for its child.
-            for child in set(multiprocessing.active_children()) - before:
-                child.kill()
-            raise
+    command = [sys.executable, "-m", __name__, json.dumps(keys)]
+    done = subprocess.run(command, stdout=subprocess.PIPE)
+    if done.returncode:
+        raise InputError(
+            f"compiling for a TPU-v4 ended with status {done.returncode}, mostly for want of "
+            "memory: leave table2 out, or give it 16 GiB"
+        )
+    return {"rows": json.loads(done.stdout)}
 
 
-def predict(keys: Sequence[tuple]) -> list[dict[str, Any]]:
+def predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
     """c, T(gamma + 1) and the speed-up for the rows of these keys. In a process of its own."""
-    from spec_t5x.experiments import tpu_chips
-
     tpu_chips.prepare_environment()
-    from spec_t5x.experiments import tpu_compilation
-
-    rows = [row for row in paper_tables.TABLE_2 if key(row) in keys]
+    rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
     found = tpu_compilation.predict_rows(tpu_compilation.Options(), rows)
+    names = ("c", "verification_cost", "speed_up")
     return [
-        {
-            "key": key(row),
-            "c": prediction.c,
-            "verification_cost": prediction.verification_cost,
-            "speed_up": prediction.speed_up,
-        }
+        {"key": key(row)} | {name: getattr(prediction, name) for name in names}
         for row, prediction in zip(rows, found, strict=True)
     ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(predict(json.loads(sys.argv[1]))))

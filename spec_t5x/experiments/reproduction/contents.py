@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction.columns import Column, Origin
-from spec_t5x.experiments.traces import Trace
+from spec_t5x.experiments.traces import TraceLine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Figure:
     caption: str
     origins: Sequence[Origin]
     plot: MatplotlibFigure | None = None
-    trace: Trace | None = None
+    trace: Sequence[TraceLine] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,6 @@ class Item(NamedTuple):
 
     title: str
     # ``render(options, compute(options, results))`` is what the report shows. ``compute``
-    # calls ``results`` (``cache.Results``) to measure, which keeps each result.
+    # calls ``results`` (``kept_results.Results``) to measure, which keeps each result.
     compute: Callable[[ReproduceOptions, Any], dict[str, Any]]
     render: Callable[[ReproduceOptions, dict[str, Any]], Sequence[Table | Figure]]

@@ -9,10 +9,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from spec_t5x.experiments.reproduction import columns, speed_ups
-from spec_t5x.experiments.reproduction.cache import Results
+from spec_t5x.experiments.reproduction import speed_ups
 from spec_t5x.experiments.reproduction.columns import Origin
-from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Results
 from spec_t5x.experiments.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.theory import formulas
 
@@ -24,7 +24,6 @@ CS = (0.01, 0.02, 0.05, 0.1, 0.2)
 _ALPHAS = np.linspace(0.0, 1.0, 201)
 # Towards alpha = 1 the best gamma grows beyond all bounds.
 _ALPHAS_FOR_GAMMA = np.linspace(0.0, 0.95, 191)
-_ALPHAS_IN_TABLE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 _ALPHA_LABEL = "α, the acceptance rate"
 _GREY = "#444444"
@@ -41,7 +40,7 @@ def _origins(rows: Sequence[Row]) -> tuple[Origin, ...]:
 
 def _points(rows: Sequence[Row], what: str) -> str:
     """What a caption says of the points, where there are some."""
-    return f" Points: {what}" if rows else ""
+    return f" Points, hollow at temperature 0: {what}" if rows else ""
 
 
 def _plot_points(
@@ -59,24 +58,6 @@ def _plot_points(
     return list(handles.values())
 
 
-def _add_legends(axes: Axes, title: str, curves: list, points: list, side: str = "left") -> None:
-    """The curves' legend, and beside it that of the points, where the curves leave room."""
-    place = f"upper {side}"
-    first = axes.legend(handles=curves, title=title, loc=place, frameon=False)
-    if points:
-        axes.add_artist(first)
-        axes.legend(
-            handles=points,
-            title="measured, hollow at temperature 0",
-            loc=place,
-            bbox_to_anchor=(0.27 if side == "left" else 0.73, 1.0),
-            frameon=False,
-            fontsize=8,
-            title_fontsize=8,
-            alignment="left",
-        )
-
-
 def _draw_by_gamma(
     rows: Sequence[Row],
     curve: Callable[[np.ndarray, int], np.ndarray],
@@ -84,7 +65,6 @@ def _draw_by_gamma(
     *,
     label: str,
     title: str,
-    side: str = "left",
     bound: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> MatplotlibFigure:
     """A curve over alpha for each gamma; the points of a gamma in its curve's colour."""
@@ -102,7 +82,7 @@ def _draw_by_gamma(
         axes.set_ylim(0.8, max(GAMMAS) + 1.2)
     axes.set_xlim(0, 1)
     points = _plot_points(axes, rows, value, lambda row: colours[row["gamma"]])
-    _add_legends(axes, title, lines, points, side)
+    figure.legend(handles=[*lines, *points], title=title, loc="outside right", frameon=False)
     return figure
 
 
@@ -150,7 +130,7 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _render_3(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure | Table]:
+def _render_3(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
     best = fastest(speed_ups.rows(found))
     figure = Figure(
         name="figure3",
@@ -160,21 +140,7 @@ def _render_3(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
         origins=_origins(best),
         plot=_draw_3(best),
     )
-    optimal = Table(
-        caption="The optimal γ, and the improvement that it brings.",
-        columns=(
-            columns.label("alpha", "α"),
-            *(columns.closed_form(f"gamma {c}", f"γ, c = {c:g}", "d") for c in CS),
-            *(columns.closed_form(f"factor {c}", f"×, c = {c:g}") for c in CS),
-        ),
-        rows=[
-            {"alpha": alpha}
-            | {f"gamma {c}": int(formulas.optimal_gamma(alpha, c)) for c in CS}
-            | {f"factor {c}": float(formulas.best_improvement(alpha, c)) for c in CS}
-            for alpha in _ALPHAS_IN_TABLE
-        ],
-    )
-    return [figure, optimal]
+    return [figure]
 
 
 def _draw_3(best: Sequence[Row]) -> MatplotlibFigure:
@@ -186,7 +152,8 @@ def _draw_3(best: Sequence[Row]) -> MatplotlibFigure:
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
     points = _plot_points(axes, best, lambda row: row["gamma"], lambda row: _GREY)
-    _add_legends(axes, "Theorem 3.8", lines, points)
+    handles = [*lines, *points]
+    figure.legend(handles=handles, title="Theorem 3.8", loc="outside right", frameon=False)
     return figure
 
 
@@ -225,7 +192,6 @@ def _render_4(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
             scored_per_kept,
             label="arithmetic operations, ×",
             title="Theorem 3.11, ĉ = 0",
-            side="right",
         ),
     )
     return [speed, operations]

@@ -9,11 +9,13 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.patches import Patch
 
 from spec_t5x.experiments import traces
-from spec_t5x.experiments.reproduction import columns, pairs
-from spec_t5x.experiments.reproduction.cache import Measure
+from spec_t5x.experiments.comparison import Comparison, compare
+from spec_t5x.experiments.reproduction import pairs
 from spec_t5x.experiments.reproduction.columns import Origin
-from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.plots import new_figure
+from spec_t5x.generation import GenerateOptions
 
 # A sentence whose translation takes several calls, with drafts accepted and rejected.
 _SENTENCE = (
@@ -38,10 +40,8 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     decoding = {"gamma": _GAMMA_1, "max_decode_len": _MAX_DECODE_LEN, "verifier": "token"}
 
     def measure() -> dict[str, Any]:
-        from spec_t5x.generation import GenerateOptions
-
-        trace = traces.record(_generator(), _SENTENCE, GenerateOptions(**decoding))
-        return {"tokens": trace.num_tokens, "lines": dataclasses.asdict(trace)["lines"]}
+        lines = list(traces.iterations(_generator(), _SENTENCE, GenerateOptions(**decoding)))
+        return {"tokens": traces.num_tokens(lines), "lines": list(map(dataclasses.asdict, lines))}
 
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], decoding=decoding)
     return {"trace": results("figure1", inputs, 12.0, measure)}
@@ -50,11 +50,11 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
 def _render_1(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
     if not found["trace"]:
         return []
-    trace = traces.Trace.from_json(found["trace"]["lines"])
+    trace = [traces.TraceLine(**line) for line in found["trace"]["lines"]]
     caption = (
-        f"{trace.counts}; the paper's example has 38 tokens with 9. Green: proposed by the draft "
-        "and accepted. Red, struck out: rejected. Blue: the target's own token. Target "
-        f"`{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
+        f"{traces.counts(trace)}; the paper's example has 38 tokens with 9. Green: proposed "
+        "by the draft and accepted. Red, struck out: rejected. Blue: the target's own token. "
+        f"Target `{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
     )
     return [Figure(name="figure1", caption=caption, origins=(Origin.MEASURED,), trace=trace)]
 
@@ -71,9 +71,6 @@ def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     repeats = 3 if options.quick else 9
 
     def measure() -> dict[str, Any]:
-        from spec_t5x.experiments.comparison import compare
-        from spec_t5x.generation import GenerateOptions
-
         generator, runs = _generator(), []
         for gamma in _GAMMAS_5:
             decoding = GenerateOptions(
@@ -90,7 +87,7 @@ def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
     return {"timeline": results("figure5", inputs, 30.0, measure)}
 
 
-def _run(gamma: int, comparison, iterations) -> dict[str, Any]:
+def _run(gamma: int, comparison: Comparison, iterations) -> dict[str, Any]:
     """A decode: its steps' times in milliseconds, and what became of each proposal."""
     times, plain = comparison.step_times, not gamma
     seconds = comparison.plain_seconds if plain else comparison.speculative_seconds
@@ -120,39 +117,22 @@ def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     return found
 
 
-def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure | Table]:
+def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
     if not found["timeline"]:
         return []
     runs = found["timeline"]["runs"]
-    rows = []
-    for run in runs:
-        times = dict.fromkeys(_COLOURS, 0.0)
-        for kind, _, duration in blocks(run):
-            times[kind] += duration
-        calls = {"calls": len(run["proposed"]), "sum": sum(times.values())}
-        rows.append(run | times | calls)
     figure = Figure(
         name="figure5",
         caption="When target and draft run in the decode of one sentence, temperature 0. Each "
         "block is as long as such a call takes here (T(1), T(γ+1) and a draft step, measured "
         "apart), and as many are drawn as the decode made; above a target call, how many tokens "
-        "it brought.",
+        "it brought. "
+        + "; ".join(f"{run['run']} took {run['measured']:.0f} ms as a whole" for run in runs)
+        + ".",
         origins=(Origin.MEASURED,),
         plot=draw_timeline(runs),
     )
-    table = Table(
-        caption="Milliseconds of the runs above, by kind of block; and of the decode itself.",
-        columns=(
-            columns.label("run"),
-            columns.measured("tokens", "tokens", "d"),
-            columns.measured("calls", "target calls", "d"),
-            *(columns.measured(kind, kind) for kind in _COLOURS),
-            columns.measured("sum", "sum"),
-            columns.measured("measured", "the decode"),
-        ),
-        rows=rows,
-    )
-    return [figure, table]
+    return [figure]
 
 
 def draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:

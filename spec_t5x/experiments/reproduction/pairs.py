@@ -13,11 +13,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import example_texts
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.checkpoints import fingerprints
+from spec_t5x.interfaces import Draft
+from spec_t5x.tuning.step_times import measure_step_times, measure_verification_costs
 
 # The kind of packaged file that holds a draft; "copy" needs none.
 _KINDS = {"unigram": "ngram", "bigram": "ngram", "ngram": "ngram", "transformer": "transformer"}
@@ -81,15 +87,12 @@ PAIRS = (LANGUAGE, ENDE, SUMMARIES, TOP_40)
 
 
 def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any) -> dict[str, Any]:
-    """What a measurement with the pair depends on, for ``cache.Results``."""
-    from spec_t5x.checkpoints.fingerprints import fingerprint
-    from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
-
+    """What a measurement with the pair depends on, for ``kept_results.Results``."""
     kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
     return {
         "version": 4,
-        "files": [fingerprint(name)["content"] for name in files],
+        "files": [fingerprints.fingerprint(name)["content"] for name in files],
         "drafts": list(drafts),
         "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         **more,
@@ -97,18 +100,14 @@ def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any)
 
 
 @functools.lru_cache(maxsize=4)
-def load_target(name: str):
+def load_target(name: str) -> Generator:
     """The packaged target's ``Generator``, without a draft."""
-    from spec_t5x.generation import Generator
-
     return Generator.load(name)
 
 
 @functools.lru_cache(maxsize=16)
-def load_draft(target: str, draft: str):
+def load_draft(target: str, draft: str) -> Draft:
     """A draft of a packaged target by its name (``checkpoints.make_draft``)."""
-    from spec_t5x.generation import Generator
-
     return Generator.load(target, draft).draft
 
 
@@ -140,8 +139,6 @@ def verification_costs(
       max_decode_len: as in decoding.
       widths: the m that are measured; between them T is interpolated.
     """
-    from spec_t5x.tuning.step_times import measure_verification_costs
-
     target, tokens, _ = _loaded(pair, text, max_decode_len)
     costs = measure_verification_costs(target, tokens, widths=widths, max_decode_len=max_decode_len)
     return np.interp(np.arange(1, max(widths) + 1), widths, costs).tolist()
@@ -149,8 +146,6 @@ def verification_costs(
 
 def draft_cost(pair: Pair, draft: str, text: str, max_decode_len: int, gamma: int) -> float:
     """c: the time of a draft step in target steps (Definition 3.7), at temperature 1."""
-    from spec_t5x.tuning.step_times import measure_step_times
-
     target, tokens, options = _loaded(pair, text, max_decode_len)
     return measure_step_times(
         target,
@@ -166,10 +161,6 @@ def draft_cost(pair: Pair, draft: str, text: str, max_decode_len: int, gamma: in
 
 def _loaded(pair: Pair, text: str, max_decode_len: int):
     """The target, the text's tokens and the options of decoding it."""
-    import jax.numpy as jnp
-
-    from spec_t5x.generation import GenerateOptions
-
     options = GenerateOptions(
         temperature=1.0, max_decode_len=max_decode_len, truncate=pair.truncate, verifier="token"
     )

@@ -1,5 +1,6 @@
-"""The report of a run: ``report.html``, ``report.md``, ``results.json`` and its figures."""
+"""The report of a run: ``report.html``, ``results.json`` and its figures."""
 
+import dataclasses
 import io
 import json
 import math
@@ -12,9 +13,7 @@ from typing import Any
 import jinja2
 import markupsafe
 import matplotlib
-from tabulate import tabulate
 
-from spec_t5x.experiments import traces
 from spec_t5x.experiments.reproduction import provenance
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, ReproduceOptions, Table
@@ -65,7 +64,6 @@ def write(
     facts = _facts(options, origin, date)
     for name, text in {
         "report.html": _html(sections, options, facts),
-        "report.md": _markdown(sections, facts),
         "results.json": _json(sections, options, {**origin, "date": date}),
     }.items():
         write_whole(output / name, [text.encode()])
@@ -162,63 +160,6 @@ def _marked(text: str) -> markupsafe.Markup:
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
 
 
-# --- as Markdown ---------------------------------------------------------------------
-
-
-def _markdown(sections: Sequence[Mapping[str, Any]], facts: Mapping[str, str]) -> str:
-    blocks = ["# The paper, reproduced", f"{PAPER} (<{PAPER_URL}>)."]
-    blocks.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in facts.items()))
-    blocks.append("## How every number came about")
-    blocks.append("\n".join(f"- **{origin}**: {text}" for origin, (_, text) in LEGEND.items()))
-    for section in sections:
-        blocks.append(f"## {_escaped(section['title'])}")
-        blocks += [f"**Not computed:** {_escaped(why)}" for why in section["not_computed"]]
-        for content in section["content"]:
-            if isinstance(content, Table):
-                blocks += [f"**{_escaped(content.caption)}**", _markdown_table(content)]
-                blocks += [_escaped(content.note)] * bool(content.note)
-            else:
-                blocks += _markdown_figure(content)
-        found = provenance.lines(section["measured"].values())
-        blocks += [f"Measured here: {_escaped(line)}." for line in found]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    titles = [
-        f"{column.title} ({column.origin})" if column.origin else column.title
-        for column in table.columns
-    ]
-    return tabulate(
-        [[_escaped(cell) for cell in row] for row in _cells(table)],
-        headers=[_escaped(title) for title in titles],
-        tablefmt="pipe",
-        colalign=["right" if number else "left" for number in _numeric(table)],
-        disable_numparse=True,
-    )
-
-
-def _markdown_figure(figure: Figure) -> list[str]:
-    caption = f"{_escaped(figure.caption)} ({', '.join(_origins(figure))})"
-    if figure.trace:
-        text = traces.plain_text(figure.trace)
-        # Longer than any run of backticks in the text.
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-        return [f"{fence}\n{text}{fence}", caption]
-    return [f"![{_escaped(figure.caption)}](figures/{figure.name}.png)", caption]
-
-
-def _escaped(text: str) -> str:
-    """With what Markdown would read as marks escaped, but for code in backticks."""
-    parts = re.split("(`[^`]+`)", " ".join(text.split()))
-    escaped = [
-        # In a table even code must not hold a bare bar.
-        part.replace("|", "\\|") if index % 2 else re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", part)
-        for index, part in enumerate(parts)
-    ]
-    return "".join(escaped)
-
-
 # --- as JSON -------------------------------------------------------------------------
 
 
@@ -253,7 +194,7 @@ def _json_content(content: Table | Figure) -> dict[str, Any]:
         }
     found = {"figure": content.caption, "origins": [str(origin) for origin in _origins(content)]}
     if content.trace:
-        return found | {"text": traces.plain_text(content.trace)}
+        return found | {"lines": list(map(dataclasses.asdict, content.trace))}
     return found | {"files": [f"figures/{content.name}.{ending}" for ending in ("svg", "png")]}
 
 

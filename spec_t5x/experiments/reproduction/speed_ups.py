@@ -7,17 +7,18 @@ finds best for the alpha, c and T(m) measured here, which is so put to the test.
 
 import dataclasses
 import functools
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from spec_t5x.experiments import paper_tables
+from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.reproduction import columns, compiled_steps, pairs
-from spec_t5x.experiments.reproduction.cache import Measure
 from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.pairs import ENDE, SUMMARIES, Pair
+from spec_t5x.generation import GenerateOptions
 from spec_t5x.theory import formulas
 
 # Of n-gram drafts and copying there is no row in Table 2; section 3.6 and Table 3 have them.
@@ -50,13 +51,14 @@ _QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2, "widths": (1, 2, 4, 
 def measure_all(options: ReproduceOptions, results: Measure) -> dict[str, Any | None]:
     """The measurements of Table 2, by name; with ``results.kept``, those that are kept."""
     found = {}
+    paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
     for run in _QUICK_RUNS if options.quick else _RUNS:
         pair, draft, temperature = run
         effort = _QUICK if options.quick else _FULL
         texts = pair.texts(options, effort["pool"])
         settings = {
             "temperature": temperature,
-            "gamma": _printed(pair.paper_task, "small", temperature).gamma,
+            "gamma": paper_gammas[pair.paper_task, "small", temperature],
             "try_best": not options.quick or run == _QUICK_RUNS[0],
             "seed": options.seed,
             **effort,
@@ -82,21 +84,10 @@ def rows(found: Mapping[str, Any | None]) -> list[dict[str, Any]]:
     ]
 
 
-def _printed(task: str, draft: str, temperature: float) -> paper_tables.SpeedUp:
-    wanted = (task, draft, temperature)
-    for row in paper_tables.TABLE_2:
-        if (row.task, row.draft, row.temperature) == wanted:
-            return row
-    raise ValueError(f"Table 2 has no row {wanted}")
-
-
 def measure(
     pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Decodes some of the texts with the paper's gamma, and with the best one by Theorem 3.8."""
-    from spec_t5x.experiments.comparison import compare
-    from spec_t5x.generation import GenerateOptions
-
     target = pairs.load_target(pair.target)
     generator = target.with_draft(pairs.load_draft(pair.target, draft))
     decoding = GenerateOptions(
@@ -124,17 +115,10 @@ def measure(
     }
 
 
-def _row(pair: Pair, draft: str, comparison, best: int) -> dict[str, Any]:
-    """What Tables 2 and 4 and the curves show of a comparison."""
-    times, count = comparison.step_times, comparison.num_inputs
+def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
+    """What Table 2 and the curves show of a comparison."""
     low, high = comparison.speed_up_range
-    printed = _printed(pair.paper_task, "small", comparison.temperature)
-    its_own = draft == "transformer" and comparison.gamma == printed.gamma
     texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
-    setups = {
-        "plain_setup_ms": comparison.plain_setup_seconds,
-        "speculative_setup_ms": comparison.speculative_setup_seconds,
-    }
     return comparison.to_dict() | {
         "task": pair.task,
         "draft": draft,
@@ -142,11 +126,6 @@ def _row(pair: Pair, draft: str, comparison, best: int) -> dict[str, Any]:
         "accepted_plus_one": comparison.accepted_plus_one,
         "range": f"{low:.2f} to {high:.2f}",
         "same_text": None if comparison.identical is None else texts,
-        # Of the paper's smallest transformer, with the gamma that it was measured with.
-        "paper_speed_up": printed.measured if its_own else None,
-        "target_step_ms": times.target,
-        "draft_step_ms": times.draft,
-        **{name: 1e3 * statistics.median(seconds) / count for name, seconds in setups.items()},
     }
 
 
@@ -178,7 +157,7 @@ def _render(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Table]:
         note=compiled_steps.NOTE,
     )
     ours = rows(found)
-    return [printed, _measured_table(ours), _times_table(ours)] if ours else [printed]
+    return [printed, _measured_table(ours)] if ours else [printed]
 
 
 def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -189,41 +168,22 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             columns.label("gamma_text", "γ"),
             columns.measured("alpha", "α", ".3f"),
             columns.measured("block_efficiency", "block efficiency"),
-            *columns.COSTS,
-            *columns.EXPECTED,
-            columns.SPEED_UP,
+            columns.measured("c", "c", ".3f"),
+            columns.measured("verification_cost", "T(γ+1)"),
+            columns.closed_form("predicted_speed_up", "expected (3.8)"),
+            columns.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
+            columns.measured("speed_up", "speed-up"),
             columns.measured("range", "least to most"),
             columns.measured("loop_speed_up", "loop alone"),
+            columns.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
             columns.measured("same_text", "same text"),
-            columns.paper("paper_speed_up", "speed-up of T5-small", ".1f"),
         ),
         rows=rows,
         note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "
         "compilation not; loop alone: without dispatch, encoders and prefill; least to most: over "
         "the repeats. γ is the paper's, and the best one by Theorem 3.8 with α, c and T(m) as "
         "measured here. At temperature 1 plain and speculative texts are different draws. "
-        + columns.COSTS_NOTE,
-    )
-
-
-def _times_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    return Table(
-        caption="What the rows above took: medians.",
-        columns=(
-            *columns.SETTING,
-            columns.GAMMA,
-            columns.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
-            columns.measured("speculative_tokens_per_second", "speculative, tokens/s", ".0f"),
-            columns.measured("target_step_ms", "target step, ms"),
-            columns.measured("draft_step_ms", "draft step, ms"),
-            columns.measured("plain_setup_ms", "plain setup, ms"),
-            columns.measured("speculative_setup_ms", "speculative setup, ms"),
-            columns.measured("plain_compile_seconds", "plain compilation, s", ".1f"),
-            columns.measured("speculative_compile_seconds", "speculative compilation, s", ".1f"),
-        ),
-        rows=rows,
-        note="Setup: dispatch, encoders and prefill. A program compiled for an earlier row shows "
-        "less compilation, or none.",
+        "T(γ+1) is the cost of verification in target steps, which the paper takes to be 1.",
     )
 
 

@@ -8,7 +8,7 @@ from spec_t5x.experiments.reproduction import closed_forms, curves, decodes, spe
 from spec_t5x.experiments.reproduction import run as running
 from spec_t5x.experiments.reproduction.columns import Origin, compiled, label, measured
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions, Table
-from spec_t5x.experiments.traces import Trace, TraceLine
+from spec_t5x.experiments.traces import TraceLine
 from spec_t5x.theory import formulas
 
 
@@ -52,12 +52,10 @@ def rows() -> list[dict]:
     return speed_ups.rows(measure_all(None, lambda name, inputs, seconds, compute: compute()))
 
 
-_TRACE = Trace(
-    lines=(
-        TraceLine(before=(), accepted=("a", "``` <b>"), rejected="x", corrected="c"),
-        TraceLine(before=("a", "``` <b>", "c"), accepted=("[END]",), rejected=None, corrected=None),
-    )
-)
+_TRACE = [
+    TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
+    TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
+]
 _TIMELINE = [
     {
         "run": "γ = 2",
@@ -83,18 +81,12 @@ _TIMELINE = [
 
 
 @pytest.fixture
-def trace() -> Trace:
-    """A made-up decode of four tokens."""
-    return _TRACE
-
-
-@pytest.fixture
 def timeline() -> list[dict]:
     """The made-up runs of Figure 5: speculative and plain."""
     return _TIMELINE
 
 
-# What HTML and Markdown would read as marks of their own.
+# What HTML would read as marks of its own.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
@@ -124,7 +116,10 @@ def report(tmp_path_factory) -> Path:
     timed = {"timeline": {"runs": _TIMELINE}}
     items = {
         "table1": closed_forms.TABLE_1,
-        "table4": closed_forms.TABLE_4._replace(compute=measure_all),
+        "table2": speed_ups.TABLE_2._replace(
+            compute=lambda *run: measure_all(*run) | {"compiled": None}
+        ),
+        "table4": closed_forms.TABLE_4,
         "figure2": curves.FIGURE_2._replace(compute=measure_all),
         "figure3": curves.FIGURE_3._replace(compute=measure_all),
         "figure4": curves.FIGURE_4._replace(compute=measure_all),

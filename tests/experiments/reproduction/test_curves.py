@@ -13,7 +13,6 @@ from spec_t5x.experiments.reproduction.curves import (
     GAMMAS,
     fastest,
 )
-from spec_t5x.theory import formulas
 
 
 def render(item, rows=()):
@@ -50,15 +49,13 @@ def test_curves_are_the_formulas(item, formulas):
 
 
 def test_the_optimal_gammas_of_figure_3_are_found_by_trying():
-    figure, table = render(FIGURE_3)
+    (figure,) = render(FIGURE_3)
     curves, _ = lines(figure)
     tried = np.arange(100)
     for c in CS:
         for alpha, gamma in curves[f"c = {c:g}"][::10]:
             factors = [(1 - alpha ** (g + 1)) / ((1 - alpha) * (g * c + 1)) for g in tried]
             assert factors[int(gamma)] >= max(factors) * (1 - 1e-12)
-    assert [row["alpha"] for row in table.rows] == [0.5, 0.6, 0.7, 0.8, 0.9]
-    assert table.rows[3]["gamma 0.05"] == formulas.optimal_gamma(0.8, 0.05) == 8
 
 
 def test_measured_points_are_drawn_over_the_curves(rows):

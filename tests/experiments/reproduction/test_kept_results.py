@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.reproduction.cache import Results, one_line
+from spec_t5x.experiments.reproduction.kept_results import Results, one_line
 
 ORIGIN = {
     "machine": {"processor": "x", "cores": 2},

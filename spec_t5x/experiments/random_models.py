@@ -1,0 +1,76 @@
+"""Models with random weights, of any published size: for time alone."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
+
+from spec_t5x.errors import InputError
+from spec_t5x.machine.description import free_memory
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.sizes import size
+from spec_t5x.models.t5 import T5Config
+
+_GIB = 2**30
+
+
+def random_model(config: T5Config, dtype: str, seed: int) -> T5Model:
+    """A model of these sizes with random weights, made on the device in ``dtype``.
+
+    Each array is drawn in place: no float32 copy, nothing on the host. Scaled by fan-in, so
+    that activations stay finite.
+    """
+    shapes = expected_shapes(config)
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
+    flat = {
+        path: _random_array(key, path.endswith("scale"), shape, dtype)
+        for key, (path, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    params = unflatten_dict(flat, sep="/")
+    return T5Model.create(params, dataclasses.replace(config, dtype=dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
+    if is_scale:
+        return jnp.ones(shape, dtype)
+    bound = (3 / shape[0]) ** 0.5
+    return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
+
+
+def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
+    """Raises ``InputError`` where this device cannot hold the target and the largest draft.
+
+    A device that does not report its memory is tried.
+
+    Args:
+      target, drafts: names of ``models.sizes``; one draft is held at a time.
+      dtype: of weights.
+    """
+    numbers = [
+        sum(map(math.prod, expected_shapes(size(name)).values())) for name in (target, *drafts)
+    ]
+    # And a tenth for all else.
+    needed = round(1.1 * (numbers[0] + max(numbers[1:])) * jnp.dtype(dtype).itemsize)
+    available = free_memory()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{target} with {', '.join(drafts)} takes {needed / _GIB:.1f} GiB and this device has "
+            f"{available / _GIB:.1f} free: choose smaller sizes"
+        )
+
+
+def check_vocabulary(target: str, drafts: Sequence[str]) -> None:
+    """Raises ``InputError`` for a draft with another vocabulary than the target's."""
+    wanted = size(target).vocab_size
+    for name in drafts:
+        if size(name).vocab_size != wanted:
+            raise InputError(
+                f"draft {name} has {size(name).vocab_size} tokens and {target} {wanted}: choose a "
+                "draft of the target's family"
+            )
