@@ -87,9 +87,8 @@ T5_DRAFTS = {
     "cascade of a cascade": lambda: CascadeDraft(
         near(), CascadeDraft(tiny_t5(2), CopyDraft(VOCAB)), inner_gamma=3
     ),
-    "mixed with an adaptive cascade": lambda: MixedDraft(
-        CopyDraft(VOCAB, min_match=2),
-        CascadeDraft(near(), TransformerDraft(tiny_t5(2), stopping=Stopping())),
+    "mixed with a cascade": lambda: MixedDraft(
+        CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
     ),
     "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
@@ -102,7 +101,7 @@ T5_DRAFTS = {
 every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
 # Those that keep something between iterations, or decide by it.
 drafts_with_a_state = pytest.mark.parametrize(
-    "name", ["mixed with an adaptive cascade", "shared encoder"]
+    "name", ["adaptive", "mixed with a cascade", "shared encoder"]
 )
 
 
@@ -236,7 +235,7 @@ _plain_step = jax.jit(functools.partial(speculative.plain_step, gamma=3))
 
 
 def test_coupled_the_text_depends_on_the_key_alone():
-    draft, settings = T5_DRAFTS["mixed with an adaptive cascade"](), sampling(1.0)
+    draft, settings = T5_DRAFTS["mixed with a cascade"](), sampling(1.0)
     plain = autoregressive_decode(
         target(), SOURCES, PROMPTS, KEY, settings, coupled=True, max_decode_len=LENGTH
     )
