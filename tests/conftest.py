@@ -202,7 +202,7 @@ def tiny_pair(tmp_path_factory) -> Path:
     other = train_sentencepiece(GERMAN, directory / "vocabularies" / "other", 120)
     for seed, (name, spiece, sizes) in enumerate(
         (
-            ("target", ours, {"emb_dim": 32, "num_encoder_layers": 2, "num_decoder_layers": 2}),
+            ("target", ours, {"emb_dim": 32, "num_encoder_layers": 2, "num_decoder_layers": 3}),
             ("draft", ours, {"emb_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
             ("other", other, {"emb_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
         )

@@ -18,8 +18,8 @@ from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID
 
-# Of the pair's target, which has two.
-_LAYERS = (1,)
+# Of the pair's target, which has three.
+_LAYERS = (0, 2)
 # ``{}`` is the directory that ``write`` is given. A name without a case is the draft of a format
 # below, or another order of one table.
 _CASES = {
