@@ -66,6 +66,9 @@ class CascadeDraft(DraftBase):
     # How the middle model samples; None takes the target's settings.
     settings: Sampling | None = None
 
+    # In the middle model's cache.
+    keeps_text = True
+
     @property
     def vocab_size(self) -> int:
         """Number of logits of the middle model."""
@@ -75,11 +78,6 @@ class CascadeDraft(DraftBase):
     def _spare(self) -> int:
         """The inner loop may overshoot by a block, and an idle row writes another."""
         return 2 * (self.inner_gamma + 1)
-
-    @property
-    def keeps_text(self) -> bool:
-        """In the middle model's cache."""
-        return True
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` for models that cannot draft for one another.

@@ -35,17 +35,15 @@ class CopyDraft(DraftBase):
     min_match: int = flax.struct.field(pytree_node=False, default=1)
     max_match: int = flax.struct.field(pytree_node=False, default=8)
 
+    # Where nothing matches, nothing is proposed.
+    varies = True
+
     def __post_init__(self):
         if not 1 <= self.min_match <= self.max_match:
             raise InputError(
                 f"min_match is {self.min_match} and max_match {self.max_match}: "
                 "give 1 <= min_match <= max_match"
             )
-
-    @property
-    def varies(self) -> bool:
-        """Where nothing matches, nothing is proposed."""
-        return True
 
     def prefill(
         self, inputs: Int[Array, "batch source"], prompts: Int[Array, "batch width"], max_length

@@ -37,6 +37,11 @@ class MedusaDraft(DraftBase):
     # How this draft samples; None takes the target's settings.
     settings: Sampling | None = None
 
+    # There is nothing to propose from in the first iteration.
+    varies = True
+    # It predicts from nothing else, and the row's last token.
+    uses_target_states = True
+
     @classmethod
     def create(
         cls, params: PyTree, target: T5Model, settings: Sampling | None = None
@@ -54,19 +59,9 @@ class MedusaDraft(DraftBase):
         return self.heads.vocab_size
 
     @property
-    def varies(self) -> bool:
-        """There is nothing to propose from in the first iteration."""
-        return True
-
-    @property
     def max_proposal(self) -> int:
         """A token for each head."""
         return self.heads.num_heads
-
-    @property
-    def uses_target_states(self) -> bool:
-        """It predicts from nothing else, and the row's last token."""
-        return True
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

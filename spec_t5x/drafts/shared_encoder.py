@@ -37,6 +37,9 @@ class SharedEncoderDraft(DraftBase):
     # Which decoder layer of the target's each of the draft's was.
     layers: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
+    # In a cache of its own.
+    keeps_text = True
+
     @classmethod
     def create(
         cls,
@@ -88,11 +91,6 @@ class SharedEncoderDraft(DraftBase):
         """With a stopping rule."""
         return self.draft.varies
 
-    @property
-    def keeps_text(self) -> bool:
-        """In a cache of its own."""
-        return True
-
     def check(self, target: Target, max_decode_len: int) -> None:
         """As of its model."""
         self.draft.check(target, max_decode_len)
@@ -102,18 +100,10 @@ class SharedEncoderDraft(DraftBase):
     ) -> TransformerState:
         """Room for a text; neither source nor prompts are looked at."""
         config, batch = self.draft.model.config, prompts.shape[0]
-        cache = DecoderOnlyCache.empty(
-            batch,
-            max_length,
-            layers=config.num_decoder_layers,
-            heads=config.num_heads,
-            head_dim=config.head_dim,
-            dtype=config.dtype,
-        )
-        if self.draft.stopping is None:
-            return TransformerState(cache)
-        lengths = prompt_lengths(prompts)
-        return TransformerState(cache, stopping_lib.start(lengths))
+        cache = DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
+        lengths, stopping = prompt_lengths(prompts), self.draft.stopping
+        history = None if stopping is None else stopping_lib.start(lengths)
+        return TransformerState(cache, history)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int

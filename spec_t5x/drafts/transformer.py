@@ -55,6 +55,9 @@ class TransformerDraft(DraftBase):
     # Stops drafting early where it does not pay; None always proposes gamma tokens.
     stopping: Stopping | None = flax.struct.field(pytree_node=False, default=None)
 
+    # In its model's cache.
+    keeps_text = True
+
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model."""
@@ -64,11 +67,6 @@ class TransformerDraft(DraftBase):
     def varies(self) -> bool:
         """With a stopping rule."""
         return self.stopping is not None
-
-    @property
-    def keeps_text(self) -> bool:
-        """In its model's cache."""
-        return True
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Its own model needs positions, too."""

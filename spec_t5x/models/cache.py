@@ -9,6 +9,7 @@ Two properties make speculation possible and are relied on everywhere:
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -62,6 +63,14 @@ class Cache:
         """The same cache with a function applied to the keys and values of each layer."""
         return self.replace(layers=tuple(layer.map(function) for layer in self.layers))
 
+    def through(self, layers, states: Array, *args) -> tuple[Array, "Cache"]:
+        """New tokens' states after all of a decoder's layers, and the cache with them."""
+        caches = []
+        for layer, layer_cache in zip(layers, self.layers, strict=True):
+            states, layer_cache = layer.extend(states, layer_cache, *args)
+            caches.append(layer_cache)
+        return states, self.replace(layers=tuple(caches))
+
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
         return self.map(lambda cached: move(cached, slots, starts))
@@ -112,11 +121,10 @@ class DecoderOnlyCache(Cache):
     lengths: Int[Array, "batch"]
 
     @classmethod
-    def empty(
-        cls, batch: int, max_length: int, *, layers: int, heads: int, head_dim: int, dtype: str
-    ) -> "DecoderOnlyCache":
-        """Room for ``max_length`` tokens in each of ``batch`` rows."""
-        room = constrain(jnp.zeros((batch, heads, max_length, head_dim), dtype), AXES)
+    def empty(cls, config: Any, layers: int, batch: int, max_length: int) -> "DecoderOnlyCache":
+        """Room for ``max_length`` tokens in each of ``batch`` rows, for layers of ``config``."""
+        shape = (batch, config.num_heads, max_length, config.head_dim)
+        room = constrain(jnp.zeros(shape, config.dtype), AXES)
         return cls((KeysValues(room, room),) * layers, jnp.zeros(batch, jnp.int32))
 
 

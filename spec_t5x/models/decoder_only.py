@@ -17,7 +17,7 @@ from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import Attention, RelativeBias
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
-from spec_t5x.models.t5 import check_sizes
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, PyTree
 
 # T5X's example has these two as constants.
@@ -26,7 +26,7 @@ _MAX_DISTANCE = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderOnlyConfig:
+class DecoderOnlyConfig(NetworkConfig):
     """Sizes of a decoder-only T5. The names are T5X's."""
 
     vocab_size: int = 32128
@@ -40,10 +40,6 @@ class DecoderOnlyConfig:
     dropout_rate: float = 0.1
     # What the layers compute in; parameters and logits are float32 regardless.
     dtype: str = "float32"
-
-    def __post_init__(self):
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        check_sizes(self)
 
 
 class DecoderOnlyLayer(nn.Module):
@@ -98,18 +94,13 @@ class _Decoder(nn.Module):
             known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - new)))
             visible |= bidirectional[:, :, None] & known[:, None, :]
         bias = self.relpos_bias.at_distances(distances, visible)
-        states = self.token_embedder(tokens)
-        layers = []
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, starts, bias)
-            layers.append(layer_cache)
-        logits = self._logits(self.decoder_norm(states))
-        return logits, DecoderOnlyCache(tuple(layers), starts + new)
-
-    def _logits(self, states):
+        states, cache = cache.through(self.layers, self.token_embedder(tokens), starts, bias)
+        states = self.decoder_norm(states)
         if self.config.logits_via_embedding:
-            return self.token_embedder.attend(states)
-        return self.logits_dense(states)
+            logits = self.token_embedder.attend(states)
+        else:
+            logits = self.logits_dense(states)
+        return logits, cache.at(starts + new)
 
 
 class DecoderOnlyTransformer(nn.Module):
@@ -154,7 +145,8 @@ class DecoderOnlyModel:
 
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
         """An empty cache with room for ``max_length`` tokens."""
-        return empty_cache(self.module.config, inputs.shape[0], max_length)
+        config = self.module.config
+        return DecoderOnlyCache.empty(config, config.num_layers, inputs.shape[0], max_length)
 
     def prefill_prompts(
         self,
@@ -186,16 +178,5 @@ class DecoderOnlyModel:
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:
     """Initial variables of a network, ``params`` and ``params_axes``."""
-    return module.init(rng, empty_cache(module.config, 1, 1), jnp.zeros((1, 1), jnp.int32))
-
-
-def empty_cache(config: DecoderOnlyConfig, batch: int, max_length: int) -> DecoderOnlyCache:
-    """Room for ``max_length`` tokens in each of ``batch`` rows."""
-    return DecoderOnlyCache.empty(
-        batch,
-        max_length,
-        layers=config.num_layers,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        dtype=config.dtype,
-    )
+    cache = DecoderOnlyCache.empty(module.config, module.config.num_layers, 1, 1)
+    return module.init(rng, cache, jnp.zeros((1, 1), jnp.int32))

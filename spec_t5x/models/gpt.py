@@ -13,7 +13,6 @@ The start token (id 0) is input only: its logit is ``MASKED``, so that it is nev
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -38,7 +37,7 @@ from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.t5 import check_names, check_sizes
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import rows
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
 
@@ -47,7 +46,7 @@ _INIT_STDDEV = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(NetworkConfig):
     """Sizes of a GPT. The defaults are the paper's target of 97M parameters."""
 
     vocab_size: int = 8000
@@ -65,7 +64,7 @@ class GPTConfig:
     dtype: str = "float32"
 
     def __post_init__(self):
-        check_sizes(self)
+        super().__post_init__()
         if self.emb_dim % self.num_heads:
             raise InputError(
                 f"GPTConfig.emb_dim is {self.emb_dim} and num_heads {self.num_heads}: the heads "
@@ -76,16 +75,6 @@ class GPTConfig:
     def head_dim(self) -> int:
         """Width of a head."""
         return self.emb_dim // self.num_heads
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
-        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
-        check_names(cls, values, "GPT")
-        return cls(**values)
 
 
 class GPTLayer(nn.Module):
@@ -216,11 +205,8 @@ class GPT(nn.Module):
         return jnp.where(is_start, MASKED, logits)
 
     def _extend(self, states, cache: DecoderOnlyCache, extend_self: ExtendSelf):
-        layers = []
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, extend_self)
-            layers.append(layer_cache)
-        return self.final_layer_norm(states), cache.replace(layers=tuple(layers))
+        states, cache = cache.through(self.layers, states, extend_self)
+        return self.final_layer_norm(states), cache
 
     def _embed(self, tokens, positions):
         # Only drafts that are to be thrown away lie beyond (``interfaces.check_positions``).
@@ -260,15 +246,7 @@ class GPTModel(CachedModel):
 
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
         """An empty cache with room for ``max_length`` tokens."""
-        cfg = self.config
-        return DecoderOnlyCache.empty(
-            inputs.shape[0],
-            max_length,
-            layers=cfg.num_layers,
-            heads=cfg.num_heads,
-            head_dim=cfg.head_dim,
-            dtype=cfg.dtype,
-        )
+        return DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
 
     def prefill_prompts(
         self,

@@ -39,8 +39,48 @@ from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
 
+class NetworkConfig:
+    """Of a frozen dataclass with the sizes of a network: what is checked of it, and JSON."""
+
+    def __post_init__(self):
+        name = type(self).__name__
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
+        if hasattr(self, "mlp_activations"):
+            # gin and JSON hand lists over; the config must stay hashable.
+            object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+            for activation in set(self.mlp_activations) - set(ACTIVATIONS):
+                known = ", ".join(ACTIVATIONS)
+                raise InputError(f"{name}.mlp_activations has {activation!r}: choose from {known}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(f"{name}.dtype is {self.dtype!r}: choose float32 or bfloat16")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON can hold it."""
+        values = dataclasses.asdict(self)
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]):
+        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
+        check_names(cls, values, cls.__name__.removesuffix("Config"))
+        return cls(**values)
+
+
+def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
+    """Raises ``InputError`` for a name that is no field of the dataclass ``cls``."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InputError(
+            f"unknown {kind} setting {unknown[0]!r}: the known ones are {', '.join(sorted(known))}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(NetworkConfig):
     """Sizes of a T5. The defaults are T5 1.0 small."""
 
     vocab_size: int = 32128
@@ -60,21 +100,6 @@ class T5Config:
     relpos_num_buckets: int = 32
     relpos_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
-
-    def __post_init__(self):
-        # gin and JSON hand lists over; the config must stay hashable.
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        check_sizes(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return {**dataclasses.asdict(self), "mlp_activations": list(self.mlp_activations)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "T5Config":
-        """The inverse of ``to_dict``; unknown names are an ``InputError``."""
-        check_names(cls, values, "T5")
-        return cls(**values)
 
 
 class EncoderLayer(nn.Module):
@@ -219,11 +244,8 @@ class Decoder(nn.Module):
 
     def _extend(self, states, cache: DecoderCache, extend_self: ExtendSelf):
         cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
-        layers = []
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            states, layer_cache = layer.extend(states, layer_cache, extend_self, cross_bias)
-            layers.append(layer_cache)
-        return self.decoder_norm(states), cache.replace(layers=tuple(layers))
+        states, cache = cache.through(self.layers, states, extend_self, cross_bias)
+        return self.decoder_norm(states), cache
 
 
 class Transformer(nn.Module):
@@ -280,28 +302,9 @@ class Transformer(nn.Module):
         embedded = self.token_embedder(encoder_input_tokens)
         return self.encoder(embedded, allowed, not enable_dropout)
 
-    def decode(
-        self,
-        encoded: Float[Array, "batch source embed"],
-        encoder_input_tokens: Int[Array, "batch source"],
-        decoder_input_tokens: Int[Array, "batch length"],
-        decoder_target_tokens: Int[Array, "batch length"],
-        encoder_segment_ids: Int[Array, "batch source"] | None = None,
-        decoder_segment_ids: Int[Array, "batch length"] | None = None,
-        *,
-        enable_dropout: bool = False,
-    ) -> Float32[Array, "batch length vocab"]:
-        """Logits of a whole target sequence, teacher-forced."""
-        states = self.decode_states(
-            encoded,
-            encoder_input_tokens,
-            decoder_input_tokens,
-            decoder_target_tokens,
-            encoder_segment_ids,
-            decoder_segment_ids,
-            enable_dropout=enable_dropout,
-        )
-        return self.logits(states)
+    def decode(self, *args, **options) -> Float32[Array, "batch length vocab"]:
+        """Logits of a whole target sequence, teacher-forced: of ``decode_states``."""
+        return self.logits(self.decode_states(*args, **options))
 
     def decode_states(
         self,
@@ -314,7 +317,7 @@ class Transformer(nn.Module):
         *,
         enable_dropout: bool = False,
     ) -> Float[Array, "batch length embed"]:
-        """``decode`` up to the decoder's normed states, which ``logits`` takes."""
+        """The decoder's normed states, which ``logits`` takes, of a whole target sequence."""
         is_target = decoder_target_tokens > 0
         length = decoder_input_tokens.shape[1]
         allowed = jnp.tril(jnp.ones((1, 1, length, length), bool)) & _pairs(is_target, is_target)
@@ -383,44 +386,13 @@ def abstract_variables(config: T5Config) -> PyTree:
     From the network's code alone: no weight is drawn and no memory taken. Parameters are
     float32.
     """
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
     def init(tokens):
         # No weight is drawn here, so the key is without effect.
         key = jax.random.key(0)
         return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
 
-    return jax.eval_shape(init, tokens)
-
-
-def check_sizes(config: Any) -> None:
-    """Raises ``InputError`` for a size, an activation or a type that networks cannot have.
-
-    Args:
-      config: a dataclass with the sizes of a network and its ``dtype``.
-    """
-    name = type(config).__name__
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.type is int and value < 1:
-            raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
-    for activation in getattr(config, "mlp_activations", ()):
-        if activation not in ACTIVATIONS:
-            raise InputError(
-                f"{name}.mlp_activations has {activation!r}: choose from {', '.join(ACTIVATIONS)}"
-            )
-    if config.dtype not in ("float32", "bfloat16"):
-        raise InputError(f"{name}.dtype is {config.dtype!r}: choose float32 or bfloat16")
-
-
-def check_names(cls: type, values: dict[str, Any], kind: str) -> None:
-    """Raises ``InputError`` for a name that is no field of the dataclass ``cls``."""
-    known = {field.name for field in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise InputError(
-            f"unknown {kind} setting {unknown[0]!r}: the known ones are {', '.join(sorted(known))}"
-        )
+    return jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
 
 
 def _norm(cfg: T5Config) -> RMSNorm:

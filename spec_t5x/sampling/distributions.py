@@ -325,11 +325,7 @@ def sample_residual(
     target_probs: Float32[Array, "vocab"],
     draft_probs: Float32[Array, "vocab"],
 ) -> Int[Array, ""]:
-    """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1.
-
-    Raises:
-      InputError: probabilities that are not float32.
-    """
+    """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1."""
     check_float32(target_probs, "the target's probabilities")
     check_float32(draft_probs, "the draft's probabilities")
 
@@ -375,9 +371,6 @@ def gumbel_argmax(
 
     Two distributions that are alike mostly choose alike under the same noise. A token
     of probability zero is never chosen.
-
-    Raises:
-      InputError: probabilities that are not float32.
     """
     check_float32(probs, "probabilities to sample from")
     # Minus infinity, whatever the noise.

@@ -163,9 +163,6 @@ class Draws:
         Args:
           probs: after ``standardize``.
           settings: what ``probs`` were standardized with.
-
-        Raises:
-          InputError: probabilities that are not float32.
         """
         check_float32(probs, "a draft's probabilities")
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
@@ -191,9 +188,6 @@ class Draws:
           logits: what ``probs`` were made from; at temperature 0 the likeliest are taken.
           num: tokens for each row.
           settings: what ``probs`` were standardized with.
-
-        Raises:
-          InputError: probabilities that are not float32.
         """
         check_float32(probs, "a draft's probabilities")
         after = self.replace(drawn=self.drawn + 1)

@@ -138,7 +138,8 @@ class _TargetCheck:
         self.check_rollback(one_by_one)
         self.check_repeated_rows(one_by_one)
         if isinstance(self.target, StatefulTarget):
-            logits, states, _ = self.target.score_states(self.prefill(), self.tokens)
+            arguments = self.target, self.prefill(), self.tokens
+            logits, states, _ = self._call("score_states", (), *arguments)
             self.compare(logits, one_by_one, "score_states gives other logits than score")
             self.same((*self.tokens.shape, self.target.state_size), states, "states")
         if isinstance(self.target, PromptTarget):
@@ -148,30 +149,31 @@ class _TargetCheck:
 
     # Of this check alone: JAX may take a class with the same fields for another.
     @functools.cached_property
-    def _score(self):
-        return jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
+    def _call(self):
+        def call(method, sizes, target, *args):
+            return getattr(target, method)(*args, *sizes)
+
+        return jax.jit(call, static_argnums=(0, 1))
 
     def score(self, cache: Cache, tokens: Int[Array, "batch new"]):
-        return self._score(self.target, cache, tokens)
+        return self._call("score", (), self.target, cache, tokens)
 
     @property
     def batch(self) -> int:
         return jax.tree.leaves(self.inputs)[0].shape[0]
 
-    @property
-    def tokens(self) -> Int[Array, "batch fed"]:
+    @functools.cached_property
+    def tokens(self) -> Int[np.ndarray, "batch fed"]:
         """Random, the start token first."""
         shape, most = (self.batch, FED), self.target.vocab_size
-        drawn = jax.random.randint(jax.random.key(0), shape, min(EOS_ID + 1, most - 1), most)
-        return drawn.at[:, 0].set(PAD_ID)
-
-    @functools.cached_property
-    def _prefill(self):
-        # The largest tree is as long as the text.
-        return jax.jit(lambda target, inputs: target.prefill(inputs, 3 * FED))
+        drawn = np.random.default_rng(0).integers(min(EOS_ID + 1, most - 1), most, shape)
+        drawn[:, 0] = PAD_ID
+        return drawn.astype(np.int32)
 
     def prefill(self, inputs: PyTree = None) -> Cache:
-        return self._prefill(self.target, self.inputs if inputs is None else inputs)
+        # The largest tree is as long as the text.
+        inputs = self.inputs if inputs is None else inputs
+        return self._call("prefill", (3 * FED,), self.target, inputs)
 
     def check_leaves(self) -> None:
         if self.batch < 2:
@@ -187,13 +189,13 @@ class _TargetCheck:
                     "batch axis, as rows are repeated and taken out"
                 )
 
-    def logits_one_by_one(self) -> Float32[Array, "batch fed vocab"]:
+    def logits_one_by_one(self) -> Float32[np.ndarray, "batch fed vocab"]:
         cache, logits = self.prefill(), []
         for place in range(FED):
             new, cache = self.score(cache, self.tokens[:, place : place + 1])
             self.same((self.batch, 1, self.target.vocab_size), new, "logits")
             logits.append(new)
-        return jnp.concatenate(logits, axis=1)
+        return np.concatenate(logits, axis=1)
 
     def check_blocks(self, expected) -> None:
         cache, start = self.prefill(), 0
@@ -205,12 +207,12 @@ class _TargetCheck:
 
     def check_rollback(self, expected) -> None:
         """Rejected tokens are fed, then other ones in their place, from row to row elsewhere."""
-        kept = 1 + jnp.arange(self.batch, dtype=jnp.int32) % (FED // 2)
-        is_kept = jnp.arange(FED)[None, :] < kept[:, None]
-        other = jnp.where(self.tokens + 1 < self.target.vocab_size, self.tokens + 1, EOS_ID)
-        _, cache = self.score(self.prefill(), jnp.where(is_kept, self.tokens, other))
-        at = jnp.minimum(kept[:, None] + jnp.arange(FED // 2)[None, :], FED - 1)
-        tokens = jnp.take_along_axis(self.tokens, at, axis=1)
+        kept = 1 + np.arange(self.batch, dtype=np.int32) % (FED // 2)
+        is_kept = np.arange(FED)[None, :] < kept[:, None]
+        other = np.where(self.tokens + 1 < self.target.vocab_size, self.tokens + 1, EOS_ID)
+        _, cache = self.score(self.prefill(), np.where(is_kept, self.tokens, other))
+        at = np.minimum(kept[:, None] + np.arange(FED // 2)[None, :], FED - 1)
+        tokens = np.take_along_axis(self.tokens, at, axis=1)
         logits, _ = self.score(self.target.rollback(cache, kept), tokens)
         without_it, _ = self.score(cache, tokens)
         what = "rollback changes nothing: it must set each row's length"
@@ -219,53 +221,56 @@ class _TargetCheck:
                 "what was rolled back still counts: score must overwrite what the cache holds "
                 "from each row's length on, and look at nothing beyond"
             )
-        self.compare(logits, jnp.take_along_axis(expected, at[..., None], axis=1), what)
+        self.compare(logits, np.take_along_axis(expected, at[..., None], axis=1), what)
 
     def check_repeated_rows(self, expected) -> None:
         """Two decodes of each input, which go on differently."""
         half = FED // 2
         _, cache = self.score(self.prefill(), self.tokens[:, :half])
-        cache, tokens = outputs.repeat_rows((cache, self.tokens[:, half:]), 2)
+        cache, tokens = outputs.repeat_rows(cache, 2), np.repeat(self.tokens[:, half:], 2, axis=0)
         # The first decode of each continues the text, the second continues it backwards.
-        tokens = tokens.at[1::2].set(tokens[1::2, ::-1])
+        tokens[1::2] = tokens[1::2, ::-1].copy()
         logits, _ = self.score(cache, tokens)
         what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"
         self.compare(logits[::2], expected[:, half:], what)
 
     def check_prompts(self, expected) -> None:
-        lengths = 1 + jnp.arange(self.batch, dtype=jnp.int32) % (FED - 1)
-        is_prompt = jnp.arange(FED)[None, :] <= lengths[:, None]
-        prompts = jnp.where(is_prompt, self.tokens, PAD_ID)
-        cache = self.target.prefill_prompts(self.inputs, prompts, 3 * FED)
-        last = jnp.take_along_axis(self.tokens, lengths[:, None], axis=1)
+        lengths = 1 + np.arange(self.batch, dtype=np.int32) % (FED - 1)
+        is_prompt = np.arange(FED)[None, :] <= lengths[:, None]
+        prompts = np.where(is_prompt, self.tokens, PAD_ID)
+        cache = self._call("prefill_prompts", (3 * FED,), self.target, self.inputs, prompts)
+        last = np.take_along_axis(self.tokens, lengths[:, None], axis=1)
         logits, _ = self.score(self.target.rollback(cache, lengths), last)
-        expected = jnp.take_along_axis(expected, lengths[:, None, None], axis=1)
+        expected = np.take_along_axis(expected, lengths[:, None, None], axis=1)
         self.compare(logits, expected, "after prefill_prompts the logits are not those of score")
 
     def check_nodes(self, expected) -> None:
         """The text as the second branch of a tree, moved to its place, and gone on with."""
-        tree, root = Tree((2, 1, 1)), jnp.full(self.batch, 1, jnp.int32)
-        other = jnp.full((self.batch, tree.depth), EOS_ID, jnp.int32)
+        tree, root = Tree((2, 1, 1)), np.full(self.batch, 1, np.int32)
+        other = np.full((self.batch, tree.depth), EOS_ID, np.int32)
         ours = self.tokens[:, 2 : 2 + tree.depth]
         # Level by level: the node of the other branch, then ours.
-        drafts = jnp.stack([other, ours], axis=2).reshape(self.batch, -1)
-        tokens = jnp.concatenate([self.tokens[:, 1:2], drafts], axis=1)
+        drafts = np.stack([other, ours], axis=2).reshape(self.batch, -1)
+        tokens = np.concatenate([self.tokens[:, 1:2], drafts], axis=1)
         _, cache = self.score(self.prefill(), self.tokens[:, :1])
         nodes = tree_nodes(tree, tokens, root, self.target.num_slots(cache))
-        logits, cache = self.target.score_nodes(cache, nodes)
-        path = jnp.array([0, *range(2, tree.num_nodes, 2)])
+        logits, cache = self._call("score_nodes", (), self.target, cache, nodes)
+        path = np.array([0, *range(2, tree.num_nodes, 2)])
         what = "a tree's path gets other logits from score_nodes than the same tokens from score"
         self.compare(logits[:, path], expected[:, 1 : 2 + tree.depth], what)
-        slots = jnp.tile(1 + path[None, 1:], (self.batch, 1))
-        cache = self.target.rollback(self.target.move(cache, slots, root + 1), root + len(path))
+        slots = np.tile(1 + path[None, 1:], (self.batch, 1))
+        cache = self._call("move", (), self.target, cache, slots, root + 1)
+        cache = self.target.rollback(cache, root + len(path))
         logits, _ = self.score(cache, self.tokens[:, 1 + len(path) :])
         what = "after move the logits are not those of the path: copy what its slots hold"
         self.compare(logits, expected[:, 1 + len(path) :], what)
 
     def compare(self, found, expected, what: str) -> None:
         # Minus infinities, of tokens without probability, may equal one another.
-        apart = jnp.where(found == expected, 0.0, jnp.abs(found - expected))
-        difference = float(jnp.max(apart))
+        found, expected = np.asarray(found), np.asarray(expected)
+        with np.errstate(invalid="ignore"):
+            apart = np.where(found == expected, 0.0, np.abs(found - expected))
+        difference = float(np.max(apart))
         # NaN is no agreement.
         if not difference <= self.atol:
             raise InputError(

@@ -12,6 +12,7 @@ against the exact law:
     law = sequence_law(target, [2, 3], sampling(1.0), max_decode_len=3)
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -284,16 +285,21 @@ def conditionals(
     tokens = range(target.vocab_size)
     continuations = itertools.product(tokens, repeat=max_decode_len - 1 - len(prompt))
     texts = [(*prompt, *continuation) for continuation in continuations]
-    prefixes = jnp.asarray([[PAD_ID, *text] for text in texts], jnp.int32)
-    sources = jnp.tile(jnp.asarray(source, jnp.int32), (len(texts), 1))
-    probs = standardize(target.next_logits(sources, prefixes), settings)
-    probs = np.asarray(probs, np.float64)
+    prefixes = np.array([[PAD_ID, *text] for text in texts], np.int32)
+    sources = np.tile(np.asarray(source, np.int32), (len(texts), 1))
+    probs = np.asarray(_next_probs(type(target), target, sources, prefixes, settings), np.float64)
     probs /= probs.sum(axis=-1, keepdims=True)
     return {
         text[:length]: probs[row, length]
         for row, text in enumerate(texts)
         for length in range(len(prompt), max_decode_len)
     }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _next_probs(kind, target, sources, prefixes, settings):
+    # By ``kind`` too: JAX takes classes with the same fields for one another.
+    return standardize(target.next_logits(sources, prefixes), settings)
 
 
 def sequence_law(

@@ -9,7 +9,7 @@
 
 Arguments are numbers or arrays, which broadcast against one another, and are computed with
 in numpy; the functions of distributions compute in the library of the array that they are
-given, also inside ``jax.jit``. A value outside its range is an ``InputError``.
+given, also inside ``jax.jit``. A value outside its range is an ``InputError``, in all of them.
 
 The closed forms take betas as independent and alike. Where they are known for each of the
 gamma places of an iteration, ``expected_tokens_by_position`` needs no such assumption.
@@ -60,9 +60,6 @@ def beta(
       target_probs: p, after standardization.
       draft_probs: q, what the draft is drawn from.
       lenience: l of section A.5, in (0, 1]; 1 is Algorithm 1.
-
-    Raises:
-      InputError: a lenience outside its range.
     """
     _check_lenience(lenience)
     xp = target_probs.__array_namespace__()
@@ -82,9 +79,6 @@ def beta_of_lenient_argmax(
       target_probs: p at temperature 1, before it is made argmax.
       draft_probs: q, what the draft is drawn from: at temperature 0 all on one token.
       lenience: l, in (0, 1].
-
-    Raises:
-      InputError: a lenience outside its range.
     """
     _check_lenience(lenience)
     xp = target_probs.__array_namespace__()
@@ -111,11 +105,7 @@ def beta_of_rejection_sampling(
 
 
 def expected_tokens(alpha: Number, gamma: Number) -> Number:
-    """Tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1).
-
-    Raises:
-      InputError: alpha outside [0, 1], or gamma no whole number from 0.
-    """
+    """Tokens per iteration, ``(1 - a^(g+1)) / (1 - a)`` (Equation 1)."""
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
     alpha, gamma = np.asarray(alpha, float), np.asarray(gamma, float)
@@ -136,9 +126,6 @@ def expected_tokens_by_position(betas: Float[Array, "*rows gamma"]) -> Number:
     Args:
       betas: how often the i-th draft is accepted *given that those before it were*
         (``conditional_acceptance``).
-
-    Raises:
-      InputError: a rate outside [0, 1].
     """
     _check_rate("betas hold", betas)
     return 1 + np.cumprod(betas, axis=-1).sum(axis=-1)
@@ -167,9 +154,6 @@ def length_pmf(alpha: float, gamma: int) -> Float[np.ndarray, "lengths"]:
     """How likely an iteration is to give 1, 2, … gamma + 1 tokens, under i.i.d. betas.
 
     A capped geometric distribution with success probability ``1 - alpha`` (section 3.1).
-
-    Raises:
-      InputError: alpha outside [0, 1], or gamma no whole number from 0.
     """
     _check_rate("alpha is", alpha)
     _check_gamma(gamma)
@@ -210,9 +194,6 @@ def iteration_time(gamma: Number, c: Number, verification_cost: VerificationCost
       c: time of a draft step, in target steps.
       verification_cost: T(gamma + 1), in target steps: a number, or a function of
         gamma + 1. The paper assumes 1; where compute is scarce, as on a CPU, it is more.
-
-    Raises:
-      InputError: gamma no whole number from 0, or a negative time.
     """
     _check_gamma(gamma)
     _check_not_negative("c", c)
@@ -230,9 +211,6 @@ def wall_time_improvement(
     Args:
       alpha: acceptance rate, taken as i.i.d.
       gamma, c, verification_cost: as in ``iteration_time``.
-
-    Raises:
-      InputError: a value outside its range.
     """
     return expected_tokens(alpha, gamma) / iteration_time(gamma, c, verification_cost)
 
@@ -241,9 +219,6 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
     """What some gamma reaches at least: ``(1 + a) / (1 + c)`` if a > c (Corollary 3.9).
 
     Else 1, the factor of gamma = 0: nothing is drafted.
-
-    Raises:
-      InputError: a value outside its range.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
@@ -251,11 +226,7 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
 
 
 def oracle_tokens(alpha: Number) -> Number:
-    """``1 / (1 - a)`` tokens per iteration, if an oracle said when to stop (section 3.5).
-
-    Raises:
-      InputError: alpha outside [0, 1].
-    """
+    """``1 / (1 - a)`` tokens per iteration, if an oracle said when to stop (section 3.5)."""
     return oracle_improvement(alpha, 0.0)
 
 
@@ -264,9 +235,6 @@ def oracle_improvement(alpha: Number, c: Number) -> Number:
 
     ``1 / (1 - alpha)`` tokens per iteration, and no draft made in vain: a bound for any
     rule that adapts gamma.
-
-    Raises:
-      InputError: a value outside its range.
     """
     _check_rate("alpha is", alpha)
     _check_not_negative("c", c)
@@ -281,9 +249,6 @@ def operations_factor(alpha: Number, gamma: Number, c_hat: Number) -> Number:
     """Operations per token over plain decoding's (Theorem 3.11).
 
     ``(1 - a) (g ch + g + 1) / (1 - a^(g+1))``.
-
-    Raises:
-      InputError: a value outside its range.
     """
     _check_not_negative("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
@@ -299,9 +264,6 @@ def memory_factor(alpha: Number, gamma: Number, c_bytes: Number = 0.0) -> Number
       alpha: acceptance rate, taken as i.i.d.
       gamma: drafts per iteration.
       c_bytes: what a draft step reads over what a target step reads (``models.costs``).
-
-    Raises:
-      InputError: a value outside its range.
     """
     _check_not_negative("c_bytes", c_bytes)
     return (gamma * c_bytes + 1) / expected_tokens(alpha, gamma)
@@ -328,9 +290,6 @@ def optimal_gamma(
 
     Returns:
       Whole numbers, the smallest of several that are equally good.
-
-    Raises:
-      InputError: a value outside its range.
     """
     best = _improvements(alpha, c, verification_cost, max_gamma).argmax(axis=-1)
     return best if best.ndim else int(best)

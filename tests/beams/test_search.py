@@ -17,9 +17,7 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -121,13 +119,6 @@ def assert_finds(result, row, expected, atol=1e-4):
 # --- rules -----------------------------------------------------------------------
 
 
-def test_brevity_penalty_is_that_of_the_formula():
-    lengths = jnp.array([1, 7, 13])
-    np.testing.assert_allclose(hypotheses.brevity_penalty(1.0, lengths), [1.0, 2.0, 3.0])
-    np.testing.assert_allclose(hypotheses.brevity_penalty(0.5, lengths), np.sqrt([1.0, 2.0, 3.0]))
-    np.testing.assert_array_equal(hypotheses.brevity_penalty(0.0, lengths), [1.0, 1.0, 1.0])
-
-
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
     """The two of ``slots.py``' docstring."""
     nodes = slots.nodes(
@@ -142,14 +133,6 @@ def test_hypotheses_that_share_a_lineage_see_the_same_slots():
     np.testing.assert_array_equal(nodes.slot_positions, [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
     seen = [np.flatnonzero(row).tolist() for row in nodes.visible[0]]
     assert seen == [[0, 2, 5, 6], [0, 2, 5, 7]]
-
-
-def test_continuations_are_the_likeliest_tokens_and_their_log_probabilities():
-    logits = jnp.log(jnp.array([[[0.1, 0.4, 0.0, 0.3, 0.2], [0.2, 0.2, 0.2, 0.2, 0.2]]]) * 5)
-    found = hypotheses.continuations(logits, 2)
-    np.testing.assert_array_equal(found.tokens, [[[1, 3, 4, 0], [0, 1, 2, 3]]])
-    expected = np.log([[[0.4, 0.3, 0.2, 0.1], [0.2] * 4]])
-    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-5)
 
 
 def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
@@ -211,7 +194,7 @@ def search_tables(target, width, alpha=0.6, **options):
     )
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [1, 3, 8])
 def test_plain_search_finds_what_a_search_over_texts_finds(width):
     sources, prompts, max_steps = (np.asarray(leaf) for leaf in rows())
     num_finished = num_early = 0
@@ -242,27 +225,6 @@ def test_plain_search_finds_what_a_search_over_texts_finds(width):
     # Both ways to end were taken.
     assert num_finished > 10
     assert num_early > 3
-
-
-def test_one_beam_is_greedy_decoding_where_nothing_ends():
-    """And a T5's ``score_nodes`` is its ``score``, then."""
-    model = tiny_t5(0)
-    sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, (3, 6)), jnp.int32)
-    prompts = jnp.asarray([[0, 0, 0], [0, 7, 0], [0, 8, 9]], jnp.int32)
-    options = {"max_decode_len": 12, "eos_id": NO_EOS}
-    found = beam_search(model, sources, prompts, beams=1, **options)
-    greedy = autoregressive_decode(
-        model,
-        sources,
-        prompts,
-        jax.random.key(0),
-        sampling(0.0),
-        rescale_log_probs=False,
-        **options,
-    )
-    np.testing.assert_array_equal(found.tokens, greedy.tokens)
-    np.testing.assert_array_equal(found.lengths, 12)
-    np.testing.assert_allclose(found.scores, greedy.scores, atol=1e-4)
 
 
 def test_results_equal_those_of_t5x():
@@ -332,7 +294,7 @@ def plain_of_tables(name, width):
 
 @pytest.mark.parametrize(
     ("width", "gamma"),
-    [(1, 3), (2, 1), (2, 4), (4, 2), (8, 3)],
+    [(1, 3), (2, 4), (4, 1)],
 )
 def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma):
     sources, prompts, steps = rows()
@@ -527,40 +489,35 @@ def packaged():
     return Generator.load("ende-target", "ende-draft")
 
 
-def search_sentences(generator, texts, width, gamma):
-    """Both searches, of all texts in one batch."""
+def search_sentences(generator, texts):
+    """Both searches of four beams, of all texts in one batch."""
     (batch,) = generator.batches(texts, GenerateOptions(batch_size=len(texts)))
     prompts = jnp.zeros((len(texts), 1), jnp.int32)
-    options = {"beams": width, "max_decode_len": 48}
+    options = {"beams": 4, "max_decode_len": 32}
     plain = beam_search(generator.target, batch.tokens, prompts, **options)
     draft = generator.draft.model
     found = speculative_beam_search(
-        generator.target, draft, batch.tokens, prompts, gamma=gamma, **options
+        generator.target, draft, batch.tokens, prompts, gamma=3, **options
     )
     return jax.device_get((plain, found))
 
 
-@pytest.mark.parametrize(("width", "gamma"), [(2, 3), (8, 1)])
-def test_packaged_pair_finds_the_same_hypotheses(packaged, width, gamma):
-    plain, found = search_sentences(packaged, SENTENCES, width, gamma)
+def test_packaged_pair_finds_the_same_hypotheses(packaged):
+    plain, found = search_sentences(packaged, SENTENCES)
     assert_same_result(found, plain)
     # Texts that ended, all different.
     np.testing.assert_array_equal(np.sum(plain.tokens == EOS, axis=2), 1)
     for texts in plain.tokens.tolist():
-        assert len(set(map(tuple, texts))) == width
+        assert len(set(map(tuple, texts))) == 4
     assert np.sum(found.stats.target_calls) < np.sum(plain.stats.target_calls)
 
 
-@pytest.mark.parametrize(("width", "gamma", "count"), [(4, 3, 20), (8, 1, 5)])
-def test_packaged_pair_finds_the_same_for_real_sentences(
-    packaged, shared_data, width, gamma, count
-):
+def test_packaged_pair_finds_the_same_for_real_sentences(packaged, shared_data):
     pairs = read_pairs(shared_data / "ende" / "dev.tsv.gz", 1, 2, 3)
     # As short as the sentences above, for the same programs.
     texts = [text for text, _ in pairs if 8 < len(packaged.vocabulary.encode(text)) < 16]
-    for first in range(0, count, len(SENTENCES)):
-        some = texts[first : first + len(SENTENCES)]
-        plain, found = search_sentences(packaged, some, width, gamma)
+    for first in (0, 5, 10):
+        plain, found = search_sentences(packaged, texts[first : first + len(SENTENCES)])
         assert_same_result(found, plain)
 
 

@@ -59,7 +59,7 @@ class Parrot(DraftBase):
 
 @functools.cache
 def target():
-    return tiny_t5(0, num_decoder_layers=3)
+    return tiny_t5(0, num_decoder_layers=2)
 
 
 @functools.cache
@@ -68,8 +68,8 @@ def near():
 
 
 def shared_encoder(**settings):
-    """The first and the last of the target's decoder layers, with noise."""
-    layers = (0, 2)
+    """The last of the target's decoder layers, with noise."""
+    layers = (1,)
     params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
     params = disturbed(bind(params, config), 0.05).params
     own = own_params(params)
@@ -83,9 +83,6 @@ T5_DRAFTS = {
     "adaptive": lambda: TransformerDraft(near(), stopping=Stopping(c=0.2)),
     "uniform": lambda: UniformDraft(VOCAB),
     "copy": lambda: CopyDraft(VOCAB),
-    "mixed adaptive": lambda: MixedDraft(
-        CopyDraft(VOCAB), TransformerDraft(near(), stopping=Stopping())
-    ),
     "cascade": lambda: CascadeDraft(near(), TransformerDraft(tiny_t5(2))),
     "cascade of a cascade": lambda: CascadeDraft(
         near(), CascadeDraft(tiny_t5(2), CopyDraft(VOCAB)), inner_gamma=3
@@ -93,7 +90,7 @@ T5_DRAFTS = {
     "mixed with a cascade": lambda: MixedDraft(
         CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
     ),
-    "early exit": lambda: SelfDraft.early_exit(target(), 2),
+    "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
     "shared encoder": shared_encoder,
     "shared encoder, narrow head": lambda: shared_encoder(
@@ -104,7 +101,7 @@ T5_DRAFTS = {
 every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
 # Those that keep something between iterations, or decide by it.
 drafts_with_a_state = pytest.mark.parametrize(
-    "name", ["mixed adaptive", "mixed with a cascade", "shared encoder"]
+    "name", ["adaptive", "mixed with a cascade", "shared encoder"]
 )
 
 
@@ -142,10 +139,10 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@pytest.mark.parametrize("name", ["mixed adaptive", "early exit"])
+@pytest.mark.parametrize("name", ["shared encoder", "early exit"])
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
-    costly = Pace.start(Costs.by_formula(c=0.5, largest=3), tolerance=0.8)
+    costly = Pace.start(Costs.by_formula(c=0.8, largest=3), tolerance=0.3)
     decoded = decode(T5_DRAFTS[name](), pace=costly)
     np.testing.assert_array_equal(decoded.tokens, plain_text().tokens)
     stats = decoded.stats
@@ -166,9 +163,8 @@ def test_a_row_decodes_as_it_does_beside_other_rows(name):
         np.testing.assert_allclose(found, expected[order], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["transformer", "shared encoder"])
-def test_several_decodes_share_the_sources_keys_and_values(name):
-    draft, inputs, times, settings = T5_DRAFTS[name](), 2, 2, sampling(1.0)
+def test_several_decodes_share_the_sources_keys_and_values():
+    draft, inputs, times, settings = shared_encoder(), 2, 2, sampling(1.0)
     rows = [jnp.repeat(array[:inputs], times, axis=0) for array in (SOURCES, PROMPTS)]
     apart = decode(draft, *rows, outputs_lib.row_keys(KEY, inputs, times), settings)
     arguments = target(), draft, SOURCES[:inputs], PROMPTS[:inputs], KEY, settings
@@ -238,12 +234,11 @@ def go_plainly(draft, state, settings, num_steps):
 _plain_step = jax.jit(functools.partial(speculative.plain_step, gamma=3))
 
 
-@pytest.mark.parametrize("name", ["mixed adaptive", "cascade"])
-def test_coupled_the_text_depends_on_the_key_alone(name):
-    settings = sampling(1.0)
+def test_coupled_the_text_depends_on_the_key_alone():
+    draft, settings = T5_DRAFTS["mixed with a cascade"](), sampling(1.0)
     plain = autoregressive_decode(
         target(), SOURCES, PROMPTS, KEY, settings, coupled=True, max_decode_len=LENGTH
     )
-    decoded = decode(T5_DRAFTS[name](), settings=settings, verifier=CoupledVerifier())
+    decoded = decode(draft, settings=settings, verifier=CoupledVerifier())
     np.testing.assert_array_equal(decoded.tokens, plain.tokens)
     assert np.sum(decoded.stats.accepted) > 0

@@ -24,7 +24,7 @@ SOURCES = jnp.array(
     [[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0], [3, 1, 0, 0, 0, 0], [7, 6, 5, 4, 3, 1]]
 )
 PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9], [0, 0, 0]])
-LAYERS = (0, 2)
+LAYERS = (1,)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def drafts():
 
 
 def make_drafts(tied=False):
-    target = tiny_t5(0, num_decoder_layers=3, logits_via_embedding=tied)
+    target = tiny_t5(0, num_decoder_layers=2, logits_via_embedding=tied)
     params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=LAYERS)
     own = own_params(disturbed(target.with_params(params), 0.1).params)
     whole = T5Model.create(with_shared(own, target.params, LAYERS), config)
@@ -62,10 +62,9 @@ def decode(target, draft, settings, **options):
     [
         # T5 1.0's output layer is the shared embedding.
         (True, {"stopping": Stopping(c=0.2)}, {}),
-        (False, {"settings": sampling(0.5)}, {"num_decodes": 2}),
-        (False, {}, {"verifier": verifier("tree", widths=(2, 1, 1))}),
+        (False, {"settings": sampling(0.5)}, {"verifier": verifier("tree", widths=(2, 1))}),
     ],
-    ids=["tied, adaptive", "several decodes", "tree"],
+    ids=["tied, adaptive", "tree"],
 )
 def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
     """Token for token, and iteration by iteration, with the same random numbers."""
@@ -91,9 +90,9 @@ def test_it_holds_no_encoder_and_encodes_nothing(drafts):
     assert num_operations(shared) == 0 < num_operations(whole)
 
 
-@pytest.mark.parametrize("layers", [(0,), (0, 3), (-1, 0)])
+@pytest.mark.parametrize("layers", [(0, 1), (2,), (-1,)])
 def test_layers_that_the_target_does_not_have(drafts, layers):
     target, make = drafts()
     draft = make()[0].draft.model
-    with pytest.raises(InputError, match="of a target of 3: give one of the target's for each"):
+    with pytest.raises(InputError, match="of a target of 2: give one of the target's for each"):
         SharedEncoderDraft.create(draft.params, draft.config, layers, target)

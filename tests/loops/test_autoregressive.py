@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from spec_t5x.errors import InputError
 from spec_t5x.loops import autoregressive
@@ -14,10 +13,10 @@ from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
+from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import (
     StubTarget,
     TableTarget,
-    sequence_law,
     tiny_t5,
 )
 from tests.loops.stubs import (
@@ -25,7 +24,6 @@ from tests.loops.stubs import (
     no_prompts,
     teacher_forced,
     texts,
-    writes_the_source,
 )
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -36,8 +34,6 @@ KEY = jax.random.key(0)
 
 
 COUNTER = StubTarget(counts_upwards(8), 8)
-COPIER = StubTarget(writes_the_source(16), 16)
-
 
 # Exact arrays
 
@@ -72,29 +68,6 @@ def test_counting_up_to_the_end_of_sequence_and_to_the_limits():
         decoded.scores[:, 0], [3 * sure, 3 * sure, 2 * sure - np.log(8)], atol=1e-5
     )
     assert decoded.stats is None
-
-
-def copied_texts(max_decode_len):
-    """Sources with the end of sequence at every place, and one without; each once
-    for every limit, which are 0 to ``max_decode_len`` + 1 steps."""
-    places, limits = np.arange(max_decode_len + 1), np.arange(max_decode_len + 2)
-    sources = np.full((len(places), max_decode_len), 7)
-    for place in places[:-1]:
-        sources[place, place] = EOS
-    sources = np.repeat(sources, len(limits), axis=0)
-    steps = np.tile(limits, len(places))
-    ends = np.minimum(np.repeat(places, len(limits)) + 1, np.minimum(steps, max_decode_len))
-    return sources, steps, [row[:end].tolist() for row, end in zip(sources, ends, strict=True)]
-
-
-def test_every_end_of_sequence_and_every_limit_end_their_row_alone():
-    sources, steps, expected = copied_texts(7)
-    options = {"max_decode_len": 7, "max_decode_steps": jnp.asarray(steps)}
-    arguments = jnp.asarray(sources), no_prompts(len(sources)), KEY, GREEDY
-    decoded = autoregressive_decode(COPIER, *arguments, **options)
-    assert texts(decoded) == expected
-    beyond = np.arange(7)[None, :] >= np.asarray(decoded.lengths)
-    assert not np.any(np.asarray(decoded.tokens[:, 0])[beyond])
 
 
 # A T5 against teacher forcing
@@ -169,12 +142,6 @@ def test_a_row_does_not_depend_on_the_padding_of_its_source():
     assert t5_texts(wider, keys, temperatures) == together
 
 
-def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
-    _, _, together = sampled()
-    expected, _ = greedy_by_hand(model(), SOURCES[::4], [[], []])
-    assert [together[0], together[4]] == expected
-
-
 def test_scores_are_of_the_sampled_distribution_if_rescaled():
     arguments = SOURCES, no_prompts(6), jax.random.split(KEY, 6), sampling(0.5)
     run = functools.partial(autoregressive_decode, model(), *arguments, max_decode_len=LENGTH)
@@ -195,33 +162,22 @@ def test_scores_are_of_the_sampled_distribution_if_rescaled():
 
 
 def test_sampled_texts_follow_the_enumerated_law():
-    target = TableTarget.create(seed=0, vocab_size=4, zeros=0.2)
-    rows = 30_000
-    groups = [([2, 3], ()), ([3, 0], (2,)), ([2, 2], (EOS, 3))]
-    prompts = np.zeros((3, 3), np.int32)
-    for row, (_, prompt) in enumerate(groups):
-        prompts[row, 1 : 1 + len(prompt)] = prompt
-    sources = jnp.asarray([source for source, _ in groups])
+    settings, many = sampling(1.2, top_p=0.9), functools.partial(np.tile, reps=(4000, 1))
+    sources, prompts, steps = zip(*laws.KINDS, strict=True)
+    padded = np.zeros((len(prompts), 3), np.int32)
+    for row, prompt in enumerate(prompts):
+        padded[row, 1 : 1 + len(prompt)] = prompt
     decoded = autoregressive_decode(
-        target,
-        jnp.tile(sources, (rows // 3, 1)),
-        jnp.tile(jnp.asarray(prompts), (rows // 3, 1)),
+        laws.target(),
+        many(np.array(sources)),
+        many(padded),
         KEY,
-        sampling(1.2, top_p=0.9),
-        max_decode_len=4,
+        settings,
+        max_decode_len=laws.LENGTH,
+        max_decode_steps=jnp.asarray(many(np.array(steps)[:, None])[:, 0]),
     )
-    found = texts(decoded)
-    for group, (source, prompt) in enumerate(groups):
-        law = sequence_law(
-            target, source, sampling(1.2, top_p=0.9), max_decode_len=4, prompt=prompt
-        )
-        counts = dict.fromkeys(law, 0)
-        for text in found[group::3]:
-            # A text of probability zero is a KeyError.
-            counts[tuple(text)] += 1
-        expected = np.array(list(law.values())) * (rows // 3)
-        statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
-        assert statistic < stats.chi2.ppf(1 - 1e-6, len(law) - 1)
+    statistic, threshold = laws.chi_square(jax.device_get(decoded), settings)
+    assert statistic < threshold
 
 
 # Several decodes
@@ -249,14 +205,6 @@ def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
             tuple(tokens) for tokens in np.asarray(alone.tokens[3 * row : 3 * row + 3, 0]).tolist()
         }
         assert len(mine) > 1
-
-
-def test_decodes_at_temperature_0_are_all_the_same():
-    target, sources = TableTarget.create(seed=1, vocab_size=6), jnp.array([[2, 3], [4, 5]])
-    options = {"max_decode_len": 8, "num_decodes": 2}
-    decoded = autoregressive_decode(target, sources, no_prompts(2), KEY, GREEDY, **options)
-    np.testing.assert_array_equal(decoded.tokens[:, 0], decoded.tokens[:, 1])
-    np.testing.assert_array_equal(decoded.scores, 0.0)
 
 
 # The loop's parts

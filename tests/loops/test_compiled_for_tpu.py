@@ -22,7 +22,7 @@ from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.loops.compiled_loops import loop_instructions, loop_lengths
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
-from tests.named_drafts import every_named_draft, named
+from tests.named_drafts import named
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,8 +33,15 @@ def no_check_of_types():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@every_named_draft
-def test_every_draft(draft, target_of_drafts, v4):
+# Those that keep a cache, read the target's or write to it, and those that vary.
+@pytest.mark.parametrize(
+    "draft",
+    [
+        *("{}/draft", "early_exit:1", "copy:2", "{}/heads", "{}/shared"),
+        *("mixed:{}/shared", "cascade:{}/draft,bigram:{}/ngrams"),
+    ],
+)
+def test_drafts(draft, target_of_drafts, v4):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)
     # At gamma 1 fewer programs for blocks of some length; a fixed gamma needs its own loop.

@@ -13,7 +13,6 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Draft, DraftBase, Target
 from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -287,7 +286,7 @@ def check_drafts(target, drafts, sources, gamma, batch=5, prompts=None):
 
 @pytest.mark.parametrize(
     ("gamma", "batch"),
-    [(1, 1), (3, 3), (4, 5), (8, 2)],
+    [(1, 1), (4, 5), (8, 2)],
 )
 def test_greedy_text_is_that_of_plain_decoding_under_every_draft(gamma, batch):
     target = TableTarget.create(seed=0, vocab_size=VOCAB)
@@ -385,7 +384,7 @@ def teacher_forced_scores(model, sources, decoded, prompt_lengths):
     return np.sum(log_probs, axis=1, where=generated)
 
 
-@pytest.mark.parametrize(("gamma", "batch"), [(2, 1), (4, 4), (7, 5)])
+@pytest.mark.parametrize(("gamma", "batch"), [(2, 1), (7, 5)])
 def test_greedy_text_of_a_t5_is_that_of_plain_decoding_under_every_draft(gamma, batch):
     model, drafts = t5s()
     plain = check_drafts(model, drafts, SOURCES, gamma, batch)
@@ -454,21 +453,15 @@ def test_a_row_does_not_depend_on_the_padding_of_its_source():
     assert t5_rows(wider, keys, temperatures) == together
 
 
-def test_greedy_rows_among_sampled_ones_are_those_of_greedy_decoding():
-    _, _, together = mixed_rows()
-    model, _ = t5s()
-    options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
-    plain = autoregressive_decode(model, SOURCES, no_prompts(5), KEY, GREEDY, **options)
-    expected = texts(plain)
-    for row in (0, 4):
-        assert together[row][0] == expected[row]
-
-
 def test_sampled_rows_differ_by_their_key():
     keys, temperatures, together = mixed_rows()
     others = t5_rows(SOURCES, jax.random.split(jax.random.key(1), 5), temperatures)
     for row, temperature in enumerate(temperatures):
         assert (others[row][0] == together[row][0]) == (temperature == 0)
+    model, _ = t5s()
+    options = {"max_decode_len": LENGTH, "rescale_log_probs": False}
+    plain = texts(autoregressive_decode(model, SOURCES, no_prompts(5), KEY, GREEDY, **options))
+    assert [together[0][0], together[4][0]] == [plain[0], plain[4]]
 
 
 def test_sampled_decodes_come_by_increasing_score_with_their_statistics():
@@ -556,62 +549,21 @@ def test_greedy_text_does_not_depend_on_how_the_draft_chooses(name):
 # The law of whole texts
 
 
-@flax.struct.dataclass
-class Misreporting(DraftBase):
-    """Draws from one draft and reports the probabilities of another temperature."""
-
-    draft: TableDraft
-
-    @property
-    def vocab_size(self):
-        return self.draft.vocab_size
-
-    def prefill(self, inputs, prompts, max_length):
-        return self.draft.prefill(inputs, prompts, max_length)
-
-    def propose(self, state, context, gamma):
-        proposal, state = self.draft.propose(state, context, gamma)
-        flatter = jnp.sqrt(proposal.probs)
-        flatter /= flatter.sum(axis=-1, keepdims=True)
-        return proposal.replace(probs=flatter), state
-
-    def commit(self, state, outcome):
-        return self.draft.commit(state, outcome)
-
-
-@functools.cache
-def texts_of_gamma(gamma):
-    return laws.decode_many(TableDraft(laws.other_model().table), gamma)
-
-
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_sampled_texts_follow_the_targets_law(gamma):
-    statistic, threshold = laws.chi_square(texts_of_gamma(gamma), sampling(1.0))
-    assert statistic < threshold
-
-
 @pytest.mark.parametrize(
     ("draft", "target_settings"),
     [
         (TransformerDraft(laws.other_model()), sampling(1.0)),
-        (TableDraft(laws.other_model().table, sampling(1.0, top_k=2)), sampling(1.0)),
         (TransformerDraft(laws.other_model(), GREEDY), sampling(1.0)),
         (TableDraft(laws.other_model().table), sampling(1.3, top_p=0.8)),
         (ConstantDraft(jnp.int32(3), laws.VOCAB_SIZE), sampling(0.8)),
     ],
-    ids=["own cache", "top_k 2", "argmax", "target warped", "constant"],
+    ids=["own cache", "argmax", "target warped", "constant"],
 )
 def test_the_law_does_not_depend_on_how_the_draft_samples(draft, target_settings):
     decoded = laws.decode_many(draft, 2, target_settings)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
     statistic, threshold = laws.chi_square(decoded, target_settings)
     assert statistic < threshold
-
-
-def test_a_draft_that_misreports_its_probabilities_fails_the_chi_square():
-    decoded = laws.decode_many(Misreporting(TableDraft(laws.other_model().table)), 2, sampling(1.0))
-    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
-    assert statistic > threshold
 
 
 def exact_expectations(gamma, source, prompt, max_decode_len):
@@ -649,12 +601,12 @@ def exact_expectations(gamma, source, prompt, max_decode_len):
     return iteration(prompt)
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_statistics_have_their_exact_expectations(gamma):
+def test_texts_follow_the_targets_law_and_statistics_have_their_exact_expectations():
     # Token by token, as the expectations are worked out above.
-    decoded = laws.decode_many(
-        TableDraft(laws.other_model().table), gamma, sampling(1.0), TokenVerifier()
-    )
+    gamma, draft = 3, TableDraft(laws.other_model().table)
+    decoded = laws.decode_many(draft, gamma, verifier=TokenVerifier())
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    assert statistic < threshold
     row = only(decoded.stats)
     found = np.stack([row.target_calls, row.accepted, row.verified, row.beta_sum])
     # Passed by chance once in a million times, for each of 12 means.
@@ -664,16 +616,6 @@ def test_statistics_have_their_exact_expectations(gamma):
         error = sigmas * values.std(axis=1) / np.sqrt(values.shape[1]) + 1e-5
         expected = exact_expectations(gamma, source, prompt, min(laws.LENGTH, len(prompt) + steps))
         assert np.all(np.abs(values.mean(axis=1) - expected) < error)
-
-
-def test_alpha_of_a_law_without_memory_is_the_overlap_itself():
-    # One context: every position has the same p and q.
-    target = TableTarget.create(seed=3, vocab_size=6, contexts=1)
-    draft = TableDraft.create(seed=4, vocab_size=6, contexts=1)
-    p, q = (np.exp(model.table[0]) / np.sum(np.exp(model.table[0])) for model in (target, draft))
-    decoded = decode(target, draft, 2, sampling(1.0), max_decode_len=9)
-    overlap = np.full((5, 1), np.minimum(p, q).sum())
-    np.testing.assert_allclose(decoded.stats.alpha, overlap, atol=1e-5)
 
 
 # Stepping
@@ -717,31 +659,6 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop():
         assert replayed == texts(decoded) == texts(expected)
         assert steps == np.max(expected.stats.target_calls)
         assert_same_leaves(decoded, expected, atol=1e-5)
-
-
-def test_rows_end_and_stay_as_they_are_while_others_go_on():
-    target, draft = table_pair()
-    stream = RowStream(outputs_lib.row_keys(KEY, 5))
-    step = jax.jit(functools.partial(speculative.step, gamma=2))
-    init = jax.jit(functools.partial(speculative.init, gamma=2, max_decode_len=12))
-    state = init(target, draft, TABLE_SOURCES, no_prompts(5), stream)
-    while not speculative.done(state):
-        before = state
-        state, _ = step(target, draft, before, GREEDY)
-        # The cache holds all of a row's tokens but the last one.
-        np.testing.assert_array_equal(state.target_cache.lengths, state.outputs.lengths)
-        cached = np.asarray(state.target_cache.tokens)
-        for row, length in enumerate(state.outputs.lengths.tolist()):
-            np.testing.assert_array_equal(
-                cached[row, :length], state.outputs.sequences[row, :length]
-            )
-        ended = np.asarray(before.outputs.ended)
-        for old, new in zip(
-            jax.tree.leaves((before.outputs, before.stats)),
-            jax.tree.leaves((state.outputs, state.stats)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(np.asarray(old)[ended], np.asarray(new)[ended])
 
 
 # Rollback
@@ -830,12 +747,3 @@ def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
 
     with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*DraftBase"):
         decode(WRITER, Bare(), 2)
-
-
-def test_what_the_tests_decode_with_are_targets_and_drafts():
-    model, drafts = t5s()
-    for target in (model, WRITER, laws.target()):
-        assert isinstance(target, Target)
-    table = TableDraft(laws.other_model().table)
-    for draft in (drafts["same"], table, ConstantDraft(jnp.int32(1), 4)):
-        assert isinstance(draft, Draft)

@@ -49,15 +49,15 @@ def random_params(config: T5Config) -> dict:
     return unflatten_dict(params, sep="/")
 
 
-def decode(target: T5Model, draft: TransformerDraft, rows, plain: bool):
-    """The speculative loop's program, and what it decodes; what the plain loop decodes."""
-    program = speculative_decode.lower(
-        target, draft, *rows, gamma=GAMMA, max_decode_len=LENGTH
-    ).compile()
-    decoded = [program(target, draft, *rows)]
-    if plain:
-        decoded.append(autoregressive_decode(target, *rows, max_decode_len=LENGTH))
-    return program, [texts(each) for each in decoded]
+def decode(target: T5Model, draft: TransformerDraft, rows, speculate: bool):
+    """The loops' programs, and what they decode: the plain one, the speculative one."""
+    plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
+    programs, decoded = [plain], [texts(plain(target, *rows))]
+    if speculate:
+        options = {"gamma": GAMMA, "max_decode_len": LENGTH}
+        programs.append(speculative_decode.lower(target, draft, *rows, **options).compile())
+        decoded.append(texts(programs[1](target, draft, *rows)))
+    return programs, decoded
 
 
 def texts(decoded) -> dict:
@@ -80,7 +80,7 @@ def _axes(spec: PartitionSpec) -> list:
     return axes
 
 
-def main(num_heads: int, plain: bool) -> dict:
+def main(num_heads: int, speculate: bool) -> dict:
     big, small = config(num_heads, 2), config(num_heads, 1)
     params = random_params(big)
     # The draft is the target without its last layer.
@@ -93,7 +93,7 @@ def main(num_heads: int, plain: bool) -> dict:
     rows = (sources, np.zeros((BATCH, 1), np.int32), keys, SETTINGS)
 
     draft = TransformerDraft(T5Model.create(draft_params, small))
-    _, alone = decode(T5Model.create(params, big), draft, rows, plain)
+    _, alone = decode(T5Model.create(params, big), draft, rows, speculate)
 
     mesh = partitioning.make_mesh(data=2, model=4)
     with partitioning.partitioned(mesh):
@@ -101,17 +101,19 @@ def main(num_heads: int, plain: bool) -> dict:
         draft_params = partitioning.shard_params(draft_params, small, mesh)
         draft = TransformerDraft(T5Model.create(draft_params, small))
         spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
-        program, on_mesh = decode(target, draft, spread, plain)
+        programs, on_mesh = decode(target, draft, spread, speculate)
 
-    takes = program.input_shardings[0]
+    takes = programs[-1].input_shardings[0]
     return {
         "alone": alone,
         "on_mesh": on_mesh,
         "target": shardings(takes[0].params, partitioning.param_shardings(big, mesh)),
-        "draft": shardings(takes[1].model.params, partitioning.param_shardings(small, mesh)),
+        "draft": shardings(takes[1].model.params, partitioning.param_shardings(small, mesh))
+        if speculate
+        else {},
         "rows": [_axes(sharding.spec) for sharding in takes[2:4]],
         "gathered": sorted(
-            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()))
+            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", programs[-1].as_text()))
         ),
         "bytes": [partitioning.bytes_per_device(t) for t in (target.params, draft_params)],
     }
@@ -121,4 +123,4 @@ if __name__ == "__main__":
     # The programs run for a moment: compiling them is the cost.
     jax.config.update("jax_disable_most_optimizations", True)
     # Heads that 4 chips divide, and heads that they do not.
-    print(json.dumps({"4": main(4, plain=True), "6": main(6, plain=False)}))
+    print(json.dumps({"4": main(4, speculate=True), "6": main(6, speculate=False)}))

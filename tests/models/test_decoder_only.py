@@ -50,7 +50,7 @@ def at_once(target, tokens):
     return SCORE(target, target.prefill(tokens, LENGTH + 4), tokens)[0]
 
 
-@pytest.mark.parametrize("widths", [[1] * LENGTH, [4, 1, 5, 2], [11, 1]])
+@pytest.mark.parametrize("widths", [[1] * LENGTH, [4, 1, 5, 2]])
 def test_cached_in_pieces_equals_at_once(widths):
     target = model()
     expected = at_once(target, TOKENS)
@@ -97,13 +97,12 @@ def test_a_prefix_sees_itself_in_both_directions():
     np.testing.assert_allclose(causal[0], expected[0, 5], atol=2e-4)
 
 
-@pytest.mark.parametrize(("prefix_lm", "temperature"), [(False, 1.0), (True, 0.0)])
-def test_speculative_text_is_the_plain_text(prefix_lm, temperature):
-    target = model(prefix_lm)
+def test_speculative_text_is_the_plain_text():
+    target = model(prefix_lm=True)
     options = {"max_decode_len": LENGTH, "num_decodes": 2, "rescale_log_probs": False}
-    arguments = (PROMPTS, PROMPTS, jax.random.key(3), sampling(temperature))
+    arguments = (PROMPTS, PROMPTS, jax.random.key(3), sampling(1.0))
     plain = autoregressive_decode(target, *arguments, coupled=True, **options)
-    for draft_model in (target, model(prefix_lm, scale=2.2)):
+    for draft_model in (target, model(prefix_lm=True, scale=2.2)):
         found = speculative_decode(
             target,
             TransformerDraft(draft_model),

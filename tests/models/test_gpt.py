@@ -8,9 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative import speculative_beam_search
@@ -54,42 +51,6 @@ def teacher_forced(model, texts):
 @functools.cache
 def expected_logits():
     return np.asarray(teacher_forced(model(), jnp.asarray(TEXTS)))
-
-
-PER_ROW = st.lists(st.integers(0, LARGEST_CHUNK), min_size=BATCH, max_size=BATCH)
-CHUNKS = st.lists(
-    st.tuples(st.integers(1, LARGEST_CHUNK), PER_ROW, PER_ROW), min_size=3, max_size=10
-)
-
-
-@hypothesis_settings(max_examples=10, deadline=None, derandomize=True)
-@given(chunks=CHUNKS)
-def test_cached_logits_are_the_teacher_forced_ones_for_every_chunking(chunks):
-    cache = model().prefill(SOURCES, LENGTH + LARGEST_CHUNK)
-    valid = np.zeros(BATCH, int)
-    for size, back, good in chunks:
-        # What was fed wrongly is rolled back, and ``back`` tokens of the text too.
-        starts = np.maximum(valid - back, 0)
-        good = np.minimum(np.minimum(good, size), LENGTH - starts)
-        tokens = REFUSED[:, :size].copy()
-        for row in range(BATCH):
-            tokens[row, : good[row]] = TEXTS[row, starts[row] : starts[row] + good[row]]
-        rolled = model().rollback(cache, jnp.asarray(starts, jnp.int32))
-        logits, cache = SCORE(model(), rolled, jnp.asarray(tokens))
-        np.testing.assert_array_equal(cache.lengths, starts + size)
-        for row in range(BATCH):
-            expected = expected_logits()[row, starts[row] : starts[row] + good[row]]
-            np.testing.assert_allclose(logits[row, : good[row]], expected, atol=1e-4, rtol=1e-5)
-        valid = starts + good
-
-
-def test_refused_tokens_would_change_the_logits_if_they_were_left():
-    cache = model().prefill(SOURCES, LENGTH + LARGEST_CHUNK)
-    _, cache = SCORE(model(), cache, jnp.asarray(TEXTS[:, :2]))
-    _, polluted = SCORE(model(), cache, jnp.asarray(REFUSED[:, :1]))
-    logits, _ = SCORE(model(), polluted, jnp.asarray(TEXTS[:, 2:3]))
-    difference = np.abs(np.asarray(logits[:, 0]) - expected_logits()[:, 2])
-    assert np.all(difference.max(axis=-1) > 0.1)
 
 
 def test_it_offers_all_that_the_loops_can_use():
@@ -173,12 +134,6 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
         assert np.all(stats.block_efficiency > 3)
 
 
-def test_another_gamma_and_batch_give_the_greedy_text():
-    decoded = speculative(TransformerDraft(near()), 5, PROMPTS[:1])
-    np.testing.assert_array_equal(decoded.tokens, plain_text().tokens[:1])
-    assert np.sum(decoded.stats.accepted) > 0
-
-
 def test_a_tree_of_drafts_gives_the_greedy_text():
     tree = verifier("tree", lenience=1.0, widths=(2, 2))
     decoded = speculative(TransformerDraft(near()), 3, verifier=tree)
@@ -237,23 +192,6 @@ def test_the_law_is_the_targets():
     assert statistic < threshold
     # The draft is wrong often enough for the law to depend on its being corrected.
     assert 0.2 < np.sum(decoded.stats.accepted) / np.sum(decoded.stats.proposed) < 0.95
-
-
-def test_a_draft_that_misstates_its_distribution_is_found_out():
-    @flax.struct.dataclass
-    class Liar(TransformerDraft):
-        """Says that it draws from the target's own distribution, roughly: uniformly."""
-
-        def propose(self, state, context, gamma):
-            proposal, state = super().propose(state, context, gamma)
-            even = jnp.full_like(proposal.probs, 1 / laws.VOCAB_SIZE)
-            return proposal.replace(probs=even), state
-
-    decoded = laws.decode_many(
-        Liar(four_tokens(1)), 2, sampling(1.0), TokenVerifier(), model=four_tokens(0)
-    )
-    statistic, threshold = laws.chi_square(decoded, sampling(1.0), Exact(four_tokens(0)))
-    assert statistic > threshold
 
 
 # Errors

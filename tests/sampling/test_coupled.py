@@ -9,14 +9,13 @@ import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.sampling.draws import RowStream, t5x_stream
+from spec_t5x.sampling.draws import t5x_stream
 from spec_t5x.testing.toy_models import ConstantDraft, TableDraft, TableTarget, tiny_t5
 from spec_t5x.types import EOS_ID, PAD_ID
-from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
+from spec_t5x.verifiers import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -50,7 +49,7 @@ def acceptance(decoded):
     return np.sum(decoded.stats.accepted) / np.sum(decoded.stats.verified)
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4])
+@pytest.mark.parametrize("gamma", [0, 2])
 def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma(gamma):
     arguments = SOURCES, PROMPTS, KEY, SAMPLED
     plain = plain_decode(TARGET, *arguments)
@@ -72,10 +71,9 @@ def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma(gamma):
     "draft",
     [
         ConstantDraft(jnp.int32(4), VOCAB),
-        TransformerDraft(TableTarget(DRAFTS["good"].table)),
         TransformerDraft(TARGET, settings=sampling(0.6, top_k=3)),
     ],
-    ids=["constant", "own cache", "warped"],
+    ids=["constant", "own cache, warped"],
 )
 def test_the_text_does_not_depend_on_how_the_draft_drafts(draft):
     settings = sampling(1.2, top_p=0.9)
@@ -87,7 +85,7 @@ def test_the_text_does_not_depend_on_how_the_draft_drafts(draft):
 
 def test_a_rows_text_depends_on_its_key_and_not_on_its_batch():
     keys = jax.random.split(KEY, 5)
-    decode = functools.partial(coupled_decode, TARGET, DRAFTS["good"], gamma=3)
+    decode = functools.partial(coupled_decode, TARGET, DRAFTS["good"], gamma=2)
     together = decode(SOURCES, PROMPTS, keys, SAMPLED)
     order = np.array([3, 0, 4, 2, 1])
     moved = decode(SOURCES[order], PROMPTS[order], keys[order], SAMPLED)
@@ -106,23 +104,6 @@ def test_several_decodes_are_those_of_plain_decoding():
     assert len(np.unique(plain.tokens[0], axis=0)) == 3
 
 
-def test_other_verifiers_write_other_texts_from_one_key():
-    # What is asked for above is no matter of course.
-    plain = plain_decode(TARGET, SOURCES, PROMPTS, KEY, SAMPLED)
-    decoded = speculative_decode(
-        TARGET,
-        DRAFTS["good"],
-        SOURCES,
-        PROMPTS,
-        KEY,
-        SAMPLED,
-        gamma=3,
-        max_decode_len=LENGTH,
-        verifier=TokenVerifier(),
-    )
-    assert np.any(decoded.tokens != plain.tokens)
-
-
 def test_t5_writes_the_text_of_plain_decoding():
     target = tiny_t5(seed=0)
     sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, size=(4, 6)), jnp.int32)
@@ -134,6 +115,8 @@ def test_t5_writes_the_text_of_plain_decoding():
 
 
 # T5X's chain of keys
+
+next_logits = jax.jit(lambda target, prefixes: target.next_logits(SOURCES, prefixes))
 
 
 def t5x_texts(target, rng, settings, prompts, max_decode_len):
@@ -151,7 +134,7 @@ def t5x_texts(target, rng, settings, prompts, max_decode_len):
         padded = np.zeros((len(texts), max_decode_len + 1), np.int32)
         for row, text in enumerate(texts):
             padded[row, : len(text)] = text
-        logits = np.asarray(target.next_logits(SOURCES, jnp.asarray(padded)))
+        logits = np.asarray(next_logits(target, padded))
         logits = np.stack([logits[row, len(text) - 1] for row, text in enumerate(texts)])
         scaled = logits / temperature.reshape(-1, 1).astype(np.float32)
         if settings.top_k:
@@ -194,16 +177,10 @@ def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     ]
     assert found == expected
     for draft in DRAFTS.values():
-        decoded = coupled_decode(target, draft, SOURCES, PROMPTS, stream, settings, gamma=3)
+        decoded = coupled_decode(target, draft, SOURCES, PROMPTS, stream, settings, gamma=2)
         assert_same_text(decoded, plain)
     # The rows' own keys give another text.
     assert np.any(plain_decode(target, SOURCES, PROMPTS, KEY, settings).tokens != plain.tokens)
-
-
-def test_a_stream_of_row_keys_is_what_keys_become():
-    plain = plain_decode(TARGET, SOURCES, PROMPTS, KEY, SAMPLED)
-    stream = RowStream(outputs_lib.row_keys(KEY, 5))
-    assert_same_text(plain_decode(TARGET, SOURCES, PROMPTS, stream, SAMPLED), plain)
 
 
 def test_t5xs_chain_serves_coupled_draws_only():

@@ -14,7 +14,6 @@ from scipy import stats
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import (
     MIN_TEMPERATURE,
-    Sampling,
     _invert,
     _ordered,
     _search_threshold,
@@ -29,6 +28,8 @@ from spec_t5x.sampling.distributions import (
     sampling,
     standardize,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Three rows; the last one has a tie for the first place and an excluded token.
 LOGITS = np.array(
@@ -50,13 +51,13 @@ def one_hot(tokens, vocab):
 # standardize
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.99e-4, 1e-4])
+@pytest.mark.parametrize("temperature", [0.0, 1e-4])
 def test_temperature_up_to_1e_4_puts_all_mass_on_the_first_argmax(temperature):
     probs = standardize(jnp.asarray(LOGITS), sampling(temperature))
     np.testing.assert_array_equal(probs, one_hot([1, 0, 0], 4))
 
 
-@pytest.mark.parametrize("temperature", [2e-4, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("temperature", [2e-4, 2.5])
 def test_temperature_divides_the_logits(temperature):
     probs = standardize(jnp.asarray(LOGITS), sampling(temperature))
     np.testing.assert_allclose(
@@ -84,12 +85,6 @@ def test_a_rows_temperature_holds_at_all_its_positions():
 def test_settings_are_greedy_only_if_every_row_is():
     assert sampling([0.0, MIN_TEMPERATURE]).greedy
     assert not sampling([0.0, 1.0]).greedy
-
-
-def test_a_greedy_row_among_sampled_ones_equals_a_greedy_batch():
-    greedy = standardize(jnp.asarray(LOGITS), sampling(0.0))
-    mixed = standardize(jnp.asarray(LOGITS), sampling([0.0, 1.0, 0.0]))
-    np.testing.assert_array_equal(mixed[::2], greedy[::2])
 
 
 @pytest.mark.parametrize(
@@ -159,15 +154,6 @@ def test_temperature_comes_before_top_p():
     )
 
 
-def test_top_k_and_temperature_apply_together():
-    # The two largest of 1, 2, 4, squared: 4 and 16 of 20. (The order is of no
-    # consequence: dividing the logits does not change which are largest.)
-    logits = jnp.log(jnp.array([[1.0, 2.0, 4.0]]))
-    np.testing.assert_allclose(
-        standardize(logits, sampling(0.5, top_k=2)), [[0, 1 / 5, 4 / 5]], atol=1e-6
-    )
-
-
 def test_minus_infinity_has_probability_zero_under_every_setting():
     logits = jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]])
     for chosen in [
@@ -180,7 +166,7 @@ def test_minus_infinity_has_probability_zero_under_every_setting():
     np.testing.assert_array_equal(standardize(logits, sampling(0.0)), [[0, 1, 0, 0]])
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -249,7 +235,7 @@ TOP_K = jax.jit(keep_top_k, static_argnames="k")
 WEIGHTS = st.lists(st.integers(0, 12), min_size=8, max_size=8).filter(any)
 
 
-@hypothesis_settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
 @given(weights=WEIGHTS, numerator=st.integers(1, 128))
 def test_top_p_equals_sort_and_cut_with_zeros_and_ties(weights, numerator):
     weights = np.asarray(weights, np.float64)
@@ -404,18 +390,16 @@ def test_unusable_settings_are_refused_in_one_line_with_their_value(arguments, v
 # drawing
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-def test_a_token_of_probability_zero_is_never_drawn(jitted):
+def test_a_token_of_probability_zero_is_never_drawn():
     probs = jnp.array([0.0, 0.5, 0.0, 1e-3, 0.499, 0.0])
-    draw = jax.vmap(sample, (0, None))
     keys = jax.random.split(jax.random.key(0), 100_000)
-    tokens = (jax.jit(draw) if jitted else draw)(keys, probs)
+    tokens = jax.jit(jax.vmap(sample, (0, None)))(keys, probs)
     assert set(np.unique(tokens)) == {1, 3, 4}
 
 
 # 500 is about the number of blocks, and of tokens in a block, of mT5's vocabulary;
 # sums of so many numbers are split up by XLA and rounded part by part.
-@pytest.mark.parametrize("size", [1, 2, 179, 500, 512])
+@pytest.mark.parametrize("size", [1, 179, 512])
 def test_no_uniform_number_draws_what_has_no_mass(size):
     rng = np.random.default_rng(size)
     draw = jax.jit(jax.vmap(_invert, (0, None)))
@@ -438,13 +422,13 @@ def test_no_uniform_number_draws_what_has_no_mass(size):
 
 
 # No square number, so that the last block is not full; 1 and 2 have blocks of one.
-@pytest.mark.parametrize("vocab", [1, 2, 3, 7, 30, 1000])
+@pytest.mark.parametrize("vocab", [1, 3, 1000])
 def test_draws_follow_the_distribution(vocab):
     rng = np.random.default_rng(vocab)
     weights = np.where(rng.random(vocab) < 0.3, 0.0, rng.exponential(size=vocab))
     weights[-1] += 0.5
     probs = weights / weights.sum()
-    draws = 200_000
+    draws = 50_000
     keys = jax.random.split(jax.random.key(3), draws)
     tokens = jax.jit(jax.vmap(sample, (0, None)))(keys, jnp.asarray(probs, jnp.float32))
     counts = np.bincount(tokens, minlength=vocab)
@@ -462,16 +446,3 @@ def test_the_same_key_and_distribution_draw_the_same_token_in_any_batch():
     keys = jax.random.split(jax.random.key(5), 8)
     draw = jax.jit(jax.vmap(sample, (0, None)))
     np.testing.assert_array_equal(draw(keys[2:5], probs), draw(keys, probs)[2:5])
-
-
-def test_a_certain_token_is_always_drawn():
-    keys = jax.random.split(jax.random.key(1), 1000)
-    tokens = jax.vmap(sample, (0, None))(keys, jnp.array([0.0, 0.0, 1.0]))
-    np.testing.assert_array_equal(tokens, 2)
-
-
-def test_settings_are_a_pytree_of_the_temperature_alone():
-    leaves, structure = jax.tree.flatten(sampling(0.5, top_k=3))
-    assert [float(leaf) for leaf in leaves] == [0.5]
-    restored = jax.tree.unflatten(structure, leaves)
-    assert isinstance(restored, Sampling) and restored.top_k == 3

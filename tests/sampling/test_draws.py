@@ -1,7 +1,6 @@
 """Where random numbers come from: whose keys they depend on, and T5X's chain of them."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +50,6 @@ def test_keys_depend_on_the_rows_key_and_position_alone():
     for drawn in RowStream(KEYS[rows]).at(positions, 3):
         assert len(set(bits(drawn))) == 4
         assert bits(drawn)[0] == bits(drawn)[4]
-
-
-def test_keys_of_one_position_differ():
-    drawn = RowStream(KEYS).at(jnp.array([3, 3]), 3)
-    assert len(set(itertools.chain(*map(bits, drawn)))) == 6
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
@@ -190,16 +184,6 @@ def test_coupled_draws_are_the_choices_of_the_noise_at_their_place():
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_greedy_draws_are_the_argmax(coupled):
-    probs = random_probs(2)
-    greedy = sampling(0.0)
-    tokens = draw(draft_draws(RowStream(KEYS), jnp.array([4, 9]), coupled), probs, 1, greedy)
-    np.testing.assert_array_equal(tokens, np.argmax(probs, axis=-1))
-    plain = sample_next(RowStream(KEYS), jnp.array([4, 9]), probs, greedy, coupled)
-    np.testing.assert_array_equal(plain, tokens)
-
-
-@pytest.mark.parametrize("coupled", [False, True])
 def test_draws_follow_their_distribution(coupled):
     rows = 40_000
     probs = jnp.array([0.5, 0.0, 0.3, 0.2])
@@ -243,8 +227,10 @@ def t5x_chain(rng, logits, temperatures=None):
 STEPS, BATCH = 6, 4
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, [1.0, 0.4, 2.0, 1.0]], ids=str)
-@pytest.mark.parametrize("starts", [[0, 0, 0, 0], [3, 0, 5, 1]], ids=["whole", "prefilled"])
+@pytest.mark.parametrize(
+    ("temperature", "starts"),
+    [(1.0, [0, 0, 0, 0]), (0.6, [3, 0, 5, 1]), ([1.0, 0.4, 2.0, 1.0], [3, 0, 5, 1])],
+)
 def test_t5x_stream_draws_what_t5x_draws(temperature, starts):
     """Step k writes position ``starts[row] + k`` of each row."""
     rng = jax.random.key(11)
@@ -266,8 +252,8 @@ def test_t5x_stream_draws_what_t5x_draws(temperature, starts):
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
-@pytest.mark.parametrize(("batch", "vocab"), [(1, 1), (3, 7), (4, 1001)])
-def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(batch, vocab, partitionable):
+def test_a_row_of_t5x_stream_has_its_part_of_the_batchs_noise(partitionable):
+    batch, vocab = 4, 1001
     with jax.threefry_partitionable(partitionable):
         stream = t5x_stream(jax.random.key(3), jnp.arange(batch), STEPS)
         noise = jax.jit(lambda positions: stream.gumbels(positions, vocab))
@@ -299,18 +285,3 @@ def test_rows_of_t5x_stream_may_be_at_different_steps(same_for_rows):
         np.testing.assert_array_equal(apart[row], aligned[step][row])
     # Noise covers the batch, or all rows get the same.
     assert len(np.unique(aligned[0])) == (VOCAB if same_for_rows else BATCH * VOCAB)
-
-
-def test_beyond_the_last_step_of_t5x_stream_there_is_noise_too():
-    # A draft proposes past the end; nothing reads that.
-    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 3)
-    noise = stream.gumbels(jnp.array([2, 9]), VOCAB)
-    assert np.all(np.isfinite(noise))
-
-
-def test_t5x_stream_excludes_what_has_no_probability():
-    stream = t5x_stream(jax.random.key(11), jnp.zeros(2, jnp.int32), 50)
-    probs = jnp.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
-    choose = jax.jit(lambda step: gumbel_argmax(probs, stream.gumbels(step, 3)))
-    tokens = np.stack([choose(jnp.full(2, step)) for step in range(50)])
-    assert set(tokens[:, 0]) == {1, 2} and set(tokens[:, 1]) == {0}

@@ -174,7 +174,7 @@ def propose_everything(path):
 
 
 @functools.cache
-def over_paths(rule, jitted):
+def over_paths(rule):
     """Both functions over all paths, and all cells or all numbers of drafts."""
     over_cells = jax.vmap(rule.count, (0, None, None, None))
     over_counts = jax.vmap(rule.emit, (0, None, None, None))
@@ -185,7 +185,7 @@ def over_paths(rule, jitted):
             jax.vmap(over_counts, (None, 0, 0, 0))(counts, *arrays),
         )
 
-    return jax.jit(of_paths) if jitted else of_paths
+    return jax.jit(of_paths)
 
 
 def emission_law(
@@ -196,7 +196,6 @@ def emission_law(
     stop=propose_everything,
     dtype=np.float64,
     place=0.5,
-    jitted=True,
 ):
     """``A[n][x_1 … x_n, y]``: probability of n accepted drafts, these, and then y.
 
@@ -207,7 +206,6 @@ def emission_law(
       stop: from a path to the number of its tokens that are proposed.
       dtype: in which the verifier computes; the law is summed up in float64.
       place: where in its cell, from 0 to 1, each uniform lies.
-      jitted: whether to compile the verifier.
     """
     gamma, vocab = len(draft), len(target[0])
     paths = np.array(list(itertools.product(range(vocab), repeat=gamma)))
@@ -217,8 +215,8 @@ def emission_law(
     draft_rows = along_paths(draft, paths).astype(dtype)
     # Tokens behind the last proposed one are summed over: they change nothing.
     of_paths = np.prod([at_tokens(*path) for path in zip(paths, draft_rows, strict=True)], axis=1)
-    proposed = jnp.array([stop(path) for path in paths.tolist()])
-    draft_rows = np.asarray(jax.vmap(mask_unproposed)(jnp.asarray(draft_rows), proposed))
+    proposed = np.array([stop(path) for path in paths.tolist()])[:, None, None]
+    draft_rows = np.where(np.arange(gamma)[None, :, None] < proposed, draft_rows, 0)
     rows = list(zip(paths, draft_rows, target_rows, strict=True))
     cuts = np.stack([rule.cuts(*row) for row in rows]).astype(np.float64)
     assert np.all((cuts >= 0) & (cuts <= 1 + 1e-6))
@@ -232,7 +230,7 @@ def emission_law(
 
     # How many are accepted in each cell, and of every path and every number of accepted
     # drafts, what follows: [paths, gamma + 1, V].
-    counts, emissions = over_paths(rule, jitted)(
+    counts, emissions = over_paths(rule)(
         jnp.asarray(uniforms),
         jnp.arange(gamma + 1),
         jnp.asarray(paths),
@@ -326,11 +324,10 @@ def before_a_zero(path):
 
 @every_rule
 @pytest.mark.parametrize("stop", [after_a_zero, after_two_of_a_kind])
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 4), (3, 3)])
-def test_whether_to_propose_more_may_depend_on_the_tokens_so_far(x64, rule, stop, vocab, gamma):
-    rng = np.random.default_rng([vocab, gamma])
+def test_whether_to_propose_more_may_depend_on_the_tokens_so_far(x64, rule, stop):
+    rng = np.random.default_rng(9)
     for zeros in ZEROS:
-        pair = random_pair(rng, vocab, gamma, *zeros)
+        pair = random_pair(rng, 3, 3, *zeros)
         assert deviation(rule, *pair, stop=stop) < 1e-12
 
 
@@ -341,8 +338,8 @@ def test_whether_to_propose_a_token_may_not_depend_on_the_token_itself(x64, rule
 
 
 @pytest.mark.parametrize("rule", [TOKEN, BLOCK], ids=["token", "block"])
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 4), (3, 3)])
-def test_equal_distributions_accept_everything_and_keep_the_law(x64, rule, vocab, gamma):
+def test_equal_distributions_accept_everything_and_keep_the_law(x64, rule):
+    vocab, gamma = 3, 3
     target = random_tree(np.random.default_rng(5), vocab, gamma + 1, 0.2)
     law = emission_law(rule, target, target[:-1])
     assert [level.sum() for level in law[:-1]] == [0.0] * gamma
@@ -350,8 +347,8 @@ def test_equal_distributions_accept_everything_and_keep_the_law(x64, rule, vocab
 
 
 @every_rule
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 4), (3, 3)])
-def test_disjoint_distributions_accept_nothing_and_keep_the_law(x64, rule, vocab, gamma):
+def test_disjoint_distributions_accept_nothing_and_keep_the_law(x64, rule):
+    vocab, gamma = 3, 3
     target = constant_tree(np.eye(vocab)[0], gamma + 1)
     draft = constant_tree((1 - np.eye(vocab)[0]) / (vocab - 1), gamma)
     law = emission_law(rule, target, draft)
@@ -360,15 +357,8 @@ def test_disjoint_distributions_accept_nothing_and_keep_the_law(x64, rule, vocab
 
 
 @every_rule
-def test_the_law_is_exact_without_compilation(x64, rule):
-    pair = random_pair(np.random.default_rng(6), 3, 2, 0.3, 0.3)
-    assert deviation(rule, *pair, jitted=False) < 1e-12
-
-
-@every_rule
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 4), (3, 3), (4, 2)])
-def test_the_law_holds_to_1e_5_in_float32(rule, vocab, gamma):
-    pair = random_pair(np.random.default_rng(7), vocab, gamma, 0.3, 0.3)
+def test_the_law_holds_to_1e_5_in_float32(rule):
+    pair = random_pair(np.random.default_rng(7), 3, 3, 0.3, 0.3)
     assert deviation(rule, *pair, dtype=np.float32) < 1e-5
     assert deviation(rule, *pair, dtype=np.float32, stop=after_a_zero) < 1e-5
 
@@ -395,17 +385,15 @@ def accepted_in_a_row(target, draft, at_each):
     return expected
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_a_draft_is_accepted_with_the_probability_of_corollary_3_6(x64, gamma):
-    pair = random_pair(np.random.default_rng(8), 3, gamma, 0.2, 0.2)
+def test_a_draft_is_accepted_with_the_probability_of_corollary_3_6(x64):
+    pair = random_pair(np.random.default_rng(8), 3, 3, 0.2, 0.2)
     # P(n >= i) = sum over prefixes of prod min(p, q).
     expected = accepted_in_a_row(*pair, np.minimum)
     assert expected_accepted(TOKEN, *pair) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_rejection_sampling_accepts_with_the_probability_of_section_a_2(x64, gamma):
-    target, draft = random_pair(np.random.default_rng(8), 3, gamma)
+def test_rejection_sampling_accepts_with_the_probability_of_section_a_2(x64):
+    target, draft = random_pair(np.random.default_rng(8), 3, 3)
 
     def share(of_target, of_draft):
         return of_target * np.min(of_draft / of_target, axis=-1, keepdims=True)
@@ -448,10 +436,9 @@ def test_block_accepts_no_fewer_than_token_and_rejection_no_more(target, draft):
     assert rejection - 1e-9 <= token <= block + 1e-9
 
 
-@pytest.mark.parametrize("gamma", [2, 3])
-def test_token_and_block_are_the_same_for_one_hot_drafts(x64, gamma):
+def test_token_and_block_are_the_same_for_one_hot_drafts(x64):
     rng = np.random.default_rng(14)
-    target, draft = random_tree(rng, 3, gamma + 1, 0.2), one_hot_tree(rng, 3, gamma)
+    target, draft = random_tree(rng, 3, 4, 0.2), one_hot_tree(rng, 3, 3)
     by_token, by_block = (emission_law(rule, target, draft) for rule in (TOKEN, BLOCK))
     for token_level, block_level in zip(by_token, by_block, strict=True):
         np.testing.assert_allclose(block_level, token_level, atol=1e-12)
@@ -527,40 +514,6 @@ def test_lenient_argmax_accepts_on_the_boundary_and_only_what_was_proposed():
 # The check must notice what is wrong.
 
 
-def emit_residual_of_the_draft(num_accepted, tokens, draft, target):
-    gamma = draft.shape[0]
-    swapped = residual(draft[num_accepted % gamma], target[num_accepted])
-    return jnp.where(num_accepted < gamma, swapped, target[gamma])
-
-
-def accept_with_p_and_q_swapped(uniforms, tokens, draft, target):
-    at = jnp.arange(len(tokens)), tokens
-    accepted = uniforms * target[at] < draft[at]
-    return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32)))
-
-
-def swapped_cuts(tokens, draft, target):
-    return np.minimum(1, at_tokens(tokens, draft) / at_tokens(tokens, target[:-1]))
-
-
-def cumulative_ratios(tokens, draft, target):
-    """``p_i`` itself as the threshold, at all positions."""
-    return block_thresholds(tokens, draft, target)[1][1:]
-
-
-def count_by_cumulative_ratios(uniforms, tokens, draft, target):
-    return count_block_accepted(uniforms, cumulative_ratios(tokens, draft, target))
-
-
-def cumulative_cuts(tokens, draft, target):
-    carried = itertools.accumulate(
-        at_tokens(tokens, target[:-1]) / at_tokens(tokens, draft),
-        lambda product, ratio: min(1.0, product * ratio),
-        initial=1.0,
-    )
-    return np.array(list(carried)[1:])
-
-
 def count_block_by_the_first_failure(uniforms, tokens, draft, target):
     succeeded = uniforms < block_thresholds(tokens, draft, target)[0]
     return jnp.sum(jnp.cumprod(succeeded.astype(jnp.int32)))
@@ -568,17 +521,9 @@ def count_block_by_the_first_failure(uniforms, tokens, draft, target):
 
 WRONG = {
     "token emits p": Rule(count_accepted, emit_from_the_target, token_cuts),
-    "token emits norm(q - p)": Rule(count_accepted, emit_residual_of_the_draft, token_cuts),
-    "p and q swapped": Rule(accept_with_p_and_q_swapped, emit_after_tokens, swapped_cuts),
     "lenient": lenient(0.5),
     "rejection emits the residual": Rule(count_unrejected, emit_after_tokens, rejection_cuts),
     "block with the token residual": Rule(count_block, emit_after_tokens, block_cuts),
-    "cumulative ratio with the token residual": Rule(
-        count_by_cumulative_ratios, emit_after_tokens, cumulative_cuts
-    ),
-    "cumulative ratio with the block residual": Rule(
-        count_by_cumulative_ratios, emit_after_block, cumulative_cuts
-    ),
     "block until the first failure": Rule(
         count_block_by_the_first_failure, emit_after_block, block_cuts
     ),
@@ -672,8 +617,8 @@ def test_what_was_not_proposed_is_masked():
 @pytest.mark.parametrize(
     "verification", [token_verification, block_verification, rejection_verification]
 )
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 1), (3, 2)])
-def test_matching_verification_is_any_verification_of_a_one_hot_target(verification, vocab, gamma):
+def test_matching_verification_is_any_verification_of_a_one_hot_target(verification):
+    vocab, gamma = 3, 2
     rng = np.random.default_rng(10)
     drafts = np.array(list(itertools.product(range(vocab), repeat=gamma)), np.int32)
     targets = np.array(list(itertools.product(range(vocab), repeat=gamma + 1)), np.int32)
@@ -717,39 +662,7 @@ def test_matching_verification_by_hand():
 # Coupled: noise of infinitely many values, which cannot be enumerated
 
 
-def test_coupled_output_is_the_targets_own_choice_for_any_draft():
-    """Whatever was drafted, what is emitted is a prefix of what the noise chooses."""
-    rng = np.random.default_rng(16)
-    vocab, gamma, rows = 5, 3, 200
-    gumbels = jnp.asarray(rng.gumbel(size=(rows, gamma + 1, vocab)), jnp.float32)
-    target_probs = jnp.asarray(rng.dirichlet(np.ones(vocab), (rows, gamma + 1)), jnp.float32)
-    choices = np.asarray(gumbel_argmax(target_probs, gumbels))
-    np.testing.assert_array_equal(choices, np.argmax(np.log(target_probs) + gumbels, axis=-1))
-    alike = jnp.asarray(target_probs[:, :-1] ** 0.7)
-    drafts = {
-        "coupled": gumbel_argmax(alike, gumbels[:, :-1]),
-        "of other noise": gumbel_argmax(alike, gumbels[::-1, :-1]),
-        "constant": jnp.full((rows, gamma), 2),
-        "right": jnp.asarray(choices[:, :-1]),
-        "wrong": jnp.asarray((choices[:, :-1] + 1) % vocab),
-    }
-    accepted = {}
-    for name, tokens in drafts.items():
-        verdict = jax.vmap(matching_verification, (0, 0, None))(
-            tokens, jnp.asarray(choices), jnp.int32(gamma)
-        )
-        for row, (n, following) in enumerate(
-            zip(verdict.num_accepted.tolist(), verdict.next_token.tolist(), strict=True)
-        ):
-            emitted = [*tokens[row, :n].tolist(), following]
-            assert emitted == choices[row, : n + 1].tolist()
-            assert n == gamma or tokens[row, n] != choices[row, n]
-        accepted[name] = float(np.mean(verdict.num_accepted))
-    assert accepted["wrong"] == 0 and accepted["right"] == gamma
-    assert accepted["coupled"] > 2 * accepted["of other noise"]
-
-
-DRAWS = 100_000
+DRAWS = 40_000
 
 
 @functools.cache

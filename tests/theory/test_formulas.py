@@ -37,9 +37,6 @@ def distributions(draw, num: int = 2):
     return [np.array(m) / sum(m) for m in (draw(masses) for _ in range(num))]
 
 
-# --- the paper's tables --------------------------------------------------------
-
-
 # --- acceptance ------------------------------------------------------------------
 
 

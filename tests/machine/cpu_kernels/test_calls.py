@@ -14,6 +14,8 @@ from spec_t5x.models.weights import Panels, Rounded, Table
 from spec_t5x.sampling import distributions
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
@@ -35,8 +37,8 @@ def rounded(values):
     return values.astype(jnp.bfloat16).astype(np.float32)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 18])
-@pytest.mark.parametrize(("inner", "columns"), [(64, 64), (5, 7), (130, 100), (64, 17)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 18])
+@pytest.mark.parametrize(("inner", "columns"), [(5, 7), (130, 100)])
 def test_products(rows, inner, columns):
     inputs, weights = draws(rows, inner), (draws(inner, columns), rounded(draws(inner, 48, seed=1)))
     for output, weight in zip(multiply(inputs, *weights), weights, strict=True):
@@ -44,7 +46,7 @@ def test_products(rows, inner, columns):
         np.testing.assert_allclose(output, exact, atol=1e-5 * np.sqrt(inner))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 40])
+@pytest.mark.parametrize("rows", [1, 3, 6, 40])
 def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
     inputs, weight, table = draws(rows, 200), rounded(draws(200, 150)), rounded(draws(150, 200))
     narrow = Panels.pack(weight)
@@ -129,7 +131,7 @@ def test_products_with_a_table(rows, vocab, inner):
     np.testing.assert_allclose(calls.dot_with_table(inputs, table), exact, atol=1e-4)
 
 
-@pytest.mark.parametrize("width", [16, 64, 83])
+@pytest.mark.parametrize("width", [16, 83])
 @pytest.mark.parametrize("centred", [False, True])
 def test_norms(width, centred):
     inputs, scale = draws(2, 3, width) + 1, draws(width, seed=1)
@@ -139,7 +141,7 @@ def test_norms(width, centred):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 16, 37, 2048, 5000])
+@pytest.mark.parametrize("width", [1, 16, 37, 5000])
 def test_summaries_of_rows(width):
     values = 5 * draws(3, 7, width)
     # The first of several, far apart and in one register.
@@ -158,7 +160,7 @@ def test_summaries_of_rows_without_some_tokens():
     np.testing.assert_allclose(log_sums, [2.0, 1.0 + np.log(2.0)], rtol=1e-6)
 
 
-WIDTHS = [1, 16, 37, 2048, 5000]
+WIDTHS = [1, 37, 5000]
 
 
 def by_xla(logits, temperatures, **kept):
@@ -167,7 +169,7 @@ def by_xla(logits, temperatures, **kept):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (40, 0.0), (0, 0.3), (0, 0.95)])
+@pytest.mark.parametrize("kept", [(0, 0.0), (3, 0.0), (0, 0.3), (0, 0.95)])
 def test_what_is_sampled_is_what_xla_makes_of_the_logits(width, kept):
     kept = dict(zip(("top_k", "top_p"), kept, strict=True))
     logits = 3 * draws(3, 4, width)
@@ -223,7 +225,7 @@ def fine_uniforms():
     return np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype(np.float32)
 
 
-@pytest.mark.parametrize("width", [1, 2, 7, 16, 50])
+@pytest.mark.parametrize("width", [1, 7, 50])
 def test_tokens_come_as_often_as_their_mass(width):
     """On a grid of uniform numbers, which every cell of the square has its share of."""
     rng = np.random.default_rng(width)
