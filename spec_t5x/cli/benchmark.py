@@ -21,6 +21,7 @@ _MEASUREMENT = {
     "alpha": (float, "draw verdicts with this acceptance rate, for random sources, not texts"),
     "source_len": (int, "tokens of a random source (64)"),
     "table_2": (bool, "draw verdicts for the rows of the paper's Table 2"),
+    "parts": (bool, "also time the parts of an iteration"),
 }
 
 

@@ -11,10 +11,12 @@ The inputs are texts; or, with an acceptance rate alpha, random ids, and the ver
 import dataclasses
 import itertools
 import logging
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
@@ -26,7 +28,13 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables, results
 from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.drawn_verdicts import DrawnVerifier, compare_drawn
-from spec_t5x.experiments.random_models import check_fits, check_vocabulary, random_model
+from spec_t5x.experiments.iteration_parts import measure_parts, overhead
+from spec_t5x.experiments.random_models import (
+    check_fits,
+    check_vocabulary,
+    random_model,
+    random_sources,
+)
 from spec_t5x.experiments.text_source import TextSource, read_texts
 from spec_t5x.generation import AUTO, DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
@@ -76,6 +84,8 @@ class BenchmarkOptions:
     every_combination: bool = True
     # Of ``adaptive``: the time of a draft step in target steps.
     adaptive_c: float = 0.1
+    # Also time the parts of an iteration and the overhead beyond them.
+    parts: bool = False
     # Draw verdicts with this acceptance rate, for random sources of ``source_len`` tokens.
     alpha: float | None = None
     source_len: int = 64
@@ -101,8 +111,10 @@ class BenchmarkOptions:
                     raise InputError(f"{name} is {value!r}: give at least 1")
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
-        if AUTO in self.gammas and self.drawn:
-            raise InputError(f"gammas hold {AUTO}: drawn verdicts need a number")
+        if AUTO in self.gammas and (self.drawn or self.parts):
+            raise InputError(
+                f"gammas hold {AUTO}: drawn verdicts and parts of an iteration need a number"
+            )
 
     @property
     def drawn(self) -> bool:
@@ -226,7 +238,8 @@ def run(
             continue
         else:
             comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
-        yield _record(setting, comparison, options)
+        record = _record(setting, comparison, options)
+        yield record | (_parts(loaded.target, draft, row, options) if options.parts else {})
         # Compiled programs of earlier rows are not used again and take memory.
         jax.clear_caches()
 
@@ -351,6 +364,22 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
     return record
 
 
+def _parts(
+    target: Target, draft: Draft, row: GenerateOptions, options: BenchmarkOptions
+) -> dict[str, Any]:
+    parts = measure_parts(
+        target,
+        draft,
+        jnp.asarray(random_sources(target, row.batch_size, options.source_len, options.seed)),
+        row.sampling(),
+        gamma=row.gamma,
+        max_decode_len=row.max_decode_len,
+        verifier=row.make_verifier(),
+        repeats=max(options.repeats, 5),
+    )
+    return {"parts": parts, **overhead(parts)}
+
+
 # --- the table -------------------------------------------------------------------
 
 
@@ -364,8 +393,20 @@ def _number(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str |
     return cell
 
 
-def _lowest_to_highest(row: Mapping[str, Any]) -> str | None:
-    return "–".join(f"{each:.2f}" for each in row.get("speed_up_range", ())) or None
+def _part(name: str) -> Callable[[Mapping[str, Any]], str | None]:
+    """A cell: milliseconds of a part of an iteration, the median."""
+
+    def cell(row: Mapping[str, Any]) -> str | None:
+        return f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
+
+    return cell
+
+
+def _interval(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
+    def cell(row: Mapping[str, Any]) -> str | None:
+        return "–".join(format(each, form) for each in row[name]) if name in row else None
+
+    return cell
 
 
 def _same_text(row: Mapping[str, Any]) -> str | None:
@@ -393,7 +434,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "c": _number("c", ".3f"),
     "T(verify)": _number("verification_cost"),
     "speed-up": _number("speed_up"),
-    "lowest–highest": _lowest_to_highest,
+    "lowest–highest": _interval("speed_up_range", ".2f"),
     "loop alone¹": _number("loop_speed_up"),
     "predicted²": _number("predicted"),
     "oracle³": _number("oracle_speed_up"),
@@ -401,6 +442,15 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "same text": _same_text,
     "the paper's EXP": lambda row: row.get("paper", {}).get("expected"),
     "EMP": lambda row: row.get("paper", {}).get("measured"),
+    "iteration, ms": _part("iteration"),
+    "both networks⁴": _part("networks"),
+    "overhead": _number("overhead", ".3f"),
+    "of the iteration": _number("overhead_share", ".1%"),
+    "quartiles": _interval("overhead_quartiles", ".1%"),
+    "drafts alone": _part("proposal"),
+    "verification alone": _part("verification"),
+    "plain step": _part("plain_step"),
+    "of it beyond the call": _number("plain_overhead_share", ".1%"),
 }
 _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",
@@ -408,6 +458,8 @@ _NOTES = {
     "steps; of drawn verdicts until the last row of the batch is done.",
     "oracle_speed_up": "³ 1 / (1 - alpha + c alpha): gamma known beforehand, and verification at "
     "the cost of one step.",
+    "parts": "⁴ gamma draft steps, their sampling included, and the target call over gamma + 1 "
+    "tokens, in alternation; each alone beside it.",
 }
 
 

@@ -13,6 +13,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments import benchmark, paper_tables
 from spec_t5x.experiments.benchmark import BenchmarkOptions
 from spec_t5x.experiments.comparison import Comparison
+from spec_t5x.experiments.iteration_parts import overhead
 from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.models import sizes
@@ -121,18 +122,37 @@ def test_settings_are_all_combinations_or_one_list_at_a_time():
     assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
 
 
-def test_drawn_verdicts_need_no_text(models):
+def test_drawn_verdicts_need_no_text_and_parts_are_timed(models):
     options = BenchmarkOptions(
-        gammas=(2,), temperatures=(1.0,), batch_sizes=(2,), alpha=1.0, source_len=5, repeats=2
-    )
+        gammas=(2,), temperatures=(1.0,), batch_sizes=(2,), alpha=1.0, source_len=5, repeats=2,
+        parts=True,
+    )  # fmt: skip
     (row,) = benchmark.run(options, models=models, decoding=GenerateOptions(max_decode_len=12))
     # All accepted: three tokens an iteration, in both rows.
     assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
     assert row["plain_tokens"] == row["speculative_tokens"] == 24
     # Of a batch, until its last row is done; all rows are alike.
     assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
+    # On a busy machine what is subtracted may leave nothing of one timing of a toy.
+    assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
     (line,) = [line for line in cells(benchmark.table([row])) if "drawn" in line]
     assert line.startswith("| draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+
+
+def test_the_overhead_is_what_drafts_and_verification_leave():
+    """Medians 2.2 and 2 leave .2; a plain step of 1.25 has .25 beside its call."""
+    found = overhead(
+        {
+            "iteration": [2.0, 2.2, 9.0],
+            "networks": [1.9, 2.0, 9.0],
+            "plain_step": [1.25, 1.25, 1.25],
+            "target_call": [1.0, 1.0, 1.0],
+        }
+    )
+    assert found["overhead"] == pytest.approx(0.2)
+    assert found["overhead_share"] == pytest.approx(0.2 / 2.2)
+    assert found["plain_overhead_share"] == pytest.approx(0.2)
+    assert found["overhead_quartiles"] == pytest.approx([0.025, (0.05 + 0.2 / 2.2) / 2])
 
 
 def test_speed_ups_and_expectations_are_of_the_figures():

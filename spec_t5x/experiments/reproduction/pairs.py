@@ -16,12 +16,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from spec_t5x.checkpoints import fingerprints
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import example_texts
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.checkpoints import fingerprints
 from spec_t5x.interfaces import Draft
 from spec_t5x.tuning.step_times import measure_step_times, measure_verification_costs
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from spec_t5x.checkpoints import fingerprints
 from spec_t5x.experiments import paper_tables, traces
 from spec_t5x.experiments.reproduction import (
     acceptance_rates,
@@ -15,7 +16,6 @@ from spec_t5x.experiments.reproduction import (
 )
 from spec_t5x.experiments.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
-from spec_t5x.checkpoints import fingerprints
 
 QUICK = ReproduceOptions(quick=True)
 
