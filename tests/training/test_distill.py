@@ -103,7 +103,8 @@ def run(
 ):
     defaults = {"log_period": 0, "eval_period": 4, "checkpoint_period": 4}
     student = student or make_student()
-    learner = make_learner(student, steps=steps, **{**defaults, **options})
+    distillation = DistillOptions(patience=patience)
+    learner = make_learner(student, distillation, steps=steps, **{**defaults, **options})
     # Traced once, whatever the number of steps.
     learner.__dict__["score"] = _SCORES.setdefault(
         (id(student), options.get("objective")), learner.score
@@ -117,7 +118,6 @@ def run(
         held_out,
         directory,
         initial_params=student.params,
-        patience=patience,
     )
 
 
@@ -149,6 +149,7 @@ def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
         assert each.loss < before["loss"]
         assert each.alpha.low < each.alpha.value < each.alpha.high
         assert each.expected_tokens == pytest.approx(expected_tokens(each.alpha.value, 4))
+        assert each.curves()[f"held_out/alpha_T{each.temperature:g}"] == each.alpha.value
     # The best that was seen at the first temperature, not the last.
     best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
     assert result.best.dev[0].alpha.value == best
@@ -240,14 +241,14 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts, temperature):
 def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path, monkeypatch):
     """Between two evaluations, where another draft might be the best, and end the patience."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    undisturbed = run(texts, whole, 10, patience=8)
+    undisturbed = run(texts, whole, 10, patience=2)
     # Asked once at the start, and once before each step.
     clock = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "time", clock)
-        stopped = run(texts, cut, 10, patience=8, max_minutes=6.5)
+        stopped = run(texts, cut, 10, patience=2, max_minutes=6.5)
     assert not stopped.finished and int(stopped.state.step) == 6
-    resumed = run(texts, cut, 10, patience=8)
+    resumed = run(texts, cut, 10, patience=2)
     assert resumed.best.step == undisturbed.best.step
     assert resumed.best.dev == undisturbed.best.dev
     assert_identical(undisturbed.state, resumed.state)
@@ -257,13 +258,13 @@ def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path,
 
 def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
     """Steps so large that they do harm: the start is the best."""
-    result = run(texts, tmp_path, 40, rate=1.0, patience=8)
+    result = run(texts, tmp_path, 40, rate=1.0, patience=2)
     assert result.finished and int(result.state.step) == 8
     assert result.best.step == 0
     assert_identical(result.best.params, make_student().params)
     assert result.best.dev[0].record() == {"held_out": records(tmp_path)[0]["held_out"]}
     # Asked again, it does not go on.
-    again = run(texts, tmp_path, 40, rate=1.0, patience=8)
+    again = run(texts, tmp_path, 40, rate=1.0, patience=2)
     assert int(again.state.step) == 8 and again.best.dev == result.best.dev
 
 

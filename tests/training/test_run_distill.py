@@ -127,7 +127,6 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
         ({"DataOptions__vocabulary": "'bytes'"}, "leave it out, it is the target's"),
         ({"distill__layers": "None"}, "neither of distill.layers and distill.model given: give"),
         ({"distill__initial_checkpoint": "'x'"}, "initial_checkpoint is 'x' and the draft starts"),
-        ({"OUTPUTS": "'draft'"}, "outputs is 'draft': choose target or references"),
         ({"ON_POLICY": "1.5"}, "on_policy is 1.5: give 0..1"),
         ({"ENCODER_LAYERS": "'every:9'"}, "'every:9', of 2: give K from 1 to 2"),
         (
@@ -139,7 +138,6 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             {"DRAFT_VOCAB_SIZE": "9", "TrainOptions.label_smoothing": "0.1"},
             "label_smoothing is 0.1: leave it 0 for a draft",
         ),
-        ({"DRAFT_VOCAB_SIZE": "128"}, "a narrow head of 128 of 128 tokens: give 1 to 127"),
         (
             {"distill__layers": "None", "distill__model": "@GPTConfig()"},
             "the target is a T5Config and distill.model a GPTConfig: give @T5Config()",
