@@ -168,10 +168,9 @@ def test_without_weight_it_is_t5xs_own_loss(pair):
         np.testing.assert_allclose(metrics[name].total, theirs[name].total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [None, "AVERAGE_PER_SEQUENCE"])
-def test_packed_texts_are_the_same_texts(pair, factor):
+def test_packed_texts_are_the_same_texts(pair):
     _, target, draft = pair
-    model = make_model(pair, weight=0.7, loss_normalizing_factor=factor)
+    model = make_model(pair, weight=0.7, loss_normalizing_factor="AVERAGE_PER_SEQUENCE")
     lengths = (6, 3, 9)
     batch = make_batch(lengths)
     apart, metrics, gradients = loss_and_gradients(model, draft.params, target.params, batch)
