@@ -7,10 +7,19 @@ status 2; library users can catch it as the ``ValueError`` that it is.
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
     """An argument, file or checkpoint that cannot be used as it is."""
+
+
+def check_at_least(settings: Any, **least: int) -> None:
+    """Raises ``InputError`` where a field of ``settings`` is below its least value; None is not."""
+    for name, number in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < number:
+            raise InputError(f"{name} is {value}: give at least {number}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

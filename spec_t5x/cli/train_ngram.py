@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 
 HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
 
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Counts, writes, and prints one JSON object with the sizes."""
-    for name in ("order", "min_count", "max_successors"):
-        if getattr(args, name) < 1:
-            raise InputError(f"{name} is {getattr(args, name)}: give at least 1")
+    check_at_least(args, order=1, min_count=1, max_successors=1)
     if Path(args.output).exists() and not args.overwrite:
         raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")
 

@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import clu.metrics
-import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from t5x import losses, models
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import argmax, overlap, sampling, standardize
 from spec_t5x.t5x_plugin.frozen_target import COLLECTION, FrozenTarget
 from spec_t5x.t5x_plugin.speculative_model import remade
-from spec_t5x.theory import formulas
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES, OBJECTIVES
 from spec_t5x.types import PAD_ID, Array, Float32, PyTree
 
@@ -33,7 +30,6 @@ def distill(
     target: FrozenTarget,
     objective: str = "forward_kl",
     weight: float = 1.0,
-    gamma: int = 7,
 ) -> "DistillationModel":
     """The same model, learning from a target.
 
@@ -47,7 +43,6 @@ def distill(
       objective: a name of ``distillation_losses.OBJECTIVES``. With "cross_entropy" the
         target is only measured against.
       weight: of the objective; the rest, one minus it, is T5X's own loss.
-      gamma: drafts of an iteration, for the tokens to be expected of it (Equation 1).
 
     Raises:
       InputError: a model with losses of its own, settings out of range, or a target that
@@ -58,7 +53,7 @@ def distill(
             f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel"
         )
     made = remade(model, models.EncoderDecoderModel, DistillationModel, ("loss_fn", "eval_fn"))
-    made.set_up(target, objective, weight, gamma)
+    made.set_up(target, objective, weight)
     return made
 
 
@@ -69,20 +64,18 @@ class DistillationModel(models.EncoderDecoderModel):
     over, and give them back as they are.
     """
 
-    def set_up(self, target: FrozenTarget, objective: str, weight: float, gamma: int) -> None:
+    def set_up(self, target: FrozenTarget, objective: str, weight: float) -> None:
         """What this model has beyond the stock one's attributes."""
         if objective not in OBJECTIVES:
             raise InputError(f"objective is {objective!r}: give one of {', '.join(OBJECTIVES)}")
         if not 0 <= weight <= 1:
             raise InputError(f"the objective's weight is {weight}: give a number from 0 to 1")
-        # Also what it does not take.
-        formulas.expected_tokens(0.5, gamma)
         target.check_fits(self)
         self.target = target
         self._target_model = models.EncoderDecoderModel(
             target.module, self.input_vocabulary, self.output_vocabulary, optimizer_def=None
         )
-        self._objective, self._weight, self._gamma = objective, weight, gamma
+        self._objective, self._weight = objective, weight
 
     def loss_fn(
         self,
@@ -144,7 +137,7 @@ class DistillationModel(models.EncoderDecoderModel):
             # Not 0 times the other, whose gradient would take a pass of its own.
             whole = self._weight == 1.0
             loss = total if whole else (1.0 - self._weight) * of_text + self._weight * total
-        found |= self._acceptance(target_logits, jax.lax.stop_gradient(logits), is_token)
+        found |= _alpha(target_logits, jax.lax.stop_gradient(logits), is_token)
 
         def stock(**losses):
             return self._compute_metrics(
@@ -162,45 +155,16 @@ class DistillationModel(models.EncoderDecoderModel):
         }
         return loss, stock(loss=loss) | text | found
 
-    def _acceptance(
-        self, target_logits: Array, logits: Array, is_token: Array
-    ) -> dict[str, clu.metrics.Metric]:
-        """alpha (Corollary 3.6) and the tokens of Equation 1 at temperatures 1 and 0."""
-        at_1 = sampling(1.0)
-        betas = {
-            # Sums of probabilities, rounded.
-            "temperature_1": jnp.minimum(
-                overlap(standardize(target_logits, at_1), standardize(logits, at_1)), 1.0
-            ),
-            "temperature_0": (argmax(target_logits) == argmax(logits)).astype(jnp.float32),
-        }
-        found = {}
-        for name, values in betas.items():
-            mean = _mean(values, is_token)
-            found[f"alpha/{name}"] = mean
-            found[f"expected_tokens/{name}"] = ExpectedTokens(
-                total=mean.total, count=mean.count, gamma=self._gamma
-            )
-        return found
 
-
-@flax.struct.dataclass
-class ExpectedTokens(clu.metrics.Average):
-    """Tokens to be expected of an iteration (Equation 1), of the mean of betas."""
-
-    # On the device or, once fetched, numpy's.
-    total: Any
-    count: Any
-    gamma: int = flax.struct.field(pytree_node=False, default=0)
-
-    def merge(self, other: "ExpectedTokens") -> "ExpectedTokens":
-        """Of the tokens of both."""
-        return self.replace(total=self.total + other.total, count=self.count + other.count)
-
-    def compute(self) -> float:
-        """NaN where there was no token, as T5X's averages."""
-        alpha = np.float64(self.total) / max(int(self.count), 1)
-        return formulas.expected_tokens(alpha, self.gamma) if self.count else np.nan
+def _alpha(target_logits: Array, logits: Array, is_token: Array) -> dict[str, clu.metrics.Average]:
+    """alpha (Corollary 3.6) at temperatures 1 and 0."""
+    at_1 = sampling(1.0)
+    betas = overlap(standardize(target_logits, at_1), standardize(logits, at_1))
+    return {
+        # Sums of probabilities, rounded.
+        "alpha/temperature_1": _mean(jnp.minimum(betas, 1.0), is_token),
+        "alpha/temperature_0": _mean(argmax(target_logits) == argmax(logits), is_token),
+    }
 
 
 def _mean(values: Array, is_token: Array) -> clu.metrics.Average:

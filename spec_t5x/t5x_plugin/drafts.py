@@ -9,7 +9,7 @@ brings either beside the target.
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,22 +39,6 @@ from spec_t5x.types import PyTree
 _FOR_ANY_TARGET = ("copy", "uniform", "unigram", "bigram", "ngram")
 
 
-@runtime_checkable
-class DraftSource(Protocol):
-    """What a speculative T5X model is given."""
-
-    def variables(
-        self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
-    ) -> PyTree | None:
-        """Initial ``params`` and ``params_axes`` of the draft; None if it has none.
-
-        The target's parameters may be shapes.
-        """
-
-    def make(self, target: Target, params: PyTree | None, vocabulary: seqio.Vocabulary) -> Draft:
-        """The draft for a target, with the parameters that ``variables`` gave shape to."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelDraft:
     """A smaller model of the target's kind, restored from a checkpoint of its own.
@@ -78,7 +62,10 @@ class ModelDraft:
             object.__setattr__(self, "size", None)
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Initial variables of the network."""
+        """Initial ``params`` and ``params_axes`` of the network.
+
+        The target's parameters may be shapes.
+        """
         del vocabulary
         if self.config.vocab_size != target.vocab_size:
             raise InputError(
@@ -191,6 +178,10 @@ class NamedDraft:
         options = DraftOptions(dtype=target.module.config.dtype)
         with jax.ensure_compile_time_eval():
             return make_draft(self.name, loaded, target, options)
+
+
+# What a speculative T5X model is given.
+DraftSource = ModelDraft | NamedDraft
 
 
 def _ids(target: Target) -> set[int]:

@@ -42,7 +42,6 @@ def t5_config(module: Any) -> T5Config:
       InputError: layers that are scanned, or a config that lacks a size or has settings that
         are not known.
     """
-    _refuse_scanned(module)
     return T5Config(**_sizes(module, _OF_ENCODER_DECODERS))
 
 
@@ -82,12 +81,16 @@ def decoder_only_config(module: Any) -> DecoderOnlyConfig:
       InputError: layers that are scanned, or a config that lacks a size or has settings that
         are not known.
     """
-    _refuse_scanned(module)
     return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
 
 
 def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
     config = getattr(module, "config", None)
+    if getattr(module, "scan_layers", False) or getattr(config, "scan_layers", False):
+        raise InputError(
+            f"module {type(module).__name__} scans its layers: speculate with a network that "
+            "does not (its checkpoint converts with spec-t5x convert)"
+        )
     missing = [name for name in names if not hasattr(config, name)]
     if missing:
         raise InputError(
@@ -102,13 +105,3 @@ def _sizes(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
             "of T5X's examples, or one that computes what they do"
         )
     return {name: getattr(config, name) for name in names} | {"dtype": jnp.dtype(config.dtype).name}
-
-
-def _refuse_scanned(module: Any) -> None:
-    if getattr(module, "scan_layers", False) or getattr(
-        getattr(module, "config", None), "scan_layers", False
-    ):
-        raise InputError(
-            f"module {type(module).__name__} scans its layers: speculate with a network that "
-            "does not (its checkpoint converts with spec-t5x convert)"
-        )

@@ -123,19 +123,6 @@ class SpeculativeCheckpointManager:
         return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
 
 
-def refuse_legacy_manager(*args: Any, **kwargs: Any) -> None:
-    """What ``RestoreCheckpointConfig.checkpointer_cls`` is bound to: it is asked with
-    ``use_orbax`` False alone, where the draft's checkpoint would not be.
-
-    Raises:
-      InputError: always.
-    """
-    raise InputError(
-        "use_orbax is False: leave it True, the manager reads legacy checkpoints too, and the "
-        "draft's"
-    )
-
-
 def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:
     """The shapes and axes of one of the two models alone."""
 

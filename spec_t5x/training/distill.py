@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import Model, ModelConfig
@@ -70,10 +70,7 @@ class DistillOptions:
             sampling(temperature)
         if not 0.0 <= self.on_policy <= 1.0:
             raise InputError(f"on_policy is {self.on_policy}: give 0..1")
-        for name, least in (("dev_texts", 1), ("gamma", 1), ("patience", 0), ("train_texts", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}: give at least {least}")
+        check_at_least(self, dev_texts=1, gamma=1, patience=0, train_texts=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,6 +166,11 @@ class DraftLearner(Learner):
     options: TrainOptions
 
     keeps_best = True
+
+    @property
+    def patience(self) -> int:
+        """``DistillOptions.patience``, in steps."""
+        return self.distillation.patience * self.options.eval_period
 
     def init(self, key: Key[Array, ""]) -> PyTree:
         """The student's own."""

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from spec_t5x.data.vocabulary import (
     train_sentencepiece,
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.machine.progress import say
 from spec_t5x.training.text_metrics import Evaluate
 from spec_t5x.training.trainer import Positioned
@@ -42,13 +42,16 @@ from spec_t5x.training.trainer import Positioned
 _VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData(abc.ABC):
     """Text pairs, or lines, with their vocabulary and batches."""
 
-    # None takes that of an initial checkpoint or of a target.
-    vocabulary: str | None
-    buckets: Sequence[int]
-    tokens_per_batch: int
+    # Of pairs a SentencePiece model (FILE:100 adds T5's extra ids) or "bytes"; of lines a
+    # tokenizer.json, or a model whose vocabulary to take. None takes that of an initial
+    # checkpoint or of a target; without one, files train a vocabulary of the model's vocab_size.
+    vocabulary: str | None = None
+    buckets: Sequence[int] = DEFAULT_BUCKETS
+    tokens_per_batch: int = 4096  # padded, of the longer side
 
     @abc.abstractmethod
     def name(self, part: str) -> str | None:
@@ -155,7 +158,7 @@ class TrainingData(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions(TrainingData):
-    """Files of text pairs, the vocabulary and the batches."""
+    """Files of text pairs."""
 
     directory: str  # the files' names are relative to it
     train_file: str
@@ -169,16 +172,10 @@ class DataOptions(TrainingData):
     # Of the texts that are written for the dev file's sources, where these are scored: a name
     # of ``data.metrics.METRICS``.
     metric: str = "bleu"
-    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes that
-    # of an initial checkpoint or of a target, or trains one on the pairs, of the model's
-    # vocab_size.
-    vocabulary: str | None = None
     max_source_length: int = 96  # tokens, EOS included
     max_target_length: int = 96
     # Cut longer sources, as T5 does, instead of dropping their pairs.
     truncate_sources: bool = False
-    buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 4096  # padded, of the longer side
 
     def __post_init__(self):
         metric_by_name(self.metric)
@@ -201,9 +198,7 @@ class DataOptions(TrainingData):
         path = directory / SPIECE_NAME
         if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            pairs = list(self._texts("train"))
-            # A generator of its own: the sample does not depend on the training seed.
-            pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
+            pairs = _sample(self._texts("train"), _VOCABULARY_PAIRS)
             # Trained aside and renamed, so that a kill leaves no half file behind.
             trained = train_sentencepiece(
                 itertools.chain.from_iterable(pairs), path.with_name("unfinished"), vocab_size
@@ -241,7 +236,7 @@ class DataOptions(TrainingData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskDataOptions(TrainingData, TaskOptions):
-    """A seqio task or mixture, the vocabulary and the batches."""
+    """A seqio task or mixture, whose own vocabularies are not looked at."""
 
     mixture_or_task: str
     # Modules that register tasks when imported; the paper's tasks are known without.
@@ -253,11 +248,6 @@ class TaskDataOptions(TrainingData, TaskOptions):
     dev_split: str | None = "validation"
     # Take the first so many of each task's dev split; None takes all.
     dev_examples: int | None = None
-    # A SentencePiece model (FILE:100 adds T5's extra ids), or "bytes". None takes that of an
-    # initial checkpoint or of a target. The tasks' own are not looked at.
-    vocabulary: str | None = None
-    buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 4096  # padded, of the longer side
 
     def __post_init__(self):
         self.check_lengths()
@@ -266,8 +256,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
                 f"task_feature_lengths is {self.task_feature_lengths}: give tokens of both sides, "
                 "{'inputs': 512, 'targets': 128}"
             )
-        if self.dev_examples is not None and self.dev_examples < 1:
-            raise InputError(f"dev_examples is {self.dev_examples}: give at least 1")
+        check_at_least(self, dev_examples=1)
 
     def name(self, part: str) -> str | None:
         """The task and its split."""
@@ -325,54 +314,34 @@ class TaskDataOptions(TrainingData, TaskOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions(TrainingData):
-    """Lines of text for a language model, from files or a seqio task."""
+    """Lines of text for a language model."""
 
     directory: str = "."  # the files' names are relative to it
     # Plain text or tab-separated, gzipped or not; each line one example.
-    train_files: Sequence[str] = ()
+    train_files: Sequence[str]
     dev_files: Sequence[str] = ()
     columns: Sequence[int] = (0,)
     num_columns: int = 1
-    # A task, its splits (None holds nothing out), and the feature that is the text.
-    task: str | None = None
-    task_modules: Sequence[str] = ()
-    task_feature: str = "text"
-    train_split: str = "train"
-    dev_split: str | None = None
-    # A tokenizer.json, or a model whose vocabulary to take. None takes that of an initial
-    # checkpoint or of a target, or trains a WordPiece vocabulary of the model's vocab_size.
-    vocabulary: str | None = None
     max_length: int = 128  # tokens, EOS included
-    buckets: Sequence[int] = DEFAULT_BUCKETS
-    tokens_per_batch: int = 2048  # padded
 
     def __post_init__(self):
-        for name in ("train_files", "dev_files", "task_modules"):
+        for name in ("train_files", "dev_files"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        if bool(self.train_files) == bool(self.task):
-            raise InputError(
-                f"train_files are {self.train_files} and task {self.task!r}: give one of them"
-            )
+        if not self.train_files:
+            raise InputError("train_files are (): give at least one file")
         if max(self.buckets) < self.max_length:
             raise InputError(
                 f"max_length is {self.max_length} and the largest bucket {max(self.buckets)}: add "
                 "a bucket or lower max_length"
             )
 
+    def _names(self, part: str) -> Sequence[str]:
+        return self.train_files if part == "train" else self.dev_files
+
     def name(self, part: str) -> str | None:
-        """The files, or the task and its split."""
-        if self.task:
-            split = self._split(part)
-            return split and f"{self.task} ({split})"
-        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
-
-    def _split(self, part: str) -> str | None:
-        return self.train_split if part == "train" else self.dev_split
-
-    def _files(self, part: str) -> list[Path]:
-        names = self.train_files if part == "train" else self.dev_files
-        return [Path(self.directory) / name for name in names]
+        """The files."""
+        return ", ".join(self._names(part)) or None
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -389,45 +358,37 @@ class TextOptions(TrainingData):
         """A WordPiece vocabulary."""
         path = directory / TOKENIZER_NAME
         if not path.is_file():
+            lines = _sample(read_lines(self._files("train"), **self._columns), _VOCABULARY_LINES)
             say(f"training a vocabulary of {vocab_size} pieces")
-            train_wordpiece(_sample(self._lines("train"), _VOCABULARY_LINES), path, vocab_size)
+            train_wordpiece(lines, path, vocab_size)
         return WordPieceVocabulary(path)
 
     def read(
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
         """The lines, as pairs without a source."""
-        of_task = (self.task, self._split(part), self.task_feature, self.task_modules)
+        files = self._files(part)
         return tokenise_lines(
-            self._lines(part),
+            read_lines(files, **self._columns),
             vocabulary,
             self.max_length,
-            key=of_task if self.task else (tuple(self.columns), self.num_columns),
-            files=self._files(part),
+            key=(tuple(self.columns), self.num_columns),
+            files=files,
             cache_dir=cache_dir,
         )
 
-    def _lines(self, part: str) -> Iterator[str]:
-        if not self.task:
-            columns = {"columns": self.columns, "num_columns": self.num_columns}
-            return read_lines(self._files(part), **columns)
-        # Imported here: seqio brings TensorFlow along, seconds that files do not need.
-        from spec_t5x.data.task_examples import read_task_lines
+    def _files(self, part: str) -> list[Path]:
+        return [Path(self.directory) / name for name in self._names(part)]
 
-        task = {"feature": self.task_feature, "modules": self.task_modules}
-        return read_task_lines(self.task, self._split(part), **task)
+    @property
+    def _columns(self) -> dict[str, Any]:
+        return {"columns": self.columns, "num_columns": self.num_columns}
 
 
-def _sample(texts: Iterable[str], size: int) -> list[str]:
-    """So many of the texts, each as likely as any other, without keeping them all."""
-    # A generator of its own: the sample does not depend on the training seed.
-    rng, sample = random.Random(0), []
-    for number, text in enumerate(texts):
-        if number < size:
-            sample.append(text)
-        elif (index := rng.randrange(number + 1)) < size:
-            sample[index] = text
-    return sample
+def _sample(texts: Iterable[Any], size: int) -> list[Any]:
+    """So many of the texts, whatever the training's seed."""
+    texts = list(texts)
+    return random.Random(0).sample(texts, min(size, len(texts)))
 
 
 for _settings in (DataOptions, TaskDataOptions, TextOptions):

@@ -138,7 +138,6 @@ def distill(
         held_out,
         directory,
         initial_params=student.params,
-        patience=distillation.patience * options.eval_period,
     )
     draft, best = directory / "draft", result.best
     figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}

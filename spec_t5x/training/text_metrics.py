@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
@@ -36,10 +36,7 @@ class MetricsOptions:
     batch_size: int = 32  # sources decoded together
 
     def __post_init__(self):
-        for name, least in (("examples", 1), ("batch_size", 1), ("period", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"MetricsOptions.{name} is {value}: give at least {least}")
+        check_at_least(self, examples=1, batch_size=1, period=0)
 
 
 gin.external_configurable(MetricsOptions, module="spec_t5x")

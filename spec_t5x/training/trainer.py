@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh
 
 from spec_t5x.data.batching import Batch, Batches
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.models.binding import Model
 from spec_t5x.training.accumulation import mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
@@ -79,12 +79,7 @@ class TrainOptions:
 
     def __post_init__(self):
         counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
-        for name in (*counts, "keep_checkpoints"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}: give 1 or more")
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed}: give 0 or more")
+        check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
         for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
@@ -161,8 +156,10 @@ class Learner(abc.ABC):
     options: TrainOptions
     # A model that the loss reads and does not train. Its parameters come as ``target_params``.
     target: Model | None
-    # Evaluates the start too, and keeps the checkpoint of the largest first measurement.
+    # Evaluates the start too, and keeps the checkpoint of the largest first measurement;
+    # steps after the best that end the run, 0 never does.
     keeps_best = False
+    patience: int = 0
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""]) -> PyTree:
@@ -299,7 +296,6 @@ def fit(
     *,
     initial_params: PyTree | None = None,
     scorer: TextMetrics | None = None,
-    patience: int = 0,
 ) -> TrainResult:
     """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
 
@@ -313,8 +309,6 @@ def fit(
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
         initial_params: start from these instead of random ones.
         scorer: scores generated texts.
-        patience: of a learner that keeps the best, steps after the best that end the run; 0
-            never does.
 
     Raises:
         InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
@@ -350,7 +344,6 @@ def fit(
                 target_params=learner.target and layout.frozen(learner.target),
                 layout=layout,
                 scorer=scorer,
-                patience=patience,
                 window=window,
             )
             try:
@@ -377,7 +370,6 @@ class _Loop:
     target_params: PyTree | None
     layout: Layout
     scorer: TextMetrics | None
-    patience: int
     # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
     # killed between two lines writes the same ones.
     window: dict[str, float]
@@ -422,9 +414,9 @@ class _Loop:
         )
 
     def _is_over(self, step: int) -> bool:
-        best = self.checkpoints.best_step
-        is_stale = self.patience and best is not None and step - best >= self.patience
-        return step >= self.learner.options.steps or bool(is_stale)
+        best, patience = self.checkpoints.best_step, self.learner.patience
+        is_stale = patience > 0 and best is not None and step - best >= patience
+        return step >= self.learner.options.steps or is_stale
 
     def _step(
         self, state: TrainState, step: int, batch: Batch, run_key: Key[Array, ""]

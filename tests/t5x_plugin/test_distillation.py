@@ -26,7 +26,6 @@ from spec_t5x.t5x_plugin.frozen_target import (
     without_target,
 )
 from spec_t5x.t5x_plugin.networks import t5x_network
-from spec_t5x.theory import formulas
 from spec_t5x.training.losses import token_losses
 from tests.t5x_plugin.toy_models import make_decoder_only_pair, run_program
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
@@ -169,10 +168,9 @@ def test_without_weight_it_is_t5xs_own_loss(pair):
         np.testing.assert_allclose(metrics[name].total, theirs[name].total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [None, "AVERAGE_PER_SEQUENCE"])
-def test_packed_texts_are_the_same_texts(pair, factor):
+def test_packed_texts_are_the_same_texts(pair):
     _, target, draft = pair
-    model = make_model(pair, weight=0.7, loss_normalizing_factor=factor)
+    model = make_model(pair, weight=0.7, loss_normalizing_factor="AVERAGE_PER_SEQUENCE")
     lengths = (6, 3, 9)
     batch = make_batch(lengths)
     apart, metrics, gradients = loss_and_gradients(model, draft.params, target.params, batch)
@@ -194,10 +192,9 @@ def test_packed_texts_are_the_same_texts(pair, factor):
     assert abs(loss - whole) > 1e-3 * whole
 
 
-def test_alpha_and_expected_tokens_are_those_of_the_paper(pair):
+def test_alpha_is_that_of_the_paper(pair):
     _, target, draft = pair
-    gamma = 5
-    model = make_model(pair, gamma=gamma)
+    model = make_model(pair)
     batch = make_batch((10, 4, 8))
     _, metrics = jax.jit(model.eval_fn)(draft.params, batch, {COLLECTION: target.params})
     is_token = np.asarray(batch["decoder_target_tokens"]) != 0
@@ -210,11 +207,6 @@ def test_alpha_and_expected_tokens_are_those_of_the_paper(pair):
         assert 0 < alpha < 1
         found = metrics[f"alpha/temperature_{temperature}"].compute()
         np.testing.assert_allclose(found, alpha, rtol=1e-5)
-        np.testing.assert_allclose(
-            metrics[f"expected_tokens/temperature_{temperature}"].compute(),
-            formulas.expected_tokens(alpha, gamma),
-            rtol=1e-5,
-        )
 
 
 # --- under T5X's trainer -----------------------------------------------------
@@ -268,12 +260,7 @@ def test_the_trainer_moves_the_draft_and_leaves_the_target(pair, tmp_path):
     assert last["forward_kl"].value < 0.9 * first["forward_kl"].value
     assert last["alpha/temperature_1"].value > first["alpha/temperature_1"].value
     assert evaluated["forward_kl"] < first["forward_kl"].value
-    for temperature in (0, 1):
-        np.testing.assert_allclose(
-            evaluated[f"expected_tokens/temperature_{temperature}"],
-            formulas.expected_tokens(float(evaluated[f"alpha/temperature_{temperature}"]), 7),
-            rtol=1e-6,
-        )
+    assert 0 < evaluated["alpha/temperature_0"] < 1
     jax.tree.map(
         np.testing.assert_array_equal,
         as_numpy(state.flax_mutables[COLLECTION]),
@@ -331,7 +318,6 @@ def test_settings_that_cannot_be_honoured(pair, tiny_pair, tmp_path):
     for options, message in (
         ({"objective": "kl"}, "objective is 'kl': give one of cross_entropy, forward_kl"),
         ({"weight": 1.5}, "weight is 1.5"),
-        ({"gamma": -1}, "gamma is -1"),
         ({"path": tmp_path / "absent"}, "no directory"),
         ({"path": tiny_pair / "other"}, "holds a vocabulary of its own"),
         ({"made_by": OwnLoss}, "OwnLoss overrides EncoderDecoderModel.loss_fn"),

@@ -27,7 +27,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import ModelDraft
 from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
 from spec_t5x.t5x_plugin.speculation import speculate
-from spec_t5x.theory import formulas
 from tests.checkpoints.faults import save_t5x
 from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import REPOSITORY, environment, run_program, t5x_network
@@ -224,33 +223,25 @@ def test_infer_writes_what_stock_t5x_writes(launches, stock, temperature, verifi
     assert len({line["prediction"] for line in found}) > 1
 
 
-def test_eval_writes_metrics_and_acceptance(launches):
-    target = launches.checkpoint("target_orbax")
-    expected = launches.run(
-        "eval", ["model_0.0.gin", "t5x/configs/runs/eval.gin"], CHECKPOINT_PATH=target
-    )
+def test_eval_writes_metrics_and_acceptance(launches, stock):
     output = launches.run(
         "eval",
         ["model_0.0.gin", "gin_configs/runs/t5x_eval.gin", "draft.gin"],
-        CHECKPOINT_PATH=target,
+        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
         DRAFT_CHECKPOINT_PATH=launches.checkpoint("draft_orbax"),
     )
 
-    def metrics(directory):
-        (file,) = directory.rglob("launch-metrics.jsonl")
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        return {name: value for line in lines for name, value in line.items()}
+    def lines(name):
+        (file,) = output.rglob(name)
+        return [json.loads(line) for line in file.read_text().splitlines()]
 
-    found, stock = metrics(output), metrics(expected)
-    assert found["equal"] == stock["equal"]
+    found = {name: value for line in lines("launch-metrics.jsonl") for name, value in line.items()}
+    answers, expected = lines("launch-000007.jsonl"), stock(0.0, "target_legacy")
+    assert [line["prediction"] for line in answers] == [line["prediction"] for line in expected]
+    equal = [line["prediction"] == line["target"] for line in answers]
+    assert found["equal"] == sum(equal) / len(equal)
     assert found["speculation/block_efficiency"] > 1
     assert 0 < found["speculation/alpha"] < 1
-
-    def texts(directory):
-        (file,) = directory.rglob("launch-000007.jsonl")
-        return [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
-
-    assert texts(output) == texts(expected)
 
 
 def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair):
@@ -376,13 +367,7 @@ def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
         found = metrics_of(directory / folder)
         assert found["forward_kl"] > 0
         for temperature in (0, 1):
-            alpha = found[f"alpha/temperature_{temperature}"]
-            assert 0 <= alpha < 1
-            np.testing.assert_allclose(
-                found[f"expected_tokens/temperature_{temperature}"],
-                formulas.expected_tokens(alpha, 7),
-                rtol=1e-5,
-            )
+            assert 0 <= found[f"alpha/temperature_{temperature}"] < 1
     check_is_a_draft(launches, directory, tiny_pair)
 
 

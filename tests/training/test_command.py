@@ -1,6 +1,5 @@
 """``spec-t5x train`` as its gin files say: a first training, and what it refuses."""
 
-import functools
 import random
 
 import gin
@@ -71,12 +70,10 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
     # A model that starts from this one, with its vocabulary and no other.
     started, first = tmp_path / "started", load(output / "model")
     from_it = {"OUTPUT_DIR": str(started), "train__initial_checkpoint": str(output / "model")}
-    assert train(**from_it, OptimizerOptions__learning_rate=1e-9) == 0
+    assert train(**from_it, TrainOptions__max_minutes=1e-9) == 75
     found = load(started / "model")
     assert found.vocabulary.fingerprint() == vocabulary.fingerprint()
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, atol=1e-6), found.params, first.params
-    )
+    jax.tree.map(np.testing.assert_array_equal, found.params, first.params)
     another = train_sentencepiece(WORDS, tmp_path / "another", 16)
     for change, message in (
         ({"DataOptions__vocabulary": f"{another}:0"}, "holds a vocabulary of its own"),
@@ -93,7 +90,7 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
         ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose bfloat16 or float32"),
         ({"OptimizerOptions__warmup_steps": 3}, "3 warm-up"),
         ({"TrainOptions__data_parallel": 99}, "data_parallel 99 times model_parallel 1 are 99"),
-        ({"TrainOptions__seed": -1}, "seed is -1: give 0 or more"),
+        ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
         ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
         ({"OptimizerOptions__step": 3}, "step"),
     ],
@@ -111,16 +108,3 @@ def test_an_output_that_is_no_checkpoint_is_left_alone(train, tmp_path, capfd):
     (tmp_path / "output" / "model" / "thesis.tex").touch()
     assert train() == 2
     assert "so it is no checkpoint to overwrite" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "needs the macro OUTPUT_DIR: add --gin.OUTPUT_DIR=VALUE"),
-        (["--steps=3"], "unknown argument '--steps=3'"),
-        (["--gin.OUTPUT_DIR='x"], "gin:"),
-    ],
-)
-def test_mistakes_on_the_command_line(arguments, message, capfd):
-    assert main(["train", f"--gin_file={FIRST_TRAINING}", *arguments]) == 2
-    assert message in capfd.readouterr().err

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.theory.formulas import beta, d_lk
-from spec_t5x.training.distillation_losses import (
-    DIVERGENCES,
-    forward_kl,
-    jeffreys,
-    reverse_kl,
-    total_variation,
-)
+from spec_t5x.training.distillation_losses import DIVERGENCES, forward_kl, total_variation
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -65,13 +59,6 @@ def test_a_draft_like_the_target_has_nothing_to_learn(name):
     assert not of_target.any()
 
 
-def test_divergences_of_both_directions():
-    target, draft = logits_of(0), logits_of(1)
-    both = forward_kl(target, draft) + reverse_kl(target, draft)
-    np.testing.assert_allclose(jeffreys(target, draft), both, rtol=1e-5)
-    np.testing.assert_allclose(reverse_kl(target, draft), forward_kl(draft, target), rtol=1e-5)
-
-
 def test_total_variation_is_what_is_refused():
     """One minus beta (Theorem 3.5), the paper's D_LK, and within Pinsker's bound."""
     target, draft = logits_of(0), logits_of(1)
@@ -80,16 +67,6 @@ def test_total_variation_is_what_is_refused():
     np.testing.assert_allclose(ours, 1.0 - beta(*probs), atol=1e-6)
     np.testing.assert_allclose(ours, d_lk(*probs), atol=1e-6)
     assert np.all(ours <= np.sqrt(forward_kl(target, draft) / 2))
-
-
-def test_steps_down_the_total_variation_raise_the_acceptance_rate():
-    target, draft = logits_of(0), logits_of(1)
-    before = 1.0 - total_variation(target, draft)
-    gradient = jax.jit(jax.grad(lambda draft: total_variation(target, draft).sum()))
-    for _ in range(200):
-        draft -= gradient(draft)
-    after = 1.0 - total_variation(target, draft)
-    assert np.all(after > before) and after.mean() > 0.9
 
 
 @each

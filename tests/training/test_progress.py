@@ -6,8 +6,6 @@ import json
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Estimate
-from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.progress import MetricsFile, TrainingProgress
 from tests.training.toys import copy_batches, train_toy
 
@@ -85,21 +83,3 @@ def test_the_curves_are_those_of_the_log(tmp_path):
     assert sorted(expected["loss"]) == [2, 4] and sorted(expected["dev_loss"]) == [4]
     assert {"accuracy", "learning_rate", "tokens_per_s", "dev_accuracy"} < set(expected)
     assert curves(tmp_path) == expected
-
-
-def test_alpha_by_temperature(tmp_path):
-    def measured(temperature, value):
-        alpha = Estimate(value=value, count=10, num_texts=2, low=None, high=None)
-        return HeldOutAlpha(temperature=temperature, loss=1.5, alpha=alpha, gamma=2)
-
-    with TrainingProgress(tmp_path, start_step=0, steps=9, tensorboard=True) as progress:
-        for each in (measured(0.0, 0.5), measured(1.0, 0.25)):
-            progress.note(3, str(each), each.curves(), **each.record())
-    assert curves(tmp_path) == {
-        "held_out/alpha_T0": {3: 0.5},
-        "held_out/alpha_T1": {3: 0.25},
-        "held_out/expected_tokens_T0": {3: 1.75},
-        "held_out/expected_tokens_T1": {3: 1.3125},
-        "held_out/loss_T0": {3: 1.5},
-        "held_out/loss_T1": {3: 1.5},
-    }

@@ -81,15 +81,6 @@ def test_the_model_and_its_vocabulary_are_exported(target):
     assert loaded.metadata["num_tokens"] == len(loaded.vocabulary.encode(LINES[0])) + 1
 
 
-def test_a_run_that_is_taken_up_again_ends_where_an_undisturbed_one_does(data, target, tmp_path):
-    vocabulary = {"VOCABULARY": f"'{target / 'vocabulary' / 'tokenizer.json'}'"}
-    for steps in (2, STEPS):
-        assert train(tmp_path, data, steps=steps, **vocabulary) == 0
-    whole, parts = load(target / "model"), load(tmp_path / "model")
-    assert parts.metadata["step"] == STEPS
-    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
-
-
 @pytest.fixture(scope="module")
 def draft(data, target, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs") / "draft"
@@ -147,45 +138,11 @@ def test_ngrams_are_counted_with_the_models_vocabulary(data, target, tmp_path, c
     assert found.proposed > 0
 
 
-def test_lines_of_a_seqio_task_are_trained_on(target, tmp_path):
-    seqio = pytest.importorskip("seqio")
-    import tensorflow as tf
-
-    from spec_t5x.data.paper_tasks import LM1B, register_text_task
-
-    def examples(split, shuffle_files, seed=None):
-        return tf.data.Dataset.from_tensor_slices(
-            {"text": LINES if split == "train" else LINES[:2]}
-        )
-
-    source = seqio.FunctionDataSource(examples, splits=("train", "test"))
-    register_text_task("eight_lines", source)
-    assert LM1B in seqio.TaskRegistry.names()
-    bindings = {
-        **{"TextOptions.task": "'eight_lines'", "TextOptions.dev_split": "'test'"},
-        **{"TRAIN_FILES": "()", "DATA_DIR": "''"},
-        "VOCABULARY": f"'{target / 'model'}'",
-        "GPTConfig.max_length": 48,
-        "OptimizerOptions.learning_rate": 0.04,
-    }
-    try:
-        assert train(tmp_path / "run", None, steps=20, run="train_lm", **bindings) == 0
-    finally:
-        seqio.TaskRegistry.remove("eight_lines")
-    loaded = load(tmp_path / "run" / "model")
-    check_same_vocabulary(load(target / "model"), loaded)
-    # It has learnt: uniform guesses cost log 90 = 4.5 nats a token.
-    assert loaded.metadata["cross_entropy"] < 3.5
-    assert loaded.metadata["num_tokens"] == sum(
-        len(loaded.vocabulary.encode(line)) + 1 for line in LINES[:2]
-    )
-
-
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
         ({"TRAIN_FILES": "'absent.tsv'"}, "no file"),
-        ({"TRAIN_FILES": "()"}, "train_files are () and task None: give one of them"),
+        ({"TRAIN_FILES": "()"}, "train_files are (): give at least one file"),
         ({"GPTConfig.max_length": 16}, "lines have up to 32 tokens and the model 16 positions"),
         ({"train.initial_checkpoint": "'ende-target'"}, "is a T5Config, and the model to train a"),
         ({"train.model": "@T5Config()"}, "the data of a T5Config are TextOptions: give DataOpt"),
