@@ -14,6 +14,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.comparison import Comparison, comparison_of, time_in_turn
+from spec_t5x.experiments.random_models import random_sources
 from spec_t5x.generation import Batch, GenerateOptions
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -95,8 +96,7 @@ def compare_drawn(
             **common,
         )
 
-    draw = np.random.default_rng(options.seed).integers
-    sources = draw(3, min(target.vocab_size, 1000), (rows, source_len), dtype=np.int32)
+    sources = random_sources(target, rows, source_len, options.seed)
     batches = [
         Batch(
             texts=[""] * rows,

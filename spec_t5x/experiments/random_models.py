@@ -1,4 +1,4 @@
-"""Models with random weights, of any published size: for time alone."""
+"""Models with random weights, of any published size, and random inputs: for time alone."""
 
 import dataclasses
 import functools
@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Target
 from spec_t5x.machine.description import free_memory
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import Int
 
 _GIB = 2**30
 
@@ -41,6 +44,12 @@ def _random_array(key, is_scale: bool, shape: tuple[int, ...], dtype: str):
         return jnp.ones(shape, dtype)
     bound = (3 / shape[0]) ** 0.5
     return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
+
+
+def random_sources(target: Target, rows: int, length: int, seed: int) -> Int[np.ndarray, "..."]:
+    """Random ids ``[rows, length]``, no padding among them."""
+    draw = np.random.default_rng(seed).integers
+    return draw(3, min(target.vocab_size, 1000), (rows, length), dtype=np.int32)
 
 
 def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
