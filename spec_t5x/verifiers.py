@@ -279,7 +279,7 @@ class CoupledVerifier(Verifier):
 class TreeVerifier(Verifier):
     """Several drafts for one position, without replacement, in a static tree.
 
-    How it verifies one is in ``loops/tree.py``.
+    How it verifies one is in ``loops/speculative_tree.py``.
     """
 
     # Drafts for the next positions; each is continued by one draft a position, up to gamma.

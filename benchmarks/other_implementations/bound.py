@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from spec_t5x.models.costs import decoder_step, encoder_call
+from spec_t5x.models.roofline import decoder_step, encoder_call
 from spec_t5x.models.t5 import T5Config
 
 _SECONDS, _REPEATS = 0.05, 5

@@ -14,8 +14,8 @@ from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.checkpoints.storage.weights import Report
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.errors import InputError

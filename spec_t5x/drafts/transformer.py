@@ -4,9 +4,9 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.drafts import stopping as stopping_lib
+from spec_t5x.drafts.model_tree import draft_tree
 from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
 from spec_t5x.drafts.stopping import History, Stopping
-from spec_t5x.drafts.tree import draft_tree
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,

@@ -11,7 +11,7 @@ import numpy as np
 
 from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.checkpoints.storage.stored_model import Shardings

@@ -41,7 +41,7 @@ from spec_t5x.interfaces import (
 )
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops import tree as tree_lib
+from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import (
     DecodeState,
     DecodeStats,

@@ -16,7 +16,7 @@ from t5x import models
 
 from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target

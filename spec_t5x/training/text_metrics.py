@@ -18,7 +18,7 @@ from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.training.progress import TrainingProgress
+from spec_t5x.training.training_log import TrainingProgress
 from spec_t5x.types import EOS_ID, PyTree
 
 # Output ids for the ids of some sources, EOS included in both.

@@ -29,9 +29,9 @@ from spec_t5x.training.finite import DivergedError, check_params, state_of
 from spec_t5x.training.layout import Layout
 from spec_t5x.training.losses import DevMetrics, LossSums
 from spec_t5x.training.optimizers import Schedule
-from spec_t5x.training.progress import TrainingProgress
 from spec_t5x.training.run_checkpoints import RunCheckpoints
 from spec_t5x.training.text_metrics import TextMetrics
+from spec_t5x.training.training_log import TrainingProgress
 from spec_t5x.types import Array, Int, Key, PyTree
 
 PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")

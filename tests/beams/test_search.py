@@ -11,7 +11,7 @@ import pytest
 
 from spec_t5x.beams import hypotheses, slots
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.data.tsv import read_pairs

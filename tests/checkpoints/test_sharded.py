@@ -13,7 +13,6 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
-from spec_t5x.checkpoints.storage import weights
 from tests.checkpoints.faults import save_t5x
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
@@ -22,7 +21,7 @@ PROGRAM = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from spec_t5x.checkpoints.storage import weights
+from spec_t5x.checkpoints.storage import tensors as tensors_lib
 from spec_t5x.models.binding import abstract_params
 from tests.checkpoints.faults import save_t5x
 from spec_t5x.checkpoints.loading import load
@@ -40,11 +39,11 @@ def shardings(config):
     return jax.tree.map(of, abstract_params(config))
 
 requested = []
-def read(tensor, index, dtype, read=weights._read):
+def read(tensor, index, dtype, read=tensors_lib._read):
     part = read(tensor, index, dtype)
     requested.append((tensor.name, part.size))
     return part
-weights._read = read
+tensors_lib._read = read
 
 for directory in directories:
     requested.clear()
@@ -137,17 +136,17 @@ def test_a_process_reads_its_slices_and_each_of_them_once(
 def test_no_more_is_read_ahead_than_fits(t5x_data, monkeypatch):
     """Memory is bounded by what waits to be handed on, whatever the model."""
     tensors = open_model(t5x_data.legacy).tensors
-    monkeypatch.setattr(weights, "_BYTES_AHEAD", 300)
+    monkeypatch.setattr(tensors_lib, "_BYTES_AHEAD", 300)
     waiting, most = set(), 0
 
-    def watched(tensor, index, dtype, read=weights._read):
+    def watched(tensor, index, dtype, read=tensors_lib._read):
         nonlocal most
         waiting.add(tensor.name)
         sizes = {name: 4 * int(np.prod(tensors[name].shape)) for name in waiting}
         most = max(most, sum(sizes.values()) - max(sizes.values()))
         return read(tensor, index, dtype)
 
-    monkeypatch.setattr(weights, "_read", watched)
-    for path, _ in weights.read_tensors(tensors, "here", "float32"):
+    monkeypatch.setattr(tensors_lib, "_read", watched)
+    for path, _ in tensors_lib.read_tensors(tensors, "here", "float32"):
         waiting.discard(path)
     assert 0 < most <= 300

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode

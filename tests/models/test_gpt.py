@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.beams.search import beam_search
-from spec_t5x.beams.speculative import speculative_beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft

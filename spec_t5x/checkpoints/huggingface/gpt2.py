@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.files import check_tied, open_tensors, transposed
+from spec_t5x.checkpoints.huggingface.weight_files import check_tied, open_tensors, transposed
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.weights import Tensor
+from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig

@@ -7,7 +7,7 @@ config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or i
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface.files import (
+from spec_t5x.checkpoints.huggingface.weight_files import (
     SHARD_BYTES,
     check_tied,
     open_tensors,
@@ -23,7 +23,7 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.storage.weights import Report, Tensor, read_tensors
+from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,

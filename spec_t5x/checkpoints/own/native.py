@@ -20,9 +20,9 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors, orbax_entries, write_tree
 from spec_t5x.checkpoints.storage.vocabularies import local_file
-from spec_t5x.checkpoints.storage.weights import Report, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,

@@ -29,8 +29,8 @@ from spec_t5x.checkpoints.own.directory import (
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.checkpoints.storage.tensors import array_tensors, read_params
 from spec_t5x.checkpoints.storage.validate import check_tensors
-from spec_t5x.checkpoints.storage.weights import array_tensors, read_params
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.heads import HeadsConfig

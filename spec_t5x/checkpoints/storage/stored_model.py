@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.locations import Location
+from spec_t5x.checkpoints.storage.tensors import Tensors, array_tensors, read_params
 from spec_t5x.checkpoints.storage.validate import check_tensors
-from spec_t5x.checkpoints.storage.weights import Tensors, array_tensors, read_params
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig, expected_shapes

@@ -16,8 +16,8 @@ from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import one_line, staged_directory, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr_spec
-from spec_t5x.checkpoints.storage.weights import Report, read_tensors
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
 from spec_t5x.errors import InputError

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.training.progress import MetricsFile, TrainingProgress
+from spec_t5x.training.training_log import MetricsFile, TrainingProgress
 from tests.training.toys import copy_batches, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

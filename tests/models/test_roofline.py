@@ -10,8 +10,8 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.paper_tables import DRAFTS, TARGET
 from spec_t5x.models.binding import abstract_params, expected_shapes
-from spec_t5x.models.costs import decoder_step, encoder_call
 from spec_t5x.models.gpt import GPT, GPTConfig, GPTModel
+from spec_t5x.models.roofline import decoder_step, encoder_call
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import SIZES
 from spec_t5x.models.t5 import T5Config, Transformer

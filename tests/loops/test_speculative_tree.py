@@ -225,7 +225,7 @@ def test_a_target_without_nodes_is_refused():
         vocab_size = 4
         prefill = score = rollback = None
 
-    from spec_t5x.loops.tree import check_tree
+    from spec_t5x.loops.speculative_tree import check_tree
 
     stream = RowStream(outputs_lib.row_keys(KEY, 1))
     with pytest.raises(InputError, match="Bare has no score_nodes"):

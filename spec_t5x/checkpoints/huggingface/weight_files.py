@@ -15,7 +15,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 
 from spec_t5x.checkpoints.storage.files import check_inside, one_line, read_json, write_json
-from spec_t5x.checkpoints.storage.weights import Index, Tensor
+from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
 
 # Where the weights may be, in order of preference.
