@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sacrebleu
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.make_draft import DraftOptions
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.uniform import UniformDraft
@@ -70,6 +72,24 @@ def message_of(function, *args, **kwargs) -> str:
 
 
 # --- loading and options -----------------------------------------------------
+
+
+def test_with_weights_in_int8_the_text_is_that_of_the_rounded_target(tiny_pair):
+    options = DraftOptions(weights="int8")
+    paths = (tiny_pair / "target", tiny_pair / "draft")
+    rounded = Generator.load(*paths, options, weights="int8")
+    for model in (rounded.target, rounded.draft.model):
+        kernels = flatten_dict(model.weights, is_leaf=lambda _, node: not isinstance(node, dict))
+        types = {str(leaf.panels.dtype) for path, leaf in kernels.items() if path[-1] == "kernel"}
+        assert types == {"int8"}
+    assert texts_of(rounded.generate(TEXTS, GREEDY)) == texts_of(
+        rounded.plain().generate(TEXTS, GREEDY)
+    )
+    # The draft alone is rounded: the text is the target's own.
+    own = Generator.load(*paths, options)
+    assert texts_of(own.generate(TEXTS, GREEDY)) == texts_of(own.plain().generate(TEXTS, GREEDY))
+    assert "weights is 'int4': choose auto or int8" in message_of(Models, weights="int4")
+    assert "draft_weights is 'int3'" in message_of(Models, draft_weights="int3")
 
 
 def test_networks_compute_in_the_dtype_that_was_asked_for(tiny_pair):
