@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.checkpoints.make_draft import make_draft
     from spec_t5x.experiments import results
     from spec_t5x.experiments.acceptance import measure, table
-    from spec_t5x.experiments.benchmark import generator_of
+    from spec_t5x.generation import Generator
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
     enable()
     draft_options = models.draft_options()
     target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
-    generator = generator_of(target)
+    generator = Generator.of(target, models.weights)
     texts = args.text or _texts(source, options, generator)
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:

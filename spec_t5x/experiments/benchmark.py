@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
@@ -36,9 +35,8 @@ from spec_t5x.experiments.random_models import (
     random_sources,
 )
 from spec_t5x.experiments.text_source import TextSource, read_texts
-from spec_t5x.generation import AUTO, DEFAULT_MAX_SOURCE_LENGTH, GenerateOptions, Generator
+from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
-from spec_t5x.models.binding import bind
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.verifiers import VERIFIERS
@@ -265,19 +263,6 @@ def _check(
         raise InputError(f"target is {models.target!r}: Table 2 is timed with random:t5_1_1_xxl")
 
 
-def generator_of(target: LoadedModel) -> Generator:
-    """A generator without a draft.
-
-    Not ``Generator.load``, which would read the target again where drafts are made of it, too:
-    an XXL fits a device once.
-    """
-    return Generator(
-        target=bind(target.params, target.config),
-        vocabulary=target.vocabulary,
-        max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-    )
-
-
 class _Loaded:
     """The target of a run, a checkpoint or random weights, and its drafts by name."""
 
@@ -294,7 +279,7 @@ class _Loaded:
             self.target: Target = random_model(_size(models.target), dtype, options.seed)
         else:
             self._loaded = load(models.target, dtype=dtype, vocabulary=models.vocabulary)
-            self.generator = generator_of(self._loaded)
+            self.generator = Generator.of(self._loaded, models.weights)
             self.target = self.generator.target
 
     def draft(self, name: str) -> Draft:

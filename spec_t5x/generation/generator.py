@@ -14,7 +14,7 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.storage.stored_model import Shardings
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -95,14 +95,8 @@ class Generator:
         """
         options = options or DraftOptions()
         loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
-        model = bind(loaded.params, loaded.config)
-        if weights == INT8:
-            model = model.rounded()
-        generator = cls(
-            target=model,
-            vocabulary=loaded.vocabulary,
-            max_source_len=loaded.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
-        )
+        generator = cls.of(loaded, weights)
+        model = generator.target
         if draft in (None, NO_DRAFT):
             return generator
         if memory is None:
@@ -120,6 +114,16 @@ class Generator:
 
         memory.make = make
         return generator
+
+    @classmethod
+    def of(cls, target: LoadedModel, weights: str = AUTO) -> "Generator":
+        """A target that was loaded, without a draft; ``weights`` as of ``load``."""
+        model = bind(target.params, target.config)
+        return cls(
+            target=model.rounded() if weights == INT8 else model,
+            vocabulary=target.vocabulary,
+            max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+        )
 
     def with_draft(self, draft: Draft | None) -> "Generator":
         """The same with another draft."""
