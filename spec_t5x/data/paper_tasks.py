@@ -2,9 +2,8 @@
 
     wmt_t2t_ende_v003   WMT14 English to German, BLEU
     cnn_dailymail_v002  CNN/DailyMail article to highlights, ROUGE
-    lm1b                sentences of the One Billion Word Benchmark, as text
 
-The first two as the ``t5`` library registers them: the same names, TFDS versions, prefixes,
+As the ``t5`` library registers them: the same names, TFDS versions, prefixes,
 features and metrics. Importing this module registers those names that are still free, so that the
 library's own tasks are used where they were imported first; it will not be imported
 after this module (seqio refuses a name twice). TFDS downloads a data set when it is
@@ -17,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import gin
 import seqio
-import tensorflow as tf
 
 from spec_t5x.data.metrics import Metric, bleu_intl_metric, rouge_metric
 from spec_t5x.data.tasks import prefixed
@@ -30,7 +28,6 @@ SUMMARIZE_PREFIX = "summarize: "
 
 WMT_ENDE = "wmt_t2t_ende_v003"
 CNN_DAILYMAIL = "cnn_dailymail_v002"
-LM1B = "lm1b"
 
 # Tasks of this module's making: only they may be replaced.
 _ours: set[str] = set()
@@ -105,17 +102,4 @@ def _register(
     return name
 
 
-def register_text_task(name: str, source: seqio.DataSource, feature: str = "text") -> seqio.Task:
-    """Registers a task whose examples have a plain text ``feature``, for ``read_task_lines``."""
-    # A string has no ids, so no vocabulary is of use.
-    text = seqio.Feature(
-        vocabulary=seqio.PassThroughVocabulary(size=0), add_eos=False, dtype=tf.string, rank=0
-    )
-    return seqio.TaskRegistry.add(
-        name, source=source, preprocessors=[], output_features={feature: text}
-    )
-
-
 register_paper_tasks()
-if LM1B not in seqio.TaskRegistry.names():
-    register_text_task(LM1B, seqio.TfdsDataSource(tfds_name="lm1b:1.1.0"))

@@ -250,30 +250,3 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
     }
     return {name: float(value) for name, value in plain.items() if isinstance(value, numbers.Real)}
-
-
-def read_task_lines(
-    name: str,
-    split: str,
-    *,
-    feature: str = "text",
-    modules: Sequence[str] = (),
-    limit: int | None = None,
-) -> Iterator[str]:
-    """Yields the text of each example, without the empty ones, always in one order.
-
-    ``feature`` holds the text; the other arguments are those of ``read_task``.
-
-    Raises:
-        InputError: no such task, data that cannot be read, or no such feature.
-    """
-    for task in find_tasks(name, modules):
-        for features in read_features(task, split, None, limit):
-            text = features.get(feature)
-            if not isinstance(text, bytes):
-                known = ", ".join(sorted(features))
-                raise InputError(
-                    f"task {task.name} has no text {feature!r}: give one of its features ({known})"
-                )
-            if line := " ".join(text.decode().split()):
-                yield line

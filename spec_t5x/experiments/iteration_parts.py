@@ -19,6 +19,7 @@ import numpy as np
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.loops.autoregressive import AutoregressiveState
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.tuning.interleaving import interleaved
 from spec_t5x.tuning.step_times import draft_calls, state_half_way, target_calls, with_last
@@ -61,8 +62,9 @@ def measure_parts(
         outputs=state.outputs, cache=state.target_cache, stream=state.stream
     )
     options = {"gamma": gamma, "verifier": verifier}
+    loop = Loop(max_decode_len=max_decode_len, eos_id=_NO_EOS, **options)
     programs = {
-        "iteration": lambda calls: _iterate(target, draft, state, settings, calls, **options),
+        "iteration": lambda calls: _iterate(target, draft, state, settings, calls, loop),
         "networks": draft_calls(draft, state, settings, target=target, **options),
         "proposal": draft_calls(draft, state, settings, **options),
         "verification": target_calls(target, state.target_cache, new=gamma + 1),
@@ -91,15 +93,13 @@ def overhead(parts: dict[str, list[float]]) -> dict[str, float | list[float]]:
     }
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "verifier"))
-def _iterate(target, draft, state, settings, calls, *, gamma: int, verifier: Verifier):
+@functools.partial(jax.jit, static_argnames="loop")
+def _iterate(target, draft, state, settings, calls, loop: Loop):
     """Iterations in a row, each at the state's lengths."""
     lengths = state.outputs.lengths
 
     def call(_, state):
-        state, _ = speculative.step(
-            target, draft, state, settings, gamma=gamma, verifier=verifier, eos_id=_NO_EOS
-        )
+        state, _ = speculative.step(target, draft, state, settings, loop)
         outputs = _back_to(state.outputs, lengths)
         return state.replace(
             outputs=outputs, target_cache=target.rollback(state.target_cache, outputs.lengths)

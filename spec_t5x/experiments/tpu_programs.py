@@ -18,6 +18,7 @@ from jax.stages import Compiled
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.interfaces import DraftBase, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache
@@ -107,20 +108,13 @@ def verification(
     """
     *inputs, settings = _inputs(work, mesh)
     models = abstract_model(config, mesh), _given(config, work, gamma, mesh)
+    loop = Loop(gamma=gamma, max_decode_len=work.max_decode_len)
 
     def init(model, draft, inputs, prompts, keys):
-        return decode_state.init(
-            model,
-            draft,
-            inputs,
-            prompts,
-            RowStream(keys),
-            max_decode_len=work.max_decode_len,
-            gamma=gamma,
-        )
+        return decode_state.init(model, draft, inputs, prompts, RowStream(keys), loop)
 
     state = sharded_rows(jax.eval_shape(init, *models, *inputs), mesh)
-    step = functools.partial(speculative.step, gamma=gamma)
+    step = functools.partial(speculative.step, loop=loop)
     return _compile(step, mesh, *models, state, settings, donate=2), state.target_cache
 
 

@@ -1,6 +1,6 @@
 """The state of speculative decoding: what one iteration hands to the next."""
 
-import functools
+import dataclasses
 from collections.abc import Callable
 
 import flax.struct
@@ -14,7 +14,32 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream, draft_draws
-from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.verifiers import BlockVerifier, Verifier
+
+DEFAULT_VERIFIER = BlockVerifier()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What a loop is compiled for; the arguments of ``speculative_decode`` by these names."""
+
+    gamma: int
+    max_decode_len: int
+    num_decodes: int = 1
+    verifier: Verifier = DEFAULT_VERIFIER
+    eos_id: int = EOS_ID
+    rescale_log_probs: bool = True
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens that one target call is fed for each row."""
+        return self.verifier.num_nodes(self.gamma)
+
+    @property
+    def max_length(self) -> int:
+        """The caches': the last call may start at max_decode_len (an ended row) and runs on."""
+        return self.max_decode_len + self.num_nodes
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -172,58 +197,41 @@ def init(
     inputs: PyTree,
     prompts: Int[Array, "batch width"],
     stream: Stream,
+    loop: Loop,
     *,
-    gamma: int,
-    max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    num_decodes: int = 1,
-    num_nodes: int | None = None,
     pace: Pace | None = None,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
-    ``num_nodes`` is how many tokens one target call is fed: ``gamma + 1`` unless the
-    draft proposes a tree. With a pace the draft's state is zeros until ``prefill_draft``.
+    With a pace the draft's state is zeros until ``prefill_draft``.
     """
-    num_nodes = num_nodes or gamma + 1
-    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=gamma + 1)
-    max_length = _max_length(max_decode_len, num_nodes)
-    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, max_length)
-    outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), num_decodes)
-    make_draft_state = functools.partial(
-        prefill_draft,
-        draft,
-        inputs,
-        prompts,
-        max_decode_len=max_decode_len,
-        num_decodes=num_decodes,
-        num_nodes=num_nodes,
-    )
+    outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
+    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, loop.max_length)
+    outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), loop.num_decodes)
     rows = outputs.lengths.shape[0]
+
+    def make_draft_state() -> DraftState:
+        return prefill_draft(draft, inputs, prompts, loop)
+
     return DecodeState(
         outputs=outputs,
         target_cache=target_cache,
         draft_state=make_draft_state() if pace is None else _zeros_like(make_draft_state),
         stream=stream,
         target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
-        stats=_no_stats(rows, gamma),
+        stats=_no_stats(rows, loop.gamma),
         # Copied: the stepper donates its state, and this pace is the caller's.
         pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(draft.keeps_text)),
     )
 
 
 def prefill_draft(
-    draft: Draft,
-    inputs: PyTree,
-    prompts: Int[Array, "batch width"],
-    *,
-    max_decode_len: int,
-    num_decodes: int,
-    num_nodes: int,
+    draft: Draft, inputs: PyTree, prompts: Int[Array, "batch width"], loop: Loop
 ) -> DraftState:
     """The draft's first state, of ``num_decodes`` rows of each input."""
-    state = draft.prefill(inputs, prompts, _max_length(max_decode_len, num_nodes))
-    return outputs_lib.repeat_rows(state, num_decodes)
+    state = draft.prefill(inputs, prompts, loop.max_length)
+    return outputs_lib.repeat_rows(state, loop.num_decodes)
 
 
 def done(state: DecodeState) -> Array:
@@ -261,11 +269,6 @@ def states_before(states, num_appended: Int[Array, "batch"]):
         return None
     last = jnp.maximum(num_appended - 1, 0)[:, None, None]
     return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
-
-
-def _max_length(max_decode_len: int, num_nodes: int) -> int:
-    """The caches': the last call may start at max_decode_len (an ended row) and runs on."""
-    return max_decode_len + num_nodes
 
 
 def _zeros_like(make: Callable[[], PyTree]) -> PyTree:

@@ -43,9 +43,11 @@ from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import (
+    DEFAULT_VERIFIER,
     DecodeState,
     DecodeStats,
     Iteration,
+    Loop,
     Verified,
     done,
     emitted,
@@ -60,13 +62,14 @@ from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream
 from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
-from spec_t5x.verifiers import BlockVerifier, Verifier
+from spec_t5x.verifiers import Verifier
 
 __all__ = [
     "DEFAULT_VERIFIER",
     "DecodeState",
     "DecodeStats",
     "Iteration",
+    "Loop",
     "call_widths",
     "check_arguments",
     "done",
@@ -79,39 +82,27 @@ __all__ = [
     "verify",
 ]
 
-DEFAULT_VERIFIER = BlockVerifier()
-
 
 def step(
-    target: Target,
-    draft: Draft,
-    state: DecodeState,
-    settings: Sampling,
-    *,
-    gamma: int,
-    verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: int = EOS_ID,
-    rescale_log_probs: bool = True,
+    target: Target, draft: Draft, state: DecodeState, settings: Sampling, loop: Loop
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
     At a pace no row proposes more than its limit, and the draft must be ready (``prepare``).
     """
-    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
+    old, pace, tree = state.outputs, state.pace, loop.verifier.tree(loop.gamma)
     limit = None if pace is None else pace.limit()
-    context = make_context(state, settings, verifier.coupled, limit)
+    context = make_context(state, settings, loop.verifier.coupled, limit)
     if tree is None:
         fill = None if pace is None else pace.is_forced
-        found = verify(
-            target, draft, state.draft_state, context, state.stream, gamma, verifier, fill
-        )
+        found = verify(target, draft, state.draft_state, context, state.stream, loop, fill)
     else:
         found = tree_lib.verify(target, draft, state.draft_state, context, state.stream, tree)
 
     tokens = emitted(found.drafts, found.verdict)
-    log_probs = token_log_probs(found.logits, found.probs, tokens, settings, rescale_log_probs)
+    log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)
     outputs, num_appended = outputs_lib.append(
-        old, tokens, found.verdict.num_accepted + 1, log_probs, _eos_id(eos_id, pace)
+        old, tokens, found.verdict.num_accepted + 1, log_probs, _eos_id(loop, pace)
     )
     num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
     outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
@@ -138,7 +129,8 @@ def step(
             num_accepted=num_accepted,
             num_appended=num_appended,
             # A position was verified when its draft entered the output or was replaced.
-            verified=jnp.arange(gamma)[None, :] < jnp.minimum(num_appended, found.depths)[:, None],
+            verified=jnp.arange(loop.gamma)[None, :]
+            < jnp.minimum(num_appended, found.depths)[:, None],
             beta=found.beta,
         ),
     )
@@ -154,20 +146,19 @@ def verify(
     draft_state: DraftState,
     context: Context,
     stream: Stream,
-    gamma: int,
-    verifier: Verifier,
+    loop: Loop,
     fill: Bool[Array, ""] | None = None,
 ) -> Verified:
     """Proposes, scores and verifies one chain of tokens for each row.
 
     Args:
-      target, draft, gamma, verifier: as in decoding.
+      target, draft, loop: as in decoding.
       draft_state, context: before the proposal; the target's cache is the context's.
       stream: where the rows' random numbers come from.
       fill: where true, all rows propose as many as they may, whatever stands there.
     """
-    settings = context.settings
-    proposal, draft_state = _propose(draft, draft_state, context, gamma, fill)
+    settings, verifier = context.settings, loop.verifier
+    proposal, draft_state = _propose(draft, draft_state, context, loop.gamma, fill)
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
@@ -260,15 +251,7 @@ def _pad(values: Array, block: Array) -> Array:
 
 
 def plain_step(
-    target: Target,
-    draft: Draft,
-    state: DecodeState,
-    settings: Sampling,
-    *,
-    gamma: int,
-    verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: int = EOS_ID,
-    rescale_log_probs: bool = True,
+    target: Target, draft: Draft, state: DecodeState, settings: Sampling, loop: Loop
 ) -> tuple[DecodeState, Iteration]:
     """One target call, one token for each row that has not ended; the draft is not asked.
 
@@ -281,9 +264,9 @@ def plain_step(
         state.target_cache,
         state.stream,
         settings,
-        coupled=verifier.coupled,
-        eos_id=_eos_id(eos_id, state.pace),
-        rescale_log_probs=rescale_log_probs,
+        coupled=loop.verifier.coupled,
+        eos_id=_eos_id(loop, state.pace),
+        rescale_log_probs=loop.rescale_log_probs,
         with_states=draft.uses_target_states,
     )
     state = state.replace(
@@ -295,10 +278,10 @@ def plain_step(
     )
     nothing = jnp.zeros_like(num_appended)
     return state, Iteration(
-        proposed=jnp.zeros((tokens.shape[0], gamma), jnp.int32),
+        proposed=jnp.zeros((tokens.shape[0], loop.gamma), jnp.int32),
         num_proposed=nothing,
         num_accepted=nothing,
-        appended=jnp.pad(tokens, ((0, 0), (0, gamma))),
+        appended=jnp.pad(tokens, ((0, 0), (0, loop.gamma))),
         num_appended=num_appended,
         ended=outputs.ended,
     )
@@ -310,23 +293,18 @@ def prepare(
     prompts: Int[Array, "batch width"],
     state: DecodeState,
     settings: Sampling,
-    *,
-    coupled: bool,
-    **rows: int,
+    loop: Loop,
 ) -> DecodeState:
-    """Brings the draft up to the text; nothing where it is, or where all rows have ended.
-
-    ``rows`` are what ``prefill_draft`` takes.
-    """
+    """Brings the draft up to the text; nothing where it is, or where all rows have ended."""
     wanted, pace = ~done(state), state.pace
     draft_state = lax.cond(
         wanted & ~pace.prefilled,
-        lambda _: prefill_draft(draft, inputs, prompts, **rows),
+        lambda _: prefill_draft(draft, inputs, prompts, loop),
         lambda kept: kept,
         state.draft_state,
     )
     draft_state = draft.catch_up(
-        draft_state, make_context(state, settings, coupled), width=pace.largest + 1
+        draft_state, make_context(state, settings, loop.verifier.coupled), width=pace.largest + 1
     )
     pace = jax.tree.map(lambda ready, now: jnp.where(wanted, ready, now), pace.made_ready(), pace)
     return state.replace(draft_state=draft_state, pace=pace)
@@ -354,8 +332,8 @@ def _mean(num_appended: Int[Array, "batch"], live: Bool[Array, "batch"]) -> Floa
     return jnp.sum(num_appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
 
 
-def _eos_id(eos_id: int, pace: Pace | None) -> Int[Array, ""] | int:
-    return eos_id if pace is None else pace.eos_id(eos_id)
+def _eos_id(loop: Loop, pace: Pace | None) -> Int[Array, ""] | int:
+    return loop.eos_id if pace is None else pace.eos_id(loop.eos_id)
 
 
 # The loops
@@ -423,45 +401,34 @@ def speculative_decode(
         ``max_decode_len``, a draft that needs more of the target than it shows, a stream
         that the verifier cannot draw from, or a pace with the costs of another gamma.
     """
-    rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
-    stream, settings = _checked(
-        target, draft, prompts, rng, settings, pace, gamma=gamma, verifier=verifier, **rows
-    )
-    rows["num_nodes"] = verifier.num_nodes(gamma)
-    state = init(
-        target,
-        draft,
-        inputs,
-        prompts,
-        stream,
+    loop = Loop(
         gamma=gamma,
-        max_decode_steps=max_decode_steps,
-        pace=pace,
-        **rows,
+        max_decode_len=max_decode_len,
+        num_decodes=num_decodes,
+        verifier=verifier,
+        eos_id=eos_id,
+        rescale_log_probs=rescale_log_probs,
     )
-    arguments = {
-        "settings": settings,
-        "gamma": gamma,
-        "verifier": verifier,
-        "eos_id": eos_id,
-        "rescale_log_probs": rescale_log_probs,
-    }
+    stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
+    state = init(
+        target, draft, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps, pace=pace
+    )
 
     def iterate(state):
-        return step(target, draft, state, **arguments)[0]
+        return step(target, draft, state, settings, loop)[0]
 
     def go_plainly(state):
-        return plain_step(target, draft, state, **arguments)[0]
+        return plain_step(target, draft, state, settings, loop)[0]
 
     def alternate(state):
         state = lax.while_loop(
             lambda state: ~done(state) & (state.pace.limit() == 0), go_plainly, state
         )
-        state = prepare(draft, inputs, prompts, state, settings, coupled=verifier.coupled, **rows)
+        state = prepare(draft, inputs, prompts, state, settings, loop)
         return lax.while_loop(lambda state: ~done(state) & (state.pace.limit() > 0), iterate, state)
 
     body = iterate if pace is None else alternate
-    return _finish(lax.while_loop(lambda state: ~done(state), body, state), **rows)
+    return _finish(lax.while_loop(lambda state: ~done(state), body, state), loop)
 
 
 def speculative_steps(
@@ -472,34 +439,27 @@ def speculative_steps(
     rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
-    gamma: int,
-    max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    num_decodes: int = 1,
-    verifier: Verifier = DEFAULT_VERIFIER,
     pace: Pace | None = None,
     **options,
 ) -> Iterator[Iteration]:
     """``speculative_decode``, driven from the host: yields after each iteration.
 
-    For streaming and for traces. Same arguments, same text, same errors (at the call);
-    slower by a round trip for each iteration. A plain step, at a pace, is an iteration
-    without proposals. The generator's return value is the ``Decoded`` result.
+    For streaming and for traces. Same arguments (``options`` are the fields of ``Loop``), same
+    text, same errors (at the call); slower by a round trip for each iteration. A plain step, at a
+    pace, is an iteration without proposals. The generator's return value is the ``Decoded``
+    result.
 
     Raises:
       InputError: as of ``speculative_decode``, at the call; or a row's logits are not
         finite, before its tokens are yielded.
     """
     outputs_lib.check_whole(prompts)
-    rows = {"max_decode_len": max_decode_len, "num_decodes": num_decodes}
-    stream, settings = _checked(
-        target, draft, prompts, rng, settings, pace, gamma=gamma, verifier=verifier, **rows
-    )
-    rows["num_nodes"] = verifier.num_nodes(gamma)
-    options |= {"gamma": gamma, "verifier": verifier}
-    begin = _compiled(init, donate=(), gamma=gamma, **rows)
-    iterate, go_plainly = _compiled(step, **options), _compiled(plain_step, **options)
-    make_ready = _compiled(prepare, coupled=verifier.coupled, **rows)
+    loop = Loop(**options)
+    stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
+    begin = _compiled(init, loop, donate=())
+    iterate, go_plainly = _compiled(step, loop), _compiled(plain_step, loop)
+    make_ready = _compiled(prepare, loop)
 
     # Of its own: what stands in a generator waits for the first ``next``.
     def iterations():
@@ -521,7 +481,7 @@ def speculative_steps(
             outputs_lib.check_sound(scores)
             yield iteration
             ended = iteration.ended
-        return _finish(state, **rows)
+        return _finish(state, loop)
 
     return iterations()
 
@@ -530,14 +490,16 @@ _limit = jax.jit(Pace.limit)
 
 
 @functools.cache
-def _compiled(function: Callable, donate: tuple[str, ...] = ("state",), **static) -> Callable:
+def _compiled(function: Callable, loop: Loop, donate: tuple[str, ...] = ("state",)) -> Callable:
     """A program of the stepper's. The state is donated: its caches are updated in place."""
-    return jax.jit(functools.partial(function, **static), donate_argnames=donate)
+    return jax.jit(functools.partial(function, loop=loop), donate_argnames=donate)
 
 
-def _finish(state: DecodeState, *, max_decode_len: int, num_decodes: int, num_nodes: int):
+def _finish(state: DecodeState, loop: Loop) -> Decoded:
     pace = None if state.pace is None else state.pace.end_batch()
-    return outputs_lib.finish(state.outputs, num_decodes, max_decode_len, state.stats, pace)
+    return outputs_lib.finish(
+        state.outputs, loop.num_decodes, loop.max_decode_len, state.stats, pace
+    )
 
 
 def _checked(
@@ -546,24 +508,21 @@ def _checked(
     prompts: Int[Array, "batch width"],
     rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
+    loop: Loop,
     pace: Pace | None,
-    *,
-    gamma: int,
-    verifier: Verifier,
-    max_decode_len: int,
-    num_decodes: int,
 ) -> tuple[Stream, Sampling]:
     """The stream and settings of all rows, of arguments that can be decoded with."""
-    check_arguments(target, draft, prompts, gamma, max_decode_len)
+    gamma, coupled = loop.gamma, loop.verifier.coupled
+    check_arguments(target, draft, prompts, gamma, loop.max_decode_len)
     if pace is not None and pace.largest != gamma:
         raise InputError(f"gamma is {gamma} and the pace has costs up to {pace.largest}: give that")
     stream = outputs_lib.row_stream(
-        rng, prompts.shape[0], num_decodes, verifier.coupled, max_decode_len
+        rng, prompts.shape[0], loop.num_decodes, coupled, loop.max_decode_len
     )
-    if verifier.tree(gamma) is not None:
+    if loop.verifier.tree(gamma) is not None:
         tree_lib.check_tree(target, draft, stream)
-    settings = settings.repeat(num_decodes)
-    return stream, settings.keep_ties() if verifier.coupled else settings
+    settings = settings.repeat(loop.num_decodes)
+    return stream, settings.keep_ties() if coupled else settings
 
 
 def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decode_len: int):

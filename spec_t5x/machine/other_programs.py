@@ -24,5 +24,7 @@ class OtherPrograms:
 def _used_by_others() -> float:
     """Seconds of processors since the machine started."""
     times = psutil.cpu_times()
-    busy = times.user + times.system + getattr(times, "nice", 0.0)
+    # Where there is no such time, none of it: that of low priority, and of other guests.
+    more = sum(getattr(times, name, 0.0) for name in ("nice", "steal"))
+    busy = times.user + times.system + more
     return busy - time.process_time()

@@ -198,7 +198,9 @@ class DataOptions(TrainingData):
         path = directory / SPIECE_NAME
         if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            pairs = _sample(self._texts("train"), _VOCABULARY_PAIRS)
+            pairs = list(self._texts("train"))
+            # A generator of its own: the sample does not depend on the training seed.
+            pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
             # Trained aside and renamed, so that a kill leaves no half file behind.
             trained = train_sentencepiece(
                 itertools.chain.from_iterable(pairs), path.with_name("unfinished"), vocab_size
@@ -323,6 +325,7 @@ class TextOptions(TrainingData):
     columns: Sequence[int] = (0,)
     num_columns: int = 1
     max_length: int = 128  # tokens, EOS included
+    tokens_per_batch: int = 2048  # padded
 
     def __post_init__(self):
         for name in ("train_files", "dev_files"):
@@ -385,10 +388,16 @@ class TextOptions(TrainingData):
         return {"columns": self.columns, "num_columns": self.num_columns}
 
 
-def _sample(texts: Iterable[Any], size: int) -> list[Any]:
-    """So many of the texts, whatever the training's seed."""
-    texts = list(texts)
-    return random.Random(0).sample(texts, min(size, len(texts)))
+def _sample(texts: Iterable[str], size: int) -> list[str]:
+    """So many of the texts, each as likely as any other, without keeping them all."""
+    # A generator of its own: the sample does not depend on the training seed.
+    rng, sample = random.Random(0), []
+    for number, text in enumerate(texts):
+        if number < size:
+            sample.append(text)
+        elif (index := rng.randrange(number + 1)) < size:
+            sample[index] = text
+    return sample
 
 
 for _settings in (DataOptions, TaskDataOptions, TextOptions):

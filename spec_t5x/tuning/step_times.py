@@ -11,9 +11,8 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
 from spec_t5x.loops import autoregressive, decode_state
-from spec_t5x.loops.decode_state import DecodeState
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
 from spec_t5x.loops.outputs import Outputs, row_keys
-from spec_t5x.loops.speculative import DEFAULT_VERIFIER
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
@@ -169,9 +168,7 @@ def state_half_way(
         inputs,
         jnp.zeros((batch, 1), jnp.int32),
         RowStream(row_keys(jax.random.key(0), batch)),
-        gamma=gamma,
-        max_decode_len=max_decode_len,
-        num_nodes=verifier.num_nodes(gamma),
+        loop=Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier),
     )
     places = jnp.arange(state.outputs.sequences.shape[1])
     first = EOS_ID + 1
@@ -207,7 +204,7 @@ def draft_calls(
     return lambda calls: _call_draft(draft, state, settings, calls, target=target, **options)
 
 
-_jit_init = jax.jit(decode_state.init, static_argnames=("gamma", "max_decode_len", "num_nodes"))
+_jit_init = jax.jit(decode_state.init, static_argnames="loop")
 
 
 @functools.partial(jax.jit, static_argnames="new")

@@ -186,9 +186,9 @@ def test_several_decodes_share_the_sources_keys_and_values():
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
-    gamma, stream = 3, RowStream(outputs_lib.row_keys(KEY, 4))
-    step = jax.jit(functools.partial(speculative.step, gamma=gamma, verifier=TokenVerifier()))
-    init = jax.jit(functools.partial(speculative.init, gamma=gamma, max_decode_len=LENGTH))
+    gamma, stream = LOOP.gamma, RowStream(outputs_lib.row_keys(KEY, 4))
+    step = jax.jit(functools.partial(speculative.step, loop=LOOP))
+    init = jax.jit(functools.partial(speculative.init, loop=LOOP))
     propose = jax.jit(lambda draft, state, context: draft.propose(state, context, gamma)[0])
     prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + gamma + 1))
     settings = sampling(1.0)
@@ -224,14 +224,14 @@ def go_plainly(draft, state, settings, num_steps):
     for _ in range(num_steps):
         state, _ = _plain_step(target(), UniformDraft(VOCAB), state, settings)
     assert int(state.pace.behind) == num_steps
-    rows = {"max_decode_len": LENGTH, "num_decodes": 1, "num_nodes": 4}
-    prepare = jax.jit(functools.partial(speculative.prepare, coupled=False, **rows))
+    prepare = jax.jit(functools.partial(speculative.prepare, loop=LOOP))
     state = prepare(draft, SOURCES, PROMPTS, state.replace(draft_state=kept), settings)
     assert int(state.pace.behind) == 0
     return state.replace(pace=None)
 
 
-_plain_step = jax.jit(functools.partial(speculative.plain_step, gamma=3))
+LOOP = speculative.Loop(gamma=3, max_decode_len=LENGTH, verifier=TokenVerifier())
+_plain_step = jax.jit(functools.partial(speculative.plain_step, loop=LOOP))
 
 
 def test_coupled_the_text_depends_on_the_key_alone():

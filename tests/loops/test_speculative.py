@@ -668,9 +668,10 @@ def test_stepping_gives_the_text_and_statistics_of_the_compiled_loop():
 def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill(name):
     model, drafts = t5s()
     prompts = jnp.array([[0, 0, 0], [0, 5, 0], [0, 7, 9], [0, 0, 0], [0, 3, 0]])
-    init = jax.jit(functools.partial(speculative.init, gamma=4, max_decode_len=LENGTH))
+    loop = speculative.Loop(gamma=4, max_decode_len=LENGTH)
+    init = jax.jit(functools.partial(speculative.init, loop=loop))
     state = init(model, drafts[name], SOURCES, prompts, RowStream(outputs_lib.row_keys(KEY, 5)))
-    step = jax.jit(functools.partial(speculative.step, gamma=4))
+    step = jax.jit(functools.partial(speculative.step, loop=loop))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
     prefill = jax.jit(autoregressive.prefill, static_argnums=4)
     for _ in range(4):

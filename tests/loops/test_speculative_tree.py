@@ -188,9 +188,9 @@ def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace():
 def test_after_refusals_both_caches_are_those_of_a_fresh_prefill():
     draft, verifier, gamma = TransformerDraft(near()), TreeVerifier((3, 2)), 3
     tree, stream = verifier.tree(gamma), RowStream(outputs_lib.row_keys(KEY, 3))
-    options = {"gamma": gamma, "max_decode_len": LENGTH, "num_nodes": tree.num_nodes}
-    init = jax.jit(functools.partial(speculative.init, **options))
-    one_step = jax.jit(functools.partial(speculative.step, gamma=gamma, verifier=verifier))
+    loop = speculative.Loop(gamma=gamma, max_decode_len=LENGTH, verifier=verifier)
+    init = jax.jit(functools.partial(speculative.init, loop=loop))
+    one_step = jax.jit(functools.partial(speculative.step, loop=loop))
     propose = jax.jit(lambda draft, state, context: draft.propose_tree(state, context, tree)[0])
     prefill = jax.jit(lambda draft, text: draft.prefill(SOURCES, text, LENGTH + tree.num_nodes))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
