@@ -90,12 +90,15 @@ def step(
 
     At a pace no row proposes more than its limit, and the draft must be ready (``prepare``).
     """
-    old, pace, tree = state.outputs, state.pace, loop.verifier.tree(loop.gamma)
+    gamma, verifier = loop.gamma, loop.verifier
+    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
     limit = None if pace is None else pace.limit()
-    context = make_context(state, settings, loop.verifier.coupled, limit)
+    context = make_context(state, settings, verifier.coupled, limit)
     if tree is None:
         fill = None if pace is None else pace.is_forced
-        found = verify(target, draft, state.draft_state, context, state.stream, loop, fill)
+        found = verify(
+            target, draft, state.draft_state, context, state.stream, gamma, verifier, fill
+        )
     else:
         found = tree_lib.verify(target, draft, state.draft_state, context, state.stream, tree)
 
@@ -129,8 +132,7 @@ def step(
             num_accepted=num_accepted,
             num_appended=num_appended,
             # A position was verified when its draft entered the output or was replaced.
-            verified=jnp.arange(loop.gamma)[None, :]
-            < jnp.minimum(num_appended, found.depths)[:, None],
+            verified=jnp.arange(gamma)[None, :] < jnp.minimum(num_appended, found.depths)[:, None],
             beta=found.beta,
         ),
     )
@@ -146,19 +148,20 @@ def verify(
     draft_state: DraftState,
     context: Context,
     stream: Stream,
-    loop: Loop,
+    gamma: int,
+    verifier: Verifier,
     fill: Bool[Array, ""] | None = None,
 ) -> Verified:
     """Proposes, scores and verifies one chain of tokens for each row.
 
     Args:
-      target, draft, loop: as in decoding.
+      target, draft, gamma, verifier: as in decoding.
       draft_state, context: before the proposal; the target's cache is the context's.
       stream: where the rows' random numbers come from.
       fill: where true, all rows propose as many as they may, whatever stands there.
     """
-    settings, verifier = context.settings, loop.verifier
-    proposal, draft_state = _propose(draft, draft_state, context, loop.gamma, fill)
+    settings = context.settings
+    proposal, draft_state = _propose(draft, draft_state, context, gamma, fill)
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)

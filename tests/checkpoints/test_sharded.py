@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import open_model
+from spec_t5x.checkpoints.storage import tensors as tensors_lib
 from tests.checkpoints.faults import save_t5x
 
 # Two processes of four devices each: a mesh of 4 model shards, each on two devices of one
