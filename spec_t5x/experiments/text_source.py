@@ -10,7 +10,7 @@ from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import GenerateOptions, Generator
 
 # ``metric(targets, predictions)``; targets are the second of each pair.
@@ -56,10 +56,7 @@ class TextSource(TaskOptions):
             raise InputError(
                 f"data is {self.data!r} and mixture_or_task {self.mixture_or_task!r}: give one"
             )
-        for name in ("limit", "source_words"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}: give at least 1")
+        check_at_least(self, limit=1, source_words=1)
         if self.source_words is not None and self.mixture_or_task:
             raise InputError(
                 f"source_words is {self.source_words}: a task has its own sources, leave it out"

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.random_models import check_vocabulary
@@ -48,12 +48,8 @@ class Options:
 
     def __post_init__(self):
         check_vocabulary(self.target, self.drafts)
-        if self.gamma < 1:
-            raise InputError(f"gamma is {self.gamma}: give at least 1")
-        for field in dataclasses.fields(self.work):
-            value = getattr(self.work, field.name)
-            if value < 1:
-                raise InputError(f"{field.name} is {value}: give at least 1")
+        check_at_least(self, gamma=1)
+        check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
         for data, model in self.meshes:
             if data < 1 or model < 1:
                 raise InputError(f"mesh {data},{model}: give at least 1 for each axis")

@@ -5,7 +5,7 @@ import functools
 import numbers
 from typing import Any
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.verifiers import Verifier, verifier
@@ -79,11 +79,7 @@ class GenerateOptions:
 
     def _check(self) -> None:
         gamma, length, beams = self.gamma, self.max_decode_len, self.beams
-        least = {"num_decodes": 1, "max_decode_len": 1, "batch_size": 1, "max_source_len": 2}
-        for name, number in least.items():
-            value = getattr(self, name)
-            if value is not None and value < number:
-                raise InputError(f"{name} is {value}: give at least {number}")
+        check_at_least(self, num_decodes=1, max_decode_len=1, batch_size=1, max_source_len=2)
         if gamma != AUTO and not (isinstance(gamma, numbers.Integral) and 0 <= gamma <= length):
             raise InputError(
                 f"gamma is {gamma!r} and max_decode_len {length}: give a whole number of at most "

@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.types import Array, Float, Int, Integer
 
 # Resamples whose weights are held in memory at once.
@@ -33,10 +33,7 @@ class Bootstrap:
     def __post_init__(self):
         if not 0 < self.confidence < 1:
             raise InputError(f"confidence is {self.confidence}: give a number between 0 and 1")
-        if self.resamples < 1:
-            raise InputError(f"resamples is {self.resamples}: give at least 1")
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed}: give at least 0")
+        check_at_least(self, resamples=1, seed=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
