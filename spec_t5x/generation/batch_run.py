@@ -138,11 +138,10 @@ class Run:
         share = pace.plain_steps / max(pace.plain_steps + pace.iterations, 1)
         if share < _LEFT_OUT:
             return None
-        pays = f"it pays here from an acceptance rate of about {costs.needed:.0%}"
         if not pace.iterations:
-            return f"the draft was left out: {pays}"
+            return f"the draft was left out: {costs.where_it_pays}"
         return (
-            f"the draft was left out of {share:.0%} of the steps: {pays}, and "
+            f"the draft was left out of {share:.0%} of the steps: {costs.where_it_pays}, and "
             f"{float(pace.rates[0]):.0%} of its first tokens were accepted"
         )
 

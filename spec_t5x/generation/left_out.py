@@ -56,10 +56,7 @@ class Learned:
         if math.isinf(self.costs.needed):
             return "the draft was left out: here no acceptance rate pays for it"
         seen = "" if self.rate is None else f", and before {self.rate:.0%} of first tokens were"
-        return (
-            "the draft was left out: it pays here from an acceptance rate of about "
-            f"{self.costs.needed:.0%}{seen}"
-        )
+        return f"the draft was left out: {self.costs.where_it_pays}{seen}"
 
     @classmethod
     def parse(cls, values: Any) -> "Learned":

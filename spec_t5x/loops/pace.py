@@ -137,6 +137,11 @@ class Costs:
                 return rate
         return math.inf
 
+    @property
+    def where_it_pays(self) -> str:
+        """A clause for messages, where some rate is enough."""
+        return f"it pays here from an acceptance rate of about {self.needed:.0%}"
+
 
 @flax.struct.dataclass(kw_only=True)
 class Pace:
