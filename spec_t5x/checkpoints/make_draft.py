@@ -40,7 +40,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTConfig
-from spec_t5x.names import AUTO, INT8
+from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling
 
 # The packaged targets and their packaged drafts, by kind.
@@ -127,9 +127,8 @@ class _Maker:
                 f"draft {loaded.directory} a {type(loaded.config).__name__}: give a draft of the "
                 "target's kind"
             )
-        model = bind(loaded.params, loaded.config)
         return TransformerDraft(
-            model.rounded() if self.options.weights == INT8 else model,
+            bind(loaded.params, loaded.config, self.options.weights),
             settings=self.options.settings,
             stopping=self.options.stopping,
         )

@@ -16,10 +16,7 @@ _BATCH_SIZE = 16
 
 
 _INPUTS = {
-    "input": (
-        "FILE",
-        "JSON lines (.jsonl, .json), or a text on each line; gzipped or not",
-    ),
+    "input": ("FILE", "JSON lines (.jsonl, .json), or a text on each line; gzipped or not"),
     "field": ("NAME", "of a JSON line, with the text (inputs, input or text)"),
     "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
     "split": ("NAME", "of the task (validation)"),

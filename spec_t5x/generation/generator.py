@@ -32,7 +32,7 @@ from spec_t5x.loops.speculative import Iteration, speculative_decode, speculativ
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model, bind
 from spec_t5x.models.gpt import GPTModel
-from spec_t5x.names import AUTO, INT8, NO_DRAFT
+from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store
@@ -118,9 +118,8 @@ class Generator:
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO) -> "Generator":
         """A target that was loaded, without a draft; ``weights`` as of ``load``."""
-        model = bind(target.params, target.config)
         return cls(
-            target=model.rounded() if weights == INT8 else model,
+            target=bind(target.params, target.config, weights),
             vocabulary=target.vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
         )

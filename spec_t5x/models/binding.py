@@ -11,6 +11,7 @@ from spec_t5x.models import gpt, t5
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import AUTO, INT8
 from spec_t5x.types import PyTree
 
 ModelConfig = T5Config | GPTConfig
@@ -21,9 +22,10 @@ _LAYERS = re.compile("num_(.*_)?layers")
 _FIRST_LAYER = re.compile(r"\blayers_0\b")
 
 
-def bind(params: PyTree, config: ModelConfig) -> Model:
-    """Parameters and their configuration as the loops' ``Target``."""
-    return (GPTModel if isinstance(config, GPTConfig) else T5Model).create(params, config)
+def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
+    """Parameters and their configuration as the loops' ``Target``; "int8" rounds its matrices."""
+    model = (GPTModel if isinstance(config, GPTConfig) else T5Model).create(params, config)
+    return model.rounded() if weights == INT8 else model
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:
