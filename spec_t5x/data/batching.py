@@ -159,6 +159,9 @@ def tokenise_lines(
         max_length: in tokens, EOS included; longer lines are dropped and counted.
         key, files: what the texts depend on, beside the vocabulary.
         cache_dir: where to keep the arrays; None keeps nothing.
+
+    Raises:
+        InputError: no line is left.
     """
     return _cached(
         lambda: tokenise_texts(((None, text) for text in texts), vocabulary, (0, max_length)),
@@ -256,7 +259,11 @@ def _cached(
 
 
 def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
-    """Keeps the arrays in a file, which appears whole or not at all."""
+    """Keeps the arrays in a file, which appears whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cache) as stream:

@@ -82,6 +82,9 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """The tokenizer of a Hugging Face directory: ``tokenizer.json``, or GPT-2's two files.
 
     Of a ``tokenizer.json`` itself, that one. None where there is none.
+
+    Raises:
+        InputError: it cannot be read.
     """
     whole = path if path.is_file() else path / TOKENIZER_NAME
     vocab, merges = path / VOCAB_NAME, path / MERGES_NAME

@@ -56,7 +56,11 @@ _TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
 
 def metric_by_name(name: str) -> Metric:
-    """One of ``METRICS``."""
+    """One of ``METRICS``.
+
+    Raises:
+        InputError: no such name.
+    """
     if name not in METRICS:
         raise InputError(f"no metric {name!r}: choose one of {', '.join(METRICS)}")
     return METRICS[name]

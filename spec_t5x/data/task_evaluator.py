@@ -50,6 +50,9 @@ class TaskEvaluator:
         """The figures of each task.
 
         ``step`` is for the files' names; ``write``, the model, is called once for each task.
+
+        Raises:
+            InputError: the predictions cannot be written.
         """
         figures = {}
         for task in self._tasks:

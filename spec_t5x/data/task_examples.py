@@ -182,6 +182,9 @@ def read_features(
     """All features of each example of a split, as numpy arrays, always in one order.
 
     ``lengths`` are tokens for each feature; ``limit`` takes the first so many examples.
+
+    Raises:
+        InputError: the data cannot be read.
     """
     with reading(task.name, split):
         dataset = task.get_dataset(

@@ -72,7 +72,11 @@ class PairedTask:
         return seqio.get_subtasks(self.provider)
 
     def tasks_with(self, split: str) -> Sequence[seqio.Task]:
-        """The tasks that have the split; as seqio has it, some of a mixture may not."""
+        """The tasks that have the split; as seqio has it, some of a mixture may not.
+
+        Raises:
+            InputError: none has it.
+        """
         with reading(self.name, split):
             splits = {task.name: tuple(task.splits) for task in self.tasks}
         # TFDS knows the splits of what it has prepared only.
@@ -120,7 +124,11 @@ class PairedTask:
         return self._joined(split, found)
 
     def shuffled_pairs(self, split: str, seed: int, *, limit: int | None = None) -> TokenisedPairs:
-        """The first ``limit`` pairs of the shuffled split or mixture, at most an epoch."""
+        """The first ``limit`` pairs of the shuffled split or mixture, at most an epoch.
+
+        Raises:
+            InputError: as ``pairs``.
+        """
         dataset = self.dataset(split, seed, num_epochs=1)
         dataset = dataset if limit is None else dataset.take(limit)
         with reading(self.name, split):

@@ -112,7 +112,11 @@ class Answerer:
         return None
 
     def ids(self, item: Item) -> list[int]:
-        """An input's ids, end of sequence included."""
+        """An input's ids, end of sequence included.
+
+        Raises:
+          InputError: why it cannot be decoded.
+        """
         if item.error:
             raise InputError(item.error)
         if item.ids is None:

@@ -52,7 +52,11 @@ class Hosts:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """A step of the start that every process must complete."""
+        """A step of the start that every process must complete.
+
+        Raises:
+          InputError: another process did not.
+        """
         try:
             yield
         except InputError:
@@ -79,7 +83,11 @@ class Hosts:
 
 
 def join(options: HostOptions) -> Hosts:
-    """Meets the other processes, if the options name any."""
+    """Meets the other processes, if the options name any.
+
+    Raises:
+      InputError: they cannot be met.
+    """
     if options.coordinator_address is None and not options.multiprocess:
         return Hosts()
     try:
@@ -128,6 +136,9 @@ def check_alone(directory: Path, count: int) -> None:
     """No process works here but 0 to ``count`` - 1.
 
     A run of more processes may have lost the ones that share a number with this run.
+
+    Raises:
+      InputError: a process of another run does.
     """
     for path in sorted(directory.glob(".lock-*")):
         process = int(path.name.removeprefix(".lock-"))

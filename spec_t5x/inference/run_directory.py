@@ -151,16 +151,28 @@ class Shards:
         return [shard for shard in range(self.count) if self.path(shard).name not in there]
 
     def write(self, shard: int, lines: list[bytes]) -> None:
-        """Writes a shard, whole or not at all."""
+        """Writes a shard, whole or not at all.
+
+        Raises:
+          InputError: it cannot be written; the finished ones stay as they are.
+        """
         path = self.path(shard)
         write(path, lines, f"shard {shard} of {self.count} ({path.name})")
 
     def merge(self) -> None:
-        """Joins all shards."""
+        """Joins all shards.
+
+        Raises:
+          InputError: as ``write`` and ``lines``.
+        """
         write(self.merged, self.lines(), f"{MERGED}, the {self.count} shards in one file")
 
     def lines(self) -> Iterator[bytes]:
-        """All lines in order, each the answer to the input at its position."""
+        """All lines in order, each the answer to the input at its position.
+
+        Raises:
+          InputError: a file is damaged.
+        """
         if self.merged.exists():
             yield from _lines(self.merged, range(self.total))
             return
@@ -169,7 +181,11 @@ class Shards:
 
 
 def write(path: Path, lines: Iterable[bytes], what: str) -> None:
-    """Writes a file of a run, whole or not at all."""
+    """Writes a file of a run, whole or not at all.
+
+    Raises:
+      InputError: the disk is full or cannot be written.
+    """
     try:
         atomic.write_whole(path, lines)
     except OSError as error:

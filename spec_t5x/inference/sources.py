@@ -118,6 +118,9 @@ def file_source(path: str, field: str | None = None) -> FileSource:
     Args:
       path: of text lines, or of JSON lines (.jsonl, .json, .ndjson); gzipped or not.
       field: of a JSON line; naming one makes any file JSON lines.
+
+    Raises:
+      InputError: there is no such file.
     """
     found = Path(path).expanduser()
     is_gzip(found)  # checks that it is there

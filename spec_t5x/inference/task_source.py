@@ -44,7 +44,11 @@ class TaskSource:
         return {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
 
     def raw(self) -> Iterator[bytes]:
-        """Each example as a line of JSON."""
+        """Each example as a line of JSON.
+
+        Raises:
+          InputError: the data cannot be read, or have no ids.
+        """
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")

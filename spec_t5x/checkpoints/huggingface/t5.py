@@ -271,7 +271,11 @@ def _model_type(stored: StoredModel) -> str:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """config.json for transformers, of version 4 and 5."""
+    """config.json for transformers, of version 4 and 5.
+
+    Raises:
+        InputError: a dtype or an activation that is not among T5's there.
+    """
     check_stored_dtype(dtype)
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
@@ -308,7 +312,11 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
+
+    Raises:
+        InputError: one that is not T5's kind.
+    """
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
     extra_ids = tokenizer.get("extra_ids")
     if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):

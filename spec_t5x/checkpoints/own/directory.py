@@ -23,7 +23,11 @@ def check_stored_dtype(dtype: str) -> None:
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json with entries of the caller's."""
+    """A config.json with entries of the caller's.
+
+    Raises:
+        InputError: an extra entry of a name of the format's own.
+    """
     extra = extra or {}
     taken = sorted(set(metadata) & set(extra))
     if taken:
@@ -71,7 +75,11 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in a file that ``write_draft`` wrote, as they are stored."""
+    """The arrays in a file that ``write_draft`` wrote, as they are stored.
+
+    Raises:
+        InputError: there is no such file, or it is damaged.
+    """
     from safetensors.numpy import load_file
 
     try:

@@ -56,7 +56,11 @@ def describing(path: object, what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object for people to read."""
+    """Writes a JSON object for people to read.
+
+    Raises:
+        InputError: a value that JSON cannot hold.
+    """
     try:
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -124,7 +128,11 @@ def recover(directory: Path) -> None:
 
 
 def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) -> None:
-    """Whether ``staged_directory`` would begin."""
+    """Whether ``staged_directory`` would begin.
+
+    Raises:
+        InputError: as ``staged_directory``.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():

@@ -105,7 +105,11 @@ class StoredModel:
         return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
 
     def known_vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
+        """The vocabulary.
+
+        Raises:
+            InputError: there is none.
+        """
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "

@@ -107,7 +107,11 @@ def read_params(
 def read_tensors(
     tensors: Tensors, source: str, dtype: str, report: Report | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor, whole and as ``dtype``, in order; a few are read ahead."""
+    """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
+
+    Raises:
+        InputError: weights that are damaged or, at the end, not finite.
+    """
     sizes = (math.prod(tensor.shape) for tensor in tensors.values())
     done, total = 0, jnp.dtype(dtype).itemsize * sum(sizes)
     for path, parts in _finite_parts(tensors, source, dtype):

@@ -58,7 +58,11 @@ def write_model(
 
 
 def step_of(directory: Path) -> int:
-    """The step in a checkpoint's name."""
+    """The step in a checkpoint's name.
+
+    Raises:
+        InputError: it is not named as T5X names them.
+    """
     match = _NAME.fullmatch(directory.name)
     if not match:
         raise InputError(
