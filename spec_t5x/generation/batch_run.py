@@ -116,7 +116,7 @@ class Run:
             return
         costs = self.generator._costs.get(self.options)
         if costs is not None:
-            memory.keep(costs, self.pace)
+            memory.keep(costs, self.pace, self.generator.program_seconds)
 
     @property
     def verdict(self) -> str | None:

@@ -1,8 +1,8 @@
 """Drafts that did not pay before: loaded only once that cannot cost much.
 
 A process that decodes for seconds spends more on loading a draft than the draft wins back. What
-one process learned of a draft, the next one reads before it loads anything. Where speculation was
-clearly slower than plain decoding, the draft is loaded after so many plain steps that loading it
+one process learned of a draft, the next one reads before it loads anything. Unless speculation was
+clearly faster than plain decoding, the draft is loaded after so many plain steps that loading it
 takes the pace's tolerance of their time, and is then looked at like any other.
 """
 
@@ -26,8 +26,8 @@ from spec_t5x.names import AUTO
 from spec_t5x.tuning import costs
 from spec_t5x.tuning.store import Store
 
-# Speculation below this factor is clearly slower: another text is accepted a little better.
-_CLEARLY = 0.9
+# Speculation from this factor on wins back what loading takes within seconds.
+_CLEARLY = 1.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ class Learned:
     factor: float = math.inf
     # How often a first draft was accepted; None where none was tried.
     rate: float | None = None
-    # Seconds that loading the draft took.
+    # Seconds that loading the draft took, and making or loading the program with it.
     loading: float = 0.0
 
     @property
     def plain_steps(self) -> int:
-        """To take before the draft is loaded; 0 where it may pay from the start."""
+        """To take before the draft is loaded; 0 where it pays from the start."""
         if self.factor >= _CLEARLY or not self.costs.step:
             return 0
         return math.ceil(self.loading / (TOLERANCE * self.costs.step))
@@ -129,12 +129,19 @@ class Memory:
         self._loading = time.perf_counter() - start
         return draft
 
-    def keep(self, measured: Costs, pace: Pace | None) -> None:
-        """Tells later processes what was learned; ``pace`` is None where no draft can pay."""
+    def keep(self, measured: Costs, pace: Pace | None, program_seconds: float) -> None:
+        """Tells later processes what was learned.
+
+        Args:
+          measured: what an iteration costs.
+          pace: of the last batch; None where no draft can pay.
+          program_seconds: what making or loading programs with the draft took.
+        """
         factor, rate = 0.0, None
         if pace is not None:
             pace = jax.device_get(pace)
             factor = float(max(pace.factors))
             rate = float(pace.rates[0]) if pace.iterations else None
-        learned = Learned(costs=measured, factor=factor, rate=rate, loading=self._loading)
+        loading = self._loading + program_seconds
+        learned = Learned(costs=measured, factor=factor, rate=rate, loading=loading)
         self._store.save(self._key, dataclasses.asdict(learned))

@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class Kept:
         self._function = function
         self._static = tuple(static_argnames)
         self._programs: dict[Any, Callable] = {}
+        # That making or loading programs took.
+        self.seconds = 0.0
 
     def __call__(self, *args, **kwargs):
         directory = _directory()
@@ -65,7 +68,9 @@ class Kept:
             return self._function(*args, **kwargs, **static)
         signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
         if signature not in self._programs:
+            start = time.perf_counter()
             self._programs[signature] = self._program(directory, signature, leaves)
+            self.seconds += time.perf_counter() - start
         return self._programs[signature](*leaves)
 
     def _program(self, directory: Path, signature, leaves: list) -> Callable:
