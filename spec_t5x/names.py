@@ -4,5 +4,7 @@
 AUTO = "auto"
 # Of the draft's name: plain decoding.
 NO_DRAFT = "none"
-# Of weights: matrices in 8 bits, with a scale for each column.
+# Of weights: matrices in 8 bits with a scale for each column, or in 4 for 64 rows of it.
 INT8 = "int8"
+INT4 = "int4"
+WEIGHTS = (AUTO, INT8, INT4)

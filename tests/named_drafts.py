@@ -32,8 +32,9 @@ _CASES = {
     "medusa": [],
     "early_exit": ["early_exit:1"],
     "int8": ["int8"],
+    "int4": ["int4"],
     "mixed": ["mixed:{}/shared"],
-    "cascade": ["cascade:{}/draft,bigram:{}/ngrams"],
+    "cascade": ["cascade:{}/draft,bigram:{}/ngrams", "cascade:int4,{}/draft"],
     ngram_tables.FORMAT: ["{}/ngrams"],
     target_drafts.HEADS: ["{}/heads"],
     # What ``spec-t5x distill`` writes.

@@ -74,22 +74,34 @@ def message_of(function, *args, **kwargs) -> str:
 # --- loading and options -----------------------------------------------------
 
 
-def test_with_weights_in_int8_the_text_is_that_of_the_rounded_target(tiny_pair):
-    options = DraftOptions(weights="int8")
+@pytest.mark.parametrize(("weights", "dtype"), [("int8", "int8"), ("int4", "uint8")])
+def test_with_rounded_weights_the_text_is_that_of_the_rounded_target(tiny_pair, weights, dtype):
+    options = DraftOptions(weights=weights)
     paths = (tiny_pair / "target", tiny_pair / "draft")
-    rounded = Generator.load(*paths, options, weights="int8")
+    rounded = Generator.load(*paths, options, weights=weights)
     for model in (rounded.target, rounded.draft.model):
         kernels = flatten_dict(model.weights, is_leaf=lambda _, node: not isinstance(node, dict))
         types = {str(leaf.panels.dtype) for path, leaf in kernels.items() if path[-1] == "kernel"}
-        assert types == {"int8"}
+        assert types == {dtype}
     assert texts_of(rounded.generate(TEXTS, GREEDY)) == texts_of(
         rounded.plain().generate(TEXTS, GREEDY)
     )
+    if weights == "int4":
+        # Trees and beams go through other calls of the network.
+        for changes in ({"verifier": "tree", "widths": (2, 1), "gamma": 2}, {"beams": 2, "gamma": 2}):
+            others = dataclasses.replace(GREEDY, **changes)
+            assert texts_of(rounded.generate(TEXTS, others)) == texts_of(
+                rounded.plain().generate(TEXTS, others)
+            )
     # The draft alone is rounded: the text is the target's own.
     own = Generator.load(*paths, options)
     assert texts_of(own.generate(TEXTS, GREEDY)) == texts_of(own.plain().generate(TEXTS, GREEDY))
-    assert "weights is 'int4': choose auto or int8" in message_of(Models, weights="int4")
-    assert "draft_weights is 'int3'" in message_of(Models, draft_weights="int3")
+
+
+def test_weights_of_an_unknown_width_are_refused():
+    message = message_of(Models, weights="int3")
+    assert "weights is 'int3': choose one of auto, int8, int4" in message
+    assert "draft_weights is 'int2'" in message_of(Models, draft_weights="int2")
 
 
 def test_networks_compute_in_the_dtype_that_was_asked_for(tiny_pair):

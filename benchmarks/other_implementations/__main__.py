@@ -19,6 +19,7 @@ from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction.example_texts import SENTENCES
 from spec_t5x.machine.description import machine
+from spec_t5x.names import AUTO, WEIGHTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = {"threads": _pin(args.threads), "max_decode_len": args.max_decode_len}
         with tempfile.TemporaryDirectory() as folder:
             if args.size:
-                settings |= {"alpha": args.alpha, "source_len": args.source_len}
+                alphas = tuple(args.alpha)
+                if len(alphas) != len(args.draft):
+                    raise InputError(
+                        f"{len(args.draft)} drafts and {len(alphas)} acceptance rates: give "
+                        "--alpha one for each"
+                    )
+                settings |= {"alphas": alphas, "source_len": args.source_len}
                 settings |= {"draft": args.draft_size, "scratch": Path(folder)}
                 found = workload.of_sizes(args.size, **settings)
             else:
@@ -39,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 pair = (args.target, args.draft[0], texts, Path(folder))
                 found = [workload.of_pair(*pair, **settings)]
             for given, config in found:
-                rows = make_rows(given, args.draft, args.gamma, args.verifier, args.others)
+                ours = (args.draft, args.gamma, args.verifier)
+                rows = make_rows(given, *ours, args.others, args.weights)
                 groups.append(measure(given, config, rows, args.rounds))
                 if args.json:
                     values = {"machine": machine(), "groups": groups}
@@ -59,7 +67,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--target", default="ende-target", help="checkpoint (ende-target)")
-    add("--draft", nargs="+", default=["transformer"], help="as of generate (transformer)")
+    add(
+        "--draft",
+        nargs="+",
+        help="as of generate (transformer); with --size also random (which is then the default)",
+    )
+    add("--weights", nargs="+", choices=WEIGHTS, default=[AUTO], help="of this package's rows")
     add("--gamma", nargs="+", type=int, default=[4], help="drafts per iteration (4)")
     add("--verifier", default="block", help="of this package's rows (block)")
     add("--data", metavar="FILE", help=".tsv with sources, gzipped or not (built-in sentences)")
@@ -70,10 +83,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--others", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
     add("--size", nargs="+", help="random weights instead of a pair")
     add("--draft_size", default="t5_1_1_small", help="of their draft (t5_1_1_small)")
-    add("--alpha", type=float, default=0.75, help="their acceptance rate (0.75)")
+    add("--alpha", nargs="+", type=float, default=[0.75], help="acceptance of each draft (0.75)")
     add("--source_len", type=int, default=64, help="their source's tokens (64)")
     add("--json", type=Path, metavar="FILE", help="keep all figures there")
     args = parser.parse_args(arguments)
+    args.draft = args.draft or [workload.RANDOM if args.size else "transformer"]
     for name in ("num_inputs", "max_decode_len", "rounds", "source_len"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}: give at least 1")

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 import spec_t5x
-from benchmarks.other_implementations.workload import Workload
+from benchmarks.other_implementations.workload import RANDOM, Workload
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments.drawn_verdicts import DrawnVerifier
 from spec_t5x.generation import GenerateOptions, Generator, bucket
-from spec_t5x.models.binding import bind
+from spec_t5x.names import AUTO
 from spec_t5x.types import EOS_ID, PAD_ID
 
 Decode = Callable[[list[int], int], list[int]]
@@ -38,20 +38,30 @@ class _DrawnVerdicts(GenerateOptions):
 
 
 def ours(
-    workload: Workload, *, draft: str | None = None, gamma: int = 1, verifier: str = "block"
+    workload: Workload,
+    *,
+    draft: str | None = None,
+    gamma: int = 1,
+    verifier: str = "block",
+    weights: str = AUTO,
+    alpha: float | None = None,
 ) -> tuple[str, Decode]:
-    """Plain decoding without a draft; else ``draft`` is what ``checkpoints.make_draft`` takes."""
+    """Plain decoding without a draft; else ``draft`` is what ``checkpoints.make_draft`` takes.
+
+    ``RANDOM`` is the workload's. With ``alpha``, verdicts are drawn at that acceptance rate.
+    """
     loaded = load(workload.target, dtype="float32", vocabulary=workload.vocabulary)
-    model = bind(loaded.params, loaded.config)
+    model = loaded.bind(weights)
     generator = Generator(
         target=model, vocabulary=loaded.vocabulary, max_source_len=workload.max_source_len
     )
     settings = {"max_decode_len": workload.max_decode_len, "gamma": gamma, "verifier": verifier}
     options = GenerateOptions(**settings)
-    if draft and workload.alpha is not None:
+    if alpha is not None:
+        options = _DrawnVerdicts(alpha=alpha, **settings)
+    if draft == RANDOM:
         small = load(workload.draft_copy, dtype="float32", vocabulary=workload.vocabulary)
-        generator = generator.with_draft(TransformerDraft(bind(small.params, small.config)))
-        options = _DrawnVerdicts(alpha=workload.alpha, **settings)
+        generator = generator.with_draft(TransformerDraft(small.bind()))
     elif draft:
         made = make_draft(draft, loaded, model, DraftOptions(dtype="float32"))
         generator = generator.with_draft(made)

@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.other_implementations.bound import bytes_read, read_bandwidth
-from benchmarks.other_implementations.workload import Workload
+from benchmarks.other_implementations.workload import RANDOM, Workload
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import AUTO
 
 IMPLEMENTATIONS = ("transformers", "ctranslate2", "t5x")
 
@@ -38,19 +39,26 @@ def make_rows(
     gammas: Sequence[int],
     verifier: str = "block",
     others: Sequence[str] = IMPLEMENTATIONS,
+    weights: Sequence[str] = (AUTO,),
 ) -> list[Row]:
     """All rows; first plain decoding with this package, which the others are compared with."""
-    rows, assisted = [Row("spec_t5x, plain", "ours")], {}
-    if workload.alpha is not None:
-        # transformers cannot draw verdicts, and a random assistant is never right.
-        drafts = ["random draft"] if workload.draft_copy else []
-    elif workload.draft_copy:
+    rows, assisted = [], {}
+    alphas = workload.alphas or (None,) * len(drafts)
+    if workload.draft_copy and not workload.alphas:
+        # Of random weights transformers cannot draw verdicts, and an assistant is never right.
         assisted = {f"gamma {gamma}": {"gamma": gamma} for gamma in gammas}
         assisted["its own gamma"] = {}
-    for draft in drafts:
-        for gamma in gammas:
-            arguments = {"draft": draft, "gamma": gamma, "verifier": verifier}
-            rows.append(Row(f"spec_t5x, {draft}, gamma {gamma}", "ours", arguments, True))
+    for width in weights:
+        name, exact = ("spec_t5x", True) if width == AUTO else (f"spec_t5x in {width}", False)
+        rows.append(Row(f"{name}, plain", "ours", {"weights": width}, exact=exact))
+        for draft, alpha in zip(drafts, alphas, strict=True):
+            if draft == RANDOM and not workload.draft_copy:
+                continue
+            proposes = f"{name}, {draft}" if alpha is None else f"{name}, {draft} at {alpha:g}"
+            for gamma in gammas:
+                arguments = {"draft": draft, "gamma": gamma, "verifier": verifier}
+                arguments |= {"weights": width, "alpha": alpha}
+                rows.append(Row(f"{proposes}, gamma {gamma}", "ours", arguments, True, exact))
     if "transformers" in others:
         rows.append(Row("transformers, eager", "transformers"))
         rows.append(Row("transformers, static cache", "transformers", {"cache": "static"}))
@@ -97,7 +105,7 @@ def measure(
         "source_tokens": sum(map(len, workload.inputs)),
         "num_tokens": num_tokens,
         "threads": workload.threads,
-        "alpha": workload.alpha,
+        "alphas": workload.alphas,
         "bound": {
             "step_bytes": decoder // num_tokens,
             "bytes_per_second": bandwidth,
@@ -137,7 +145,7 @@ def _figures(
         # Of speculation the first call brings more tokens than one.
         steps = median(s - f for s, f in zip(seconds, first, strict=True))
         found["step_seconds"] = steps / (num_tokens - num_inputs)
-    if not row.speculative or group["alpha"] is None:
+    if not row.speculative or group["alphas"] is None:
         # Outputs that are not those of plain decoding.
         pairs = zip(plain[0]["outputs"], outputs, strict=True)
         found["num_different"] = sum(ours != theirs for ours, theirs in pairs)

@@ -40,7 +40,8 @@ def table(groups: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
 
 def _caption(group: Mapping[str, Any]) -> str:
     inputs, bound = group["num_inputs"], group["bound"]
-    drawn = f", random weights, acceptance rate {group['alpha']:g}" if group["alpha"] else ""
+    alphas = ", ".join(f"{alpha:g}" for alpha in group["alphas"] or ())
+    drawn = f", random weights, verdicts drawn at {alphas}" if alphas else ""
     return (
         f"**{group['title']}**: {inputs} source{'s' * (inputs > 1)} of "
         f"{group['source_tokens'] / inputs:.1f} tokens, outputs of "

@@ -17,6 +17,9 @@ from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
+# A draft of random weights, by its name among those of ``make_draft``.
+RANDOM = "random"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -29,8 +32,8 @@ class Workload:
     vocabulary: str | None = None
     # The draft's weights in that format; None without one, or where it is no T5.
     draft_copy: str | None = None
-    # Of random weights: a draft token is accepted with this probability. None verifies.
-    alpha: float | None = None
+    # Of random weights: a token of each draft is accepted with this probability. None verifies.
+    alphas: tuple[float, ...] | None = None
     # Token ids of every source, end of sequence included.
     inputs: list[list[int]]
     max_source_len: int
@@ -71,7 +74,7 @@ def of_pair(
 
 
 def of_sizes(
-    names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings: float
+    names: Sequence[str], draft: str, source_len: int, scratch: Path, **settings
 ) -> Iterator[tuple[Workload, T5Config]]:
     """Published sizes with random weights, removed again one after the other.
 

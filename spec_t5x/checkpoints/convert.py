@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.names import AUTO, WEIGHTS
 
 # Each writes a ``StoredModel`` tensor by tensor, completely or not at all. Beside directory and
 # model it takes ``dtype`` (of the stored weights), ``extra`` (entries for its description of the
@@ -37,6 +38,7 @@ def convert(
     *,
     to: str,
     dtype: str | None = None,
+    weights: str = AUTO,
     vocabulary: VocabularyLike | None = None,
     overwrite: bool = False,
     report: Report | None = None,
@@ -50,6 +52,7 @@ def convert(
         to: "t5x" (its legacy format), "huggingface" or "native".
         dtype: "float32" or "bfloat16", of the stored weights; None keeps the source's,
             of which all other types become float32.
+        weights: "int8" or "int4" rounds the matrices, which "native" alone can store.
         vocabulary: as ``loading.load``. Only T5X's format does without one.
         overwrite: whether an earlier checkpoint may be replaced.
         report: called after each tensor with the bytes written so far and in all.
@@ -63,6 +66,10 @@ def convert(
     """
     if to not in WRITERS:
         raise InputError(f"format is {to!r}: choose one of {', '.join(WRITERS)}")
+    if weights not in WEIGHTS:
+        raise InputError(f"weights is {weights!r}: choose one of {', '.join(WEIGHTS)}")
+    if weights != AUTO and to != "native":
+        raise InputError(f"weights is {weights} and {to} stores none of that: give native")
     if isinstance(locate(destination), GcsPath):
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
     directory = Path(locate(destination))
@@ -75,9 +82,11 @@ def convert(
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
     stored.check()
+    rounds = {"weights": weights} if to == "native" else {}
     WRITERS[to](
         directory,
         stored,
+        **rounds,
         dtype=dtype or _common_dtype(stored),
         extra=_extra_entries(stored),
         overwrite=overwrite,

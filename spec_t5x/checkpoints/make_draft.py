@@ -8,9 +8,11 @@
     uniform              any token
     medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
     early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
-    int8                 the target's own decoder with its weights rounded to int8
+    int8                 the target's own decoder with its weights rounded to 8 bits
+    int4                 the same in 4 bits
     mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
-    cascade[:DIR,DRAFT]  the model in DIR, itself sped up by DRAFT (bigram)
+    cascade[:DIR,DRAFT]  the model in DIR, or the target in int8 or int4, itself sped up by
+                         DRAFT (bigram)
 
 A directory alone may also hold n-gram tables, heads, or a draft that shares its target's
 encoder (``spec-t5x distill``). DIR may be left out where the target is a packaged one. A
@@ -38,9 +40,10 @@ from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.binding import Model
 from spec_t5x.models.gpt import GPTConfig
-from spec_t5x.names import AUTO
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO, INT4, INT8
 from spec_t5x.sampling.distributions import Sampling
 
 # The packaged targets and their packaged drafts, by kind.
@@ -61,7 +64,7 @@ class DraftOptions:
     stopping: Stopping | None = None
     # What its networks compute in; "auto" is the type that the platform is quick in.
     dtype: str = "auto"
-    # Of a model that drafts: "auto" is what the checkpoint has, "int8" rounds its matrices.
+    # Of a model that drafts: "auto" is what the checkpoint has; "int8", "int4" round its matrices.
     weights: str = AUTO
 
     def __post_init__(self):
@@ -128,7 +131,7 @@ class _Maker:
                 "target's kind"
             )
         return TransformerDraft(
-            bind(loaded.params, loaded.config, self.options.weights),
+            loaded.bind(self.options.weights),
             settings=self.options.settings,
             stopping=self.options.stopping,
         )
@@ -170,17 +173,20 @@ class _Maker:
         layers = _number("early_exit", argument) if argument else half
         return SelfDraft.early_exit(self.model, layers, self.options.settings)
 
-    def _int8(self, argument: str) -> Draft:
+    def _rounded(self, argument: str, weights: str) -> Draft:
         if argument:
-            raise InputError(f"draft int8:{argument}: int8 takes no argument")
-        return SelfDraft.rounded(self.model, self.options.settings)
+            raise InputError(f"draft {weights}:{argument}: {weights} takes no argument")
+        return SelfDraft.rounded(self.model, BITS[weights], self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
         return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
         directory, _, inner = argument.partition(",")
-        middle = self._transformer(directory)
+        if directory in BITS:
+            middle = self.model.rounded(BITS[directory])
+        else:
+            middle = self._transformer(directory).model
         own = DraftOptions(dtype=self.options.dtype, weights=self.options.weights)
         cheap = dataclasses.replace(self, options=own)
         cheapest = cheap.make(inner or "bigram")
@@ -189,7 +195,7 @@ class _Maker:
                 f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
                 f"for {directory or 'another model'}: give a draft that shares nothing"
             )
-        return CascadeDraft(middle.model, cheapest, settings=self.options.settings)
+        return CascadeDraft(middle, cheapest, settings=self.options.settings)
 
     def _packaged(self, kind: str) -> str:
         directory = self.target.directory
@@ -211,7 +217,8 @@ NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
     "uniform": _Maker._uniform,
     "medusa": _Maker._medusa,
     "early_exit": _Maker._early_exit,
-    "int8": _Maker._int8,
+    INT8: lambda maker, argument: maker._rounded(argument, INT8),
+    INT4: lambda maker, argument: maker._rounded(argument, INT4),
     "mixed": _Maker._mixed,
     "cascade": _Maker._cascade,
 }

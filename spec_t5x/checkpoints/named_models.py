@@ -3,7 +3,7 @@
 import dataclasses
 
 from spec_t5x.errors import InputError
-from spec_t5x.names import AUTO, INT8, NO_DRAFT
+from spec_t5x.names import AUTO, NO_DRAFT, WEIGHTS
 
 DEFAULT_TARGET = "ende-target"
 
@@ -20,8 +20,8 @@ class Models:
     # What the networks compute in; "auto" is the fast type of the platform.
     dtype: str = "auto"
     # The target's and the draft's: "auto" is what the checkpoint has, at the width that it needs;
-    # "int8" rounds all matrices but tables of embeddings, which makes another model, close to the
-    # first one.
+    # "int8" and "int4" round all matrices but tables of embeddings, which makes another model,
+    # close to the first one.
     weights: str = AUTO
     draft_weights: str = AUTO
     # How the draft samples; None takes the target's temperature, top_k and top_p.
@@ -41,8 +41,8 @@ class Models:
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         for name in ("weights", "draft_weights"):
-            if (value := getattr(self, name)) not in (AUTO, INT8):
-                raise InputError(f"{name} is {value!r}: choose {AUTO} or {INT8}")
+            if (value := getattr(self, name)) not in WEIGHTS:
+                raise InputError(f"{name} is {value!r}: choose one of {', '.join(WEIGHTS)}")
         if self.adaptive is None and self.adaptive_position is not None:
             raise InputError(
                 f"adaptive_position is {self.adaptive_position} without adaptive: give it too"

@@ -4,13 +4,18 @@ import argparse
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.names import WEIGHTS
 
 HELP = "compile for a TPU without one: memory, costs, predicted speed-up"
 
 _FLAGS = {
-    "topology": ("CHIP:XxYxZ", "the slice (v4:2x2x1)"),
+    "topology": ("CHIP:LAYOUT", "the slice, such as v5e:2x2 (v4:2x2x1)"),
     "target": ("SIZE", "a published size (t5_1_1_xxl)"),
-    "draft": (["SIZE"], "a published size; once for each (t5_1_1_small)"),
+    "weights": (WEIGHTS, "the target's; auto is bfloat16 (auto)"),
+    "draft": (
+        ["SIZE"],
+        "a published size, or int8 or int4 of the target; once for each (t5_1_1_small)",
+    ),
     "gamma": (int, "drafts in an iteration (7)"),
     "batch": (int, "rows, over all replicas (1)"),
     "source_len": (int, "encoder length (512)"),

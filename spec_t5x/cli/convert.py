@@ -6,6 +6,7 @@ import json
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO, WEIGHTS
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, choices=_FORMATS, help="the format to write")
     flags = {
         "dtype": (("float32", "bfloat16"), "of the stored weights (the source's)"),
+        "weights": (WEIGHTS, "int8 and int4 round the matrices, for native (auto: as they are)"),
         "vocabulary": settings.VOCABULARY,
         "overwrite": (bool, "replace an earlier checkpoint"),
     }
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 args.destination,
                 to=args.to,
                 dtype=args.dtype,
+                weights=args.weights or AUTO,
                 vocabulary=args.vocabulary,
                 overwrite=bool(args.overwrite),
                 report=functools.partial(progress.update, text="converting"),

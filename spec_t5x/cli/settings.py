@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
-from spec_t5x.names import AUTO, INT8, NO_DRAFT
+from spec_t5x.names import AUTO, NO_DRAFT, WEIGHTS
 
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
@@ -44,7 +44,7 @@ _MODELS = {
     "draft": (
         "NAME_OR_DIR",
         "what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, copy, "
-        "uniform, medusa, early_exit, int8, mixed or cascade, with :ARGUMENT; "
+        "uniform, medusa, early_exit, int8, int4, mixed or cascade, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     ),
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
@@ -60,10 +60,11 @@ _MODELS = {
         "what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
     ),
     "weights": (
-        (AUTO, INT8),
-        "the target's; auto is what the checkpoint has, int8 rounds them: another model (auto)",
+        WEIGHTS,
+        "the target's; auto is what the checkpoint has, the others round them: another model "
+        "(auto)",
     ),
-    "draft_weights": ((AUTO, INT8), "the same of a draft that is a model (auto)"),
+    "draft_weights": (WEIGHTS, "the same of a draft that is a model (auto)"),
 }
 _DECODING = {
     "gamma": (

@@ -57,13 +57,15 @@ class SelfDraft(DraftBase):
         return cls(model, settings)
 
     @classmethod
-    def rounded(cls, target: CachedModel, settings: Sampling | None = None) -> "SelfDraft":
-        """The draft that has the target's matrices in int8, a scale for each column.
+    def rounded(
+        cls, target: CachedModel, bits: int = 8, settings: Sampling | None = None
+    ) -> "SelfDraft":
+        """The draft that has the target's matrices in 8 or 4 bits (``models.weights.Rounded``).
 
-        It says what the target says nearly always: alpha is above 0.98 where trained drafts have
-        0.6 to 0.8. It is worth as much as fewer bytes make a step faster.
+        It says what the target says nearly always: in 8 bits alpha is above 0.98 where trained
+        drafts have 0.6 to 0.8. It is worth as much as fewer bytes make a step faster.
         """
-        tree = weights.rounded(_without_encoder(target.weights))
+        tree = weights.rounded(_without_encoder(target.weights), bits)
         return cls(target.replace(weights=tree, in_targets_cache=True), settings)
 
     @property

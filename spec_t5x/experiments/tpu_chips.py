@@ -62,6 +62,14 @@ CHIPS = {
         link_bandwidth=50e9,
         config="megacore",
     ),
+    # cloud.google.com/tpu/docs/v5e; 1600 Gbit/s over four links.
+    "v5e": Chip(
+        flops=197e12,
+        memory_bandwidth=819e9,
+        memory=16 * 2**30,
+        link_bandwidth=50e9,
+        config="default",
+    ),
 }
 
 # So that libtpu starts on a machine that is no TPU VM without looking for one.
@@ -92,8 +100,10 @@ def topology(name: str) -> tuple[Chip, list[jax.Device]]:
     """
     kind, _, layout = name.partition(":")
     if kind not in CHIPS or not layout:
-        known = ", ".join(f"{chip}:2x2x1" for chip in CHIPS)
-        raise InputError(f"topology {name!r}: give a chip and a layout, such as {known}")
+        raise InputError(
+            f"topology {name!r}: give a chip ({', '.join(CHIPS)}) and a layout, such as v4:2x2x1 "
+            "or v5e:2x2"
+        )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             f"topology {name!r} needs libtpu, which is not installed: pip install "
@@ -107,7 +117,7 @@ def topology(name: str) -> tuple[Chip, list[jax.Device]]:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"topology {name!r}: libtpu says {reason!r}: give a layout such as {kind}:2x2x1"
+            f"topology {name!r}: libtpu says {reason!r}: give another layout of {kind}"
         ) from error
     return chip, list(description.devices)
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from spec_t5x.drafts.self_draft import SelfDraft
+from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
@@ -23,14 +25,17 @@ from spec_t5x.experiments.random_models import check_vocabulary
 from spec_t5x.experiments.tpu_chips import Chip, StepCost, step_cost, topology
 from spec_t5x.experiments.tpu_programs import Workload
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.tuning.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
 _GIB = 2**30
 # Acceptance rates that a pair's speed-up is given for.
-ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +43,20 @@ class Options:
     """What to compile, and for what."""
 
     topology: str = "v4:2x2x1"
-    # Names of ``models.sizes``.
+    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4".
     target: str = paper_tables.TARGET
     drafts: tuple[str, ...] = ("t5_1_1_small",)
+    # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.
+    weights: str = AUTO
     gamma: int = 7
     # Chips in (data, model).
     meshes: tuple[tuple[int, int], ...] = ((1, 1),)
     work: Workload = Workload()
 
     def __post_init__(self):
-        check_vocabulary(self.target, self.drafts)
+        check_vocabulary(self.target, [name for name in self.drafts if name not in BITS])
+        if self.weights not in WEIGHTS:
+            raise InputError(f"weights is {self.weights!r}: choose one of {', '.join(WEIGHTS)}")
         check_at_least(self, gamma=1)
         check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
         for data, model in self.meshes:
@@ -178,34 +187,37 @@ class _Compiler:
         self.options, self.chip, self.mesh = options, chip, mesh
         # By kind, model and gamma.
         self.steps: dict[tuple[str, str, int], Step] = {}
+        self.target = tpu_programs.abstract_model(size(options.target), mesh, options.weights)
 
     def loop(self, draft: str | None) -> Memory:
         """The memory of a whole loop: plain, or speculative with a draft."""
-        options, config = self.options, size(self.options.target)
-        gamma = options.gamma if draft else 0
+        options, target = self.options, self.target
+        gamma, proposer = (options.gamma, self.draft(draft)) if draft else (0, None)
+        # A draft of the target's has leaves of it: arguments of their own, and one in memory.
+        leaves = jax.tree.leaves((target, proposer))
+        twice = bytes_per_device(leaves) - bytes_per_device({id(leaf): leaf for leaf in leaves})
         log.info("compiling the loop, %s", f"draft {draft}" if draft else "plain")
         try:
-            if draft is None:
-                compiled = tpu_programs.plain_loop(config, options.work, self.mesh)
+            if proposer is None:
+                compiled = tpu_programs.plain_loop(target, options.work, self.mesh)
             else:
                 compiled = tpu_programs.speculative_loop(
-                    config, size(draft), options.work, gamma, self.mesh
+                    target, proposer, options.work, gamma, self.mesh
                 )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            names = [options.target, *([draft] if draft else [])]
-            models = [tpu_programs.abstract_model(size(name), self.mesh) for name in names]
             return Memory(
                 draft=draft,
                 gamma=gamma,
-                arguments=bytes_per_device(models),
+                arguments=bytes_per_device(leaves) - twice,
                 capacity=self.chip.memory,
             )
         analysis = compiled.memory_analysis()
         del compiled
         _return_memory()
-        arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+        arguments = analysis.argument_size_in_bytes - twice
+        temporaries = analysis.temp_size_in_bytes
         # Some outputs reuse the memory of arguments.
         outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
         return Memory(
@@ -216,6 +228,20 @@ class _Compiler:
             total=arguments + temporaries + outputs + analysis.generated_code_size_in_bytes,
             capacity=self.chip.memory,
         )
+
+    def model(self, name: str) -> T5Model:
+        """The target, as shapes, or the model of a draft."""
+        if name in BITS:
+            return self.target.rounded(BITS[name])
+        if name == self.options.target:
+            return self.target
+        return tpu_programs.abstract_model(size(name), self.mesh)
+
+    def draft(self, name: str) -> TransformerDraft | SelfDraft:
+        """A draft, as shapes."""
+        if name in BITS:
+            return SelfDraft.rounded(self.target, BITS[name])
+        return TransformerDraft(tpu_programs.abstract_model(size(name), self.mesh))
 
     def predict(
         self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
@@ -247,12 +273,11 @@ class _Compiler:
         """A step of the target or a draft, or a verification of ``gamma`` drafts."""
         if (kind, name, gamma) not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
-            config, work = size(name), self.options.work
+            model, work = self.model(name), self.options.work
             if kind == "verification":
-                compiled, cache = tpu_programs.verification(config, work, gamma, self.mesh)
+                compiled, cache = tpu_programs.verification(model, work, gamma, self.mesh)
             else:
-                compiled, cache = tpu_programs.plain_step(config, work, self.mesh)
-            model = tpu_programs.abstract_model(config, self.mesh)
+                compiled, cache = tpu_programs.plain_step(model, work, self.mesh)
             cost = step_cost(compiled, model, cache, gamma + 1)
             del compiled
             _return_memory()
@@ -294,9 +319,10 @@ FOOTNOTES = (
 def header(options: Options) -> str:
     """What was compiled, with what."""
     work = options.work
+    stored = "bfloat16" if options.weights == AUTO else options.weights
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
-        f"{options.target} in bfloat16 for TPU {options.topology}: batch {work.batch}, source "
+        f"{options.target} in {stored} for TPU {options.topology}: batch {work.batch}, source "
         f"{work.source_len}, at most {work.max_decode_len} tokens, gamma {options.gamma} "
         f"({made_with})"
     )

@@ -2,7 +2,7 @@
 
 Two whole loops, as they would run; and the three calls that Theorem 3.8 is about, each a
 program of its own: a step of the target, a step of the draft's model, and a verification
-(an iteration without the drafting). Parameters are bfloat16.
+(an iteration without the drafting).
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.interfaces import Draft, DraftBase, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models import cache as cache_lib
@@ -32,6 +31,8 @@ from spec_t5x.models.partitioning import (
 )
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.types import PyTree
@@ -49,44 +50,46 @@ class Workload:
     max_decode_len: int = 128
 
 
-def abstract_model(config: T5Config, mesh: Mesh) -> T5Model:
-    """A model of shapes in bfloat16, sharded as the rules say."""
+def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model:
+    """A model of shapes, sharded as the rules say.
+
+    Its parameters are in bfloat16, its matrices in int8 or int4 if ``weights`` says so.
+    """
     config = dataclasses.replace(config, dtype="bfloat16")
     params = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding),
         abstract_params(config),
         param_shardings(config, mesh),
     )
-    return T5Model(weights=params, module=Transformer(config))
+    model = T5Model(weights=params, module=Transformer(config))
+    return model if weights == AUTO else model.rounded(BITS[weights])
 
 
-def plain_loop(config: T5Config, work: Workload, mesh: Mesh) -> Compiled:
+def plain_loop(model: T5Model, work: Workload, mesh: Mesh) -> Compiled:
     """``autoregressive_decode``, whole."""
     decode = functools.partial(
         autoregressive.autoregressive_decode, max_decode_len=work.max_decode_len
     )
-    return _compile(decode, mesh, abstract_model(config, mesh), *_inputs(work, mesh))
+    return _compile(decode, mesh, model, *_inputs(work, mesh))
 
 
 def speculative_loop(
-    config: T5Config, draft: T5Config, work: Workload, gamma: int, mesh: Mesh
+    model: T5Model, draft: Draft, work: Workload, gamma: int, mesh: Mesh
 ) -> Compiled:
-    """``speculative_decode``, whole, with a model as the draft."""
+    """``speculative_decode``, whole."""
     decode = functools.partial(
         speculative.speculative_decode, max_decode_len=work.max_decode_len, gamma=gamma
     )
-    drafting = TransformerDraft(abstract_model(draft, mesh))
-    return _compile(decode, mesh, abstract_model(config, mesh), drafting, *_inputs(work, mesh))
+    return _compile(decode, mesh, model, draft, *_inputs(work, mesh))
 
 
-def plain_step(config: T5Config, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
+def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, DecoderCache]:
     """One call for one token: scored, sampled, appended. Of the target or of the draft.
 
     Returns:
       The program, and the cache that it takes, as shapes.
     """
     *inputs, settings = _inputs(work, mesh)
-    model = abstract_model(config, mesh)
 
     def init(model, inputs, prompts, keys):
         return autoregressive.init(
@@ -99,7 +102,7 @@ def plain_step(config: T5Config, work: Workload, mesh: Mesh) -> tuple[Compiled, 
 
 
 def verification(
-    config: T5Config, work: Workload, gamma: int, mesh: Mesh
+    model: T5Model, work: Workload, gamma: int, mesh: Mesh
 ) -> tuple[Compiled, DecoderCache]:
     """One iteration whose proposals are given: gamma + 1 tokens scored, verified, appended.
 
@@ -107,7 +110,7 @@ def verification(
       The program, and the target's cache that it takes, as shapes.
     """
     *inputs, settings = _inputs(work, mesh)
-    models = abstract_model(config, mesh), _given(config, work, gamma, mesh)
+    models = model, _given(model.vocab_size, work, gamma, mesh)
     loop = Loop(gamma=gamma, max_decode_len=work.max_decode_len)
 
     def init(model, draft, inputs, prompts, keys):
@@ -141,10 +144,10 @@ class _Given(DraftBase):
         return self.proposal.replace(drawn=gamma), state
 
 
-def _given(config: T5Config, work: Workload, gamma: int, mesh: Mesh) -> _Given:
+def _given(vocab_size: int, work: Workload, gamma: int, mesh: Mesh) -> _Given:
     tokens = jax.ShapeDtypeStruct((work.batch, gamma), jnp.int32)
-    probs = jax.ShapeDtypeStruct((*tokens.shape, config.vocab_size), jnp.float32)
-    return _Given(sharded_rows(Proposal(tokens, probs), mesh), config.vocab_size)
+    probs = jax.ShapeDtypeStruct((*tokens.shape, vocab_size), jnp.float32)
+    return _Given(sharded_rows(Proposal(tokens, probs), mesh), vocab_size)
 
 
 def _inputs(work: Workload, mesh: Mesh):

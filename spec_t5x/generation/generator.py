@@ -30,7 +30,7 @@ from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.machine.programs import Kept
-from spec_t5x.models.binding import Model, bind
+from spec_t5x.models.binding import Model
 from spec_t5x.models.gpt import GPTModel
 from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
@@ -86,7 +86,8 @@ class Generator:
           options: settings of the draft; the target computes in its ``dtype`` too.
           vocabulary: of a target that holds none (``checkpoints.vocabularies``).
           shardings: where the target's parameters are to lie (``checkpoints.loading``).
-          weights: "int8" rounds the target's matrices: another model, whose output it then is.
+          weights: "int8" and "int4" round the target's matrices: another model, whose output it
+            then is.
           memory: what is known of the draft: one that did not pay is loaded when its turn comes.
 
         Raises:
@@ -99,27 +100,22 @@ class Generator:
         model = generator.target
         if draft in (None, NO_DRAFT):
             return generator
+        # The parameters are held once, as the model has them.
+        loaded = dataclasses.replace(loaded, params=model.weights)
         if memory is None:
             return generator.with_draft(make_draft(draft, loaded, model, options))
         generator = dataclasses.replace(generator, memory=memory)
         if not memory.steps_left:
             made = memory.loaded(lambda: make_draft(draft, loaded, model, options))
             return generator.with_draft(made)
-        # The parameters are held once, as the model has them.
-        named = dataclasses.replace(loaded, params=None)
-
-        def make() -> Draft:
-            whole = dataclasses.replace(named, params=model.params)
-            return make_draft(draft, whole, model, options)
-
-        memory.make = make
+        memory.make = lambda: make_draft(draft, loaded, model, options)
         return generator
 
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO) -> "Generator":
         """A target that was loaded, without a draft; ``weights`` as of ``load``."""
         return cls(
-            target=bind(target.params, target.config, weights),
+            target=target.bind(weights),
             vocabulary=target.vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
         )
@@ -144,6 +140,11 @@ class Generator:
             made._costs.update(self._costs)
             self.memory.generator = made
         return self.memory.generator
+
+    @property
+    def program_seconds(self) -> float:
+        """What making or loading programs with a draft took this process."""
+        return _decode_speculatively.seconds
 
     def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.

@@ -11,7 +11,8 @@ from spec_t5x.models import gpt, t5
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.names import AUTO, INT8
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
 ModelConfig = T5Config | GPTConfig
@@ -23,9 +24,15 @@ _FIRST_LAYER = re.compile(r"\blayers_0\b")
 
 
 def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
-    """Parameters and their configuration as the loops' ``Target``; "int8" rounds its matrices."""
+    """Parameters and their configuration as the loops' ``Target``.
+
+    Args:
+      params: the tree of the network.
+      config: which network.
+      weights: "auto" takes them as they are, "int8" and "int4" round the matrices.
+    """
     model = (GPTModel if isinstance(config, GPTConfig) else T5Model).create(params, config)
-    return model.rounded() if weights == INT8 else model
+    return model if weights == AUTO else model.rounded(BITS[weights])
 
 
 def abstract_variables(config: ModelConfig) -> PyTree:

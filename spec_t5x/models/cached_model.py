@@ -42,9 +42,9 @@ class CachedModel:
         weights, kernels = _ready(params, self.module)
         return self.replace(weights=weights, kernels=kernels)
 
-    def rounded(self) -> "CachedModel":
-        """The same with its matrices in int8: another model, close to this one."""
-        return self.replace(weights=weights_lib.rounded(self.weights))
+    def rounded(self, bits: int = 8) -> "CachedModel":
+        """The same with its matrices in 8 or 4 bits: another model, close to this one."""
+        return self.replace(weights=weights_lib.rounded(self.weights, bits))
 
     @property
     def params(self) -> PyTree:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 
 import flax.linen.partitioning as flax_partitioning
 import jax
-import jax.numpy as jnp
 from flax.core import unfreeze
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -136,6 +135,6 @@ def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
 def bytes_per_device(tree: PyTree) -> int:
     """What one device holds of a tree of arrays, or of shapes with shardings, in bytes."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
         for leaf in jax.tree.leaves(tree)
     )

@@ -1,10 +1,10 @@
-"""The forms in which a matrix is kept: rounded to int8, and in panels for the CPU kernels.
+"""The forms in which a matrix is kept: rounded to few bits, in panels for the CPU kernels.
 
 A decoder step reads every matrix once, so bytes and their order are its time. The CPU kernels
 read panels of 64 columns, each stored row after row: memory is read from front to back. A
 matrix whose values are all numbers of bfloat16, as of a checkpoint stored in it, is held in
 bfloat16 and widened in registers. That is exact: every product has the bits that the float32
-matrix gives. Rounding to int8 is not, and is for drafts.
+matrix gives. Rounding to int8 or int4 is not: it makes another model.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import UInt16
 
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.names import INT4, INT8
 from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
 # Tables of embeddings, which are read row by row.
@@ -25,28 +26,49 @@ _TABLES = ("embedding", "token_embedding")
 # Numbers that are looked at in one step.
 _PART = 1 << 18
 
+# Bits of rounded weights, by the names that options have for them.
+BITS = {INT8: 8, INT4: 4}
+# Rows that share a scale in int4, as the kernels have it. In int8 all of them do.
+GROUP = 64
+
 
 @flax.struct.dataclass
 class Rounded:
-    """A matrix ``[inner, features]`` in int8, with a scale for each column."""
+    """A matrix ``[inner, features]`` in int8 or int4, with a scale for each group of a column."""
 
     values: Integer[Array, "inner features"] | jax.ShapeDtypeStruct
-    scales: Float32[Array, "features"] | jax.ShapeDtypeStruct
+    scales: Float32[Array, "groups features"] | jax.ShapeDtypeStruct
 
     @classmethod
-    def of(cls, matrix: Float[Array, "inner features"]) -> "Rounded":
-        """The matrix with every column's largest value rounded to 127, or to -127."""
-        matrix = matrix.astype(jnp.float32)
-        largest = jnp.max(jnp.abs(matrix), axis=0)
-        scales = jnp.where(largest > 0, largest, 1.0) / 127
-        return cls(jnp.round(matrix / scales[None]).astype(jnp.int8), scales)
+    def of(cls, matrix: Float[Array, "inner features"], bits: int = 8) -> "Rounded":
+        """The matrix with the largest value of every group rounded to 127, in 4 bits to 7.
+
+        Args:
+          matrix: in any type of floats.
+          bits: 8, for which a column is one group, or 4, for groups of ``GROUP`` rows (of the
+            last one there may be fewer).
+        """
+        inner, features = matrix.shape
+        group = inner if bits == 8 else GROUP
+        padded = jnp.pad(matrix.astype(jnp.float32), ((0, -inner % group), (0, 0)))
+        grouped = padded.reshape(-1, group, features)
+        largest = jnp.max(jnp.abs(grouped), axis=1)
+        scales = jnp.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
+        # Of 12 bits: products with the values are exact, so that rounding twice is rounding once.
+        scales = lax.reduce_precision(scales, exponent_bits=8, mantissa_bits=11)
+        values = jnp.round(grouped / scales[:, None]).reshape(padded.shape)[:inner]
+        return cls(values.astype(jnp.int8 if bits == 8 else jnp.int4), scales)
 
     def matrix(self) -> Float32[Array, "inner features"]:
         """What was rounded, in float32."""
-        return self.values.astype(jnp.float32) * self.scales[None]
+        inner = self.values.shape[0]
+        group = GROUP if self.values.dtype == jnp.int4 else inner
+        return self.values.astype(jnp.float32) * jnp.repeat(self.scales, group, axis=0)[:inner]
 
     def times(self, inputs: Float[Array, "*rows inner"]) -> Float[Array, "*rows features"]:
         """``inputs @ matrix``, in the inputs' type; no widened copy of the matrix is made."""
+        if self.values.dtype == jnp.int4:
+            return jnp.dot(inputs, self.matrix().astype(inputs.dtype))
         product = jnp.dot(
             inputs, self.values.astype(inputs.dtype), preferred_element_type=jnp.float32
         )
@@ -61,34 +83,40 @@ class Panels:
     The last panel is filled up with zeros.
     """
 
-    # float32, bfloat16 or int8, of which ``scales`` has one for each column, the filling's too.
+    # float32, bfloat16 or int8; or uint8, two numbers of int4 in each: the upper one is of the
+    # column half a panel further on.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
-    scales: Float[Array, "scales"]
+    # Of rounded weights, the filling's too; of others there are no groups.
+    scales: Float32[Array, "panels groups width"]
     features: int = flax.struct.field(pytree_node=False)
 
     @classmethod
     def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
         """The matrix in panels, bfloat16 where that holds its values exactly. On the host."""
-        scales = np.zeros(0, np.float32)
         if isinstance(matrix, Rounded):
             values, scales = np.asarray(matrix.values), np.asarray(matrix.scales)
-            scales = np.pad(scales, (0, -len(scales) % cpu_kernels.PANEL))
         else:
             values = _narrow(matrix)
-        inner, features = values.shape
-        num = -(-features // cpu_kernels.PANEL)
-        panels = np.zeros((num, inner, cpu_kernels.PANEL), values.dtype)
-        for i, panel in enumerate(panels):
-            columns = values[:, i * cpu_kernels.PANEL : (i + 1) * cpu_kernels.PANEL]
-            panel[:, : columns.shape[1]] = columns
-        return cls(jnp.asarray(panels), jnp.asarray(scales), features)
+            scales = np.zeros((0, values.shape[1]), np.float32)
+        is_int4 = values.dtype == jnp.int4
+        panels = _in_panels(values.astype(np.int8) if is_int4 else values)
+        if is_int4:
+            first, second = np.split(panels.view(np.uint8), 2, axis=2)
+            panels = np.bitwise_and(first, 15) | np.left_shift(second, 4)
+        return cls(jnp.asarray(panels), jnp.asarray(_in_panels(scales)), values.shape[1])
 
     def matrix(self) -> Float32[Array, "inner features"]:
         """What was packed, in float32."""
-        joined = jnp.swapaxes(self.panels, 0, 1).reshape(self.panels.shape[1], -1)
-        if self.scales.size:
-            return Rounded(joined, self.scales).matrix()[:, : self.features]
-        return joined[:, : self.features].astype(jnp.float32)
+        panels = self.panels
+        if panels.dtype == jnp.uint8:
+            halves = jnp.stack([panels << 4, panels], axis=2).astype(jnp.int8) >> 4
+            panels = halves.reshape(*panels.shape[:2], -1)
+        values = _joined(panels)[:, : self.features]
+        if not self.scales.size:
+            return values.astype(jnp.float32)
+        is_int4 = self.panels.dtype == jnp.uint8
+        scales = _joined(self.scales)[:, : self.features]
+        return Rounded(values.astype(jnp.int4) if is_int4 else values, scales).matrix()
 
 
 @flax.struct.dataclass
@@ -144,19 +172,33 @@ def unpack(weights: PyTree) -> PyTree:
     )
 
 
-def rounded(weights: PyTree) -> PyTree:
-    """Weights with every matrix in int8; in panels, those that are. Shapes give shapes."""
+def rounded(weights: PyTree, bits: int = 8) -> PyTree:
+    """Weights with every matrix in few bits; in panels, those that are. Shapes give shapes."""
+
+    def of(leaf: Any) -> Rounded:
+        return Rounded.of(leaf.matrix() if isinstance(leaf, Panels | Rounded) else leaf, bits)
 
     def round_one(name: str, leaf: Any) -> Any:
         if name != "kernel":
             return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(Rounded.of, leaf)
-        if isinstance(leaf, Panels):
-            return Panels.pack(Rounded.of(leaf.matrix()))
-        return Rounded.of(leaf)
+        shape = leaf.values if isinstance(leaf, Rounded) else leaf
+        if isinstance(shape, jax.ShapeDtypeStruct):
+            return _with_sharding(jax.eval_shape(of, leaf), shape.sharding)
+        return Panels.pack(of(leaf)) if isinstance(leaf, Panels) else of(leaf)
 
     return _map_by_name(weights, round_one)
+
+
+def _with_sharding(shapes: Rounded, sharding: jax.sharding.Sharding | None) -> Rounded:
+    """Values that lie as the matrix does, and scales whole on every device."""
+    if sharding is None:
+        return shapes
+    everywhere = jax.NamedSharding(sharding.mesh, jax.P())
+
+    def place(shape: jax.ShapeDtypeStruct, sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return Rounded(place(shapes.values, sharding), place(shapes.scales, everywhere))
 
 
 def _packed(name: str, leaf: Any) -> Any:
@@ -165,6 +207,21 @@ def _packed(name: str, leaf: Any) -> Any:
     if name in _TABLES:
         return Table.pack(leaf)
     return leaf
+
+
+def _in_panels(values: np.ndarray) -> np.ndarray:
+    """``[rows, columns]`` as ``[panels, rows, PANEL]``, the last one filled up with zeros."""
+    rows, columns = values.shape
+    panels = np.zeros((-(-columns // cpu_kernels.PANEL), rows, cpu_kernels.PANEL), values.dtype)
+    for i, panel in enumerate(panels):
+        part = values[:, i * cpu_kernels.PANEL : (i + 1) * cpu_kernels.PANEL]
+        panel[:, : part.shape[1]] = part
+    return panels
+
+
+def _joined(panels: Array) -> Array:
+    """What ``_in_panels`` was given, with what filled it up."""
+    return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
 
 
 def _narrow(values: Float32[Array, "rows columns"]) -> np.ndarray:

@@ -22,7 +22,7 @@ from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
 from spec_t5x.machine.dtypes import resolve_dtype
-from spec_t5x.models.binding import ModelConfig, bind
+from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
@@ -121,7 +121,7 @@ def distill(
             "source to write an output for"
         )
     student = _student(loaded, layers, model, initial_checkpoint, options)
-    bound = bind(loaded.params, loaded.config)
+    bound = loaded.bind()
     directory.mkdir(parents=True, exist_ok=True)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
     generator = Generator(

@@ -93,7 +93,7 @@ def test_random_weights_are_read_by_all_and_decode_to_the_last_token(tmp_path, m
     pytest.importorskip("transformers", reason="needs transformers")
     larger = dataclasses.replace(TINY, num_decoder_layers=2)
     monkeypatch.setattr(sizes, "SIZES", sizes.SIZES | {"tiny": TINY, "larger": larger})
-    settings = {"alpha": 1.0, "max_decode_len": 20, "threads": 1}
+    settings = {"alphas": (1.0, 0.9), "max_decode_len": 20, "threads": 1}
     given = workload.of_sizes(["tiny", "larger"], "tiny", 8, tmp_path, **settings)
     own_draft, config = next(given)
     # A model is no draft of itself.
@@ -102,10 +102,15 @@ def test_random_weights_are_read_by_all_and_decode_to_the_last_token(tmp_path, m
     assert not (tmp_path / "tiny").exists() and config == larger
     (ids,) = drafted.inputs
     assert len(ids) == 8 and ids[-1] == EOS_ID
-    names = [row.name for row in make_rows(drafted, ["transformer"], [3])]
-    assert names[:2] == ["spec_t5x, plain", "spec_t5x, random draft, gamma 3"]
-    assert not any("assisted" in name for name in names)
-    for arguments in ({}, {"draft": "random draft", "gamma": 3}):
+    rows = make_rows(drafted, ["random", "int8"], [3], weights=["auto", "int4"])
+    assert [row.name for row in rows if row.implementation == "ours"] == [
+        *("spec_t5x, plain", "spec_t5x, random at 1, gamma 3", "spec_t5x, int8 at 0.9, gamma 3"),
+        "spec_t5x in int4, plain",
+        "spec_t5x in int4, random at 1, gamma 3",
+        "spec_t5x in int4, int8 at 0.9, gamma 3",
+    ]
+    assert not any("assisted" in row.name for row in rows)
+    for arguments in (rows[1].arguments, rows[5].arguments):
         _, decode = implementations.ours(drafted, **arguments)
         found = decode(ids, 20)
         assert len(found) == 20 and not {EOS_ID, PAD_ID} & set(found)
@@ -196,9 +201,9 @@ def test_the_table(group):
     group["rows"] = group["rows"][:2]
     for row in group["rows"]:
         del row["compile_seconds"], row["peak_bytes"]
-    text = table([group | {"alpha": 0.75}], {"processor": "A processor"})
+    text = table([group | {"alphas": [0.75, 0.9]}], {"processor": "A processor"})
     assert "⁴" not in text and "compile" not in text
-    assert "random weights, acceptance rate 0.75" in text
+    assert "random weights, verdicts drawn at 0.75, 0.9" in text
 
 
 # --- processes ---------------------------------------------------------------
@@ -283,6 +288,7 @@ def test_the_command_compares_a_pair(tiny_pair, tmp_path, capsys, monkeypatch):
         (["--threads", "1000000"], "threads is 1000000: give 1 to"),
         (["--target", "lm-target"], "target lm-target is a decoder alone"),
         (["--size", "byt5_small"], "byt5_small and its draft t5_1_1_small have different"),
+        (["--size", "t5_1_1_small", "--draft", "int8", "int4"], "2 drafts and 1 acceptance rates"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):

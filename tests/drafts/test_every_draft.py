@@ -92,6 +92,7 @@ T5_DRAFTS = {
     ),
     "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
+    "int4": lambda: SelfDraft.rounded(target(), bits=4),
     "shared encoder": shared_encoder,
     "shared encoder, narrow head": lambda: shared_encoder(
         head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)

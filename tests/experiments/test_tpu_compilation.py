@@ -62,9 +62,10 @@ def mesh(chips: int):
     return make_mesh(1, chips, devices[:chips])
 
 
-def plain(chips: int):
-    compiled, cache = tpu_programs.plain_step(CONFIG, WORK, mesh(chips))
-    model = tpu_programs.abstract_model(CONFIG, mesh(chips))
+def plain(chips: int, config: T5Config = CONFIG, weights: str = "auto"):
+    devices = mesh(chips)
+    model = tpu_programs.abstract_model(config, devices, weights)
+    compiled, cache = tpu_programs.plain_step(model, WORK, devices)
     return compiled, step_cost(compiled, model, cache, new_tokens=1)
 
 
@@ -75,8 +76,9 @@ def plain_step():
 
 @pytest.fixture(scope="module")
 def verification():
-    compiled, cache = tpu_programs.verification(CONFIG, WORK, GAMMA, mesh(1))
-    model = tpu_programs.abstract_model(CONFIG, mesh(1))
+    devices = mesh(1)
+    model = tpu_programs.abstract_model(CONFIG, devices)
+    compiled, cache = tpu_programs.verification(model, WORK, GAMMA, devices)
     return compiled, step_cost(compiled, model, cache, new_tokens=GAMMA + 1)
 
 
@@ -132,6 +134,19 @@ def test_verification_reads_what_a_step_reads(plain_step, verification):
     assert verification[1].weight_bytes == plain_step[1].weight_bytes + more_rows
     longer = 2 * cached_numbers(WORK.max_decode_len + GAMMA + 1)
     assert verification[1].cache_bytes == longer
+
+
+@pytest.mark.parametrize(("weights", "bits", "group"), [("int8", 8, 0), ("int4", 4, 64)])
+def test_rounded_weights_are_widened_within_their_products(weights, bits, group):
+    # The compiler would not mind a small copy.
+    config = dataclasses.replace(CONFIG, emb_dim=1024, mlp_dim=4096, num_decoder_layers=1)
+    compiled, cost = plain(1, config, weights)
+    matrix = config.emb_dim * config.mlp_dim
+    assert compiled.memory_analysis().temp_size_in_bytes < matrix // 4
+    _, whole = plain(1, config)
+    scales = 4 * matrix // (group or config.mlp_dim)
+    less = whole.weight_bytes - cost.weight_bytes
+    assert less > 3 * (2 * matrix - matrix * bits // 8 - scales)
 
 
 def test_two_chips_share_weights_and_exchange_states(plain_step):

@@ -36,17 +36,23 @@ def test_one_value_too_fine_keeps_a_matrix_in_float32():
     np.testing.assert_array_equal(packed.matrix(), matrix)
 
 
-def test_rounded_to_int8_a_value_is_off_by_half_a_step_at_most():
-    matrix = draws(40, 70)
-    matrix[:, 3] = 0.0
-    for weight in (Rounded.of(matrix), Panels.pack(Rounded.of(matrix))):
-        steps = np.abs(matrix).max(axis=0) / 127
-        assert np.all(np.abs(weight.matrix() - matrix) <= steps * 0.5001)
-    values = np.asarray(Rounded.of(matrix).values)
-    assert np.array_equal(np.abs(values).max(axis=0), np.where(steps > 0, 127, 0))
-    inputs = draws(3, 5, 40)
-    product = Rounded.of(matrix).times(inputs)
-    np.testing.assert_allclose(product, inputs @ Rounded.of(matrix).matrix(), atol=1e-4)
+@pytest.mark.parametrize(("bits", "group", "largest"), [(8, 130, 127), (4, 64, 7)])
+def test_rounded_a_value_is_off_by_half_a_step_at_most(bits, group, largest):
+    matrix = draws(130, 70)
+    # A group without scale, and of four bits a last one of two rows.
+    matrix[:64, 3] = 0.0
+    weight = Rounded.of(matrix, bits)
+    values = np.asarray(weight.values, np.int32)
+    for begin in range(0, 130, group):
+        rows = slice(begin, begin + group)
+        steps = np.abs(matrix[rows]).max(axis=0) / largest
+        assert np.all(np.abs(weight.matrix()[rows] - matrix[rows]) <= steps * 0.5001)
+        assert np.array_equal(np.abs(values[rows]).max(axis=0), np.where(steps > 0, largest, 0))
+    packed = Panels.pack(weight)
+    np.testing.assert_array_equal(packed.matrix(), weight.matrix())
+    assert packed.panels.nbytes == 130 * 128 * bits // 8
+    inputs = draws(3, 5, 130)
+    np.testing.assert_allclose(weight.times(inputs), inputs @ weight.matrix(), atol=1e-4)
 
 
 @pytest.mark.parametrize("make", [tiny_t5, tiny_gpt])

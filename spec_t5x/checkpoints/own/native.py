@@ -11,6 +11,7 @@ A directory that can be copied, committed and shipped as package data:
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.checkpoints.own import rounded
 from spec_t5x.checkpoints.own.directory import check_format, check_stored_dtype, with_extra
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
@@ -35,12 +36,16 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x"
 VERSION = 1
+# With rounded matrices, which earlier releases cannot read.
+_ROUNDED_VERSION = 2
 PARAMS_NAME = "params"
-_OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype")
+_OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 # Of config.json's "network"; checkpoints from before there were two say nothing.
 _NETWORKS = {"t5": T5Config, "gpt": GPTConfig}
@@ -86,15 +91,25 @@ def write_model(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
+    weights: str = AUTO,
 ) -> None:
-    """``save_model`` of a stored model; see ``convert.WRITERS``."""
+    """``save_model`` of a stored model; see ``convert.WRITERS``.
+
+    ``weights`` "int8" or "int4" stores rounded matrices, "auto" those of the source as they are.
+    """
     vocabulary = stored.known_vocabulary()
     stored.check()
-    metadata = describe(stored.config, vocabulary, dtype, extra or {})
+    weights = stored.weights if weights == AUTO else weights
+    metadata = describe(stored.config, vocabulary, dtype, extra or {}, weights)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         vocabulary.save(stage)
-        tensors = read_tensors(stored.tensors, str(stored.directory), dtype, report)
+        source = str(stored.directory)
+        if weights == AUTO:
+            tensors = read_tensors(stored.tensors, source, dtype, report)
+        else:
+            whole = read_tensors(stored.tensors, source, "float32", report)
+            tensors = rounded.split(whole, BITS[weights], dtype)
         write_tree(
             stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors)
         )
@@ -105,10 +120,14 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
+    config = read_config(values, directory / CONFIG_NAME)
+    weights = _read_weights(values, directory / CONFIG_NAME)
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
+    tensors = open_tensors(entries, str(path))
     return StoredModel(
-        tensors=open_tensors(entries, str(path)),
-        config=read_config(values, directory / CONFIG_NAME),
+        tensors=tensors if weights == AUTO else rounded.join(tensors, str(path)),
+        config=config,
+        weights=weights,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
@@ -116,7 +135,11 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def describe(
-    config: ModelConfig, vocabulary: Vocabulary | None, dtype: str, extra: dict[str, Any]
+    config: ModelConfig,
+    vocabulary: Vocabulary | None,
+    dtype: str,
+    extra: dict[str, Any],
+    weights: str = AUTO,
 ) -> dict[str, Any]:
     """What config.json holds of a model, with ``extra`` entries.
 
@@ -126,12 +149,14 @@ def describe(
     check_stored_dtype(dtype)
     metadata = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if weights == AUTO else _ROUNDED_VERSION,
         "network": next(name for name, cls in _NETWORKS.items() if isinstance(config, cls)),
         "model": config.to_dict(),
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,
     }
+    if weights != AUTO:
+        metadata["weights"] = weights
     return with_extra(metadata, extra)
 
 
@@ -155,7 +180,8 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     Raises:
         InputError: it is of another format or version, or describes none.
     """
-    check_format(metadata, path, FORMAT, VERSION, "load it with spec_t5x.checkpoints.loading.load")
+    version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
+    check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", "t5")
     if network not in _NETWORKS:
         raise InputError(
@@ -164,6 +190,17 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
         )
     with describing(path, f"{network.upper()} under 'model'"):
         return _NETWORKS[network].from_dict(metadata["model"])
+
+
+def _read_weights(metadata: dict[str, Any], path: Location) -> str:
+    """How the matrices were stored, as ``names.WEIGHTS`` has it."""
+    weights = metadata.get("weights", AUTO)
+    if weights not in WEIGHTS:
+        raise InputError(
+            f"{path} has weights {weights!r}, this spec_t5x reads {', '.join(WEIGHTS)}: install "
+            "the release that wrote it"
+        )
+    return weights
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:

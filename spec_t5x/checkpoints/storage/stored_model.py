@@ -10,7 +10,8 @@ from spec_t5x.checkpoints.storage.tensors import Tensors, array_tensors, read_pa
 from spec_t5x.checkpoints.storage.validate import check_tensors
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, expected_shapes
+from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
+from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
 # From the configuration to a tree of shardings like the parameters.
@@ -30,6 +31,12 @@ class LoadedModel:
     directory: Location
     # config.json as it stands there; of a T5X checkpoint its format, version and step.
     metadata: dict[str, Any]
+    # "int8" or "int4" where the matrices were rounded before they were stored.
+    weights: str = AUTO
+
+    def bind(self, weights: str = AUTO) -> Model:
+        """The model for decoding (``binding.bind``), its matrices as stored or rounded to less."""
+        return bind(self.params, self.config, self.weights if weights == AUTO else weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,7 @@ class StoredModel:
     directory: Location
     # As in ``LoadedModel``.
     metadata: dict[str, Any]
+    weights: str = AUTO
 
     @classmethod
     def of_params(
@@ -94,6 +102,7 @@ class StoredModel:
             vocabulary=vocabulary,
             directory=self.directory,
             metadata=self.metadata,
+            weights=self.weights,
         )
 
     def read_params(

@@ -50,6 +50,8 @@ class Tensor:
     dtype: str
     # Called from several threads; raises ``InputError`` where the data are damaged.
     read: Callable[[Index], np.ndarray]
+    # Whether it stays of this type, whatever the others are cast to.
+    keeps_dtype: bool = False
 
 
 # The weights of a model by our paths, such as ``encoder/encoder_norm/scale``, in the shapes
@@ -85,7 +87,7 @@ def read_params(
     Args:
         tensors: what to read.
         source: begins every message.
-        dtype: what each slice is cast to, as it is read.
+        dtype: what each slice is cast to, as it is read (``Tensor.keeps_dtype``).
         on_host: numpy arrays; else arrays on JAX's default device, or as ``shardings`` has it.
         shardings: a tree like the parameters. Only the slices that devices of this process
             hold are read, each of them once, whatever the number of devices that hold it.
@@ -169,7 +171,8 @@ def _on_devices(
 
 
 def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
-    return tensor.read(index).astype(jnp.dtype(dtype), copy=False)
+    wanted = tensor.dtype if tensor.keeps_dtype else dtype
+    return tensor.read(index).astype(jnp.dtype(wanted), copy=False)
 
 
 def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:

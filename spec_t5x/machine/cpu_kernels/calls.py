@@ -68,15 +68,17 @@ def suit(params: PyTree) -> bool:
 def multiply(
     inputs: Float32[Array, "*rows inner"],
     weights: Sequence[Array],
-    scales: Sequence[Float32[Array, "_"]],
+    scales: Sequence[Float32[Array, "_ _ _"]],
     widths: Sequence[int],
 ) -> list[Float32[Array, "*rows _"]]:
     """``inputs @ weight`` for each weight; the inputs are read once.
 
     Args:
       inputs: rows.
-      weights: matrices in panels ``[panels, inner, PANEL]``, float32, bfloat16 or int8.
-      scales: of int8 one for each column of the panels; of the others none.
+      weights: matrices in panels ``[panels, inner, PANEL]``, float32, bfloat16 or int8; or
+        uint8 ``[panels, inner, PANEL / 2]``, two numbers of int4 in each.
+      scales: ``[panels, groups, PANEL]``, one group of rows in int8, of 64 rows each in int4;
+        none in the others.
       widths: columns of each matrix.
     """
     rows = inputs.shape[:-1]

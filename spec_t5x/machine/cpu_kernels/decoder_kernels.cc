@@ -86,6 +86,11 @@ inline Lanes Load(const int8_t* from) {
 #endif
 }
 
+// Two weights of 4 bits, -8 to 7: the upper one is of the column half a panel further on.
+struct Nibbles {
+  int8_t both;
+};
+
 inline float Widened(float value) { return value; }
 
 inline float Widened(uint16_t half) {
@@ -292,8 +297,37 @@ void ClearUnused(ffi::Result<ffi::Buffer<ffi::F32>>& outputs, const std::vector<
 constexpr int kColumnBlock = 64;
 // Registers of a row of a panel.
 constexpr int kBlockWidth = kColumnBlock / kLanes;
-// Rows of a panel that stay in the nearest cache while groups of inputs pass over them.
+// Rows of a panel that stay in the nearest cache while groups of inputs pass over them; weights
+// of 4 bits have a scale for each of these blocks of a column.
 constexpr int kInnerBlock = 64;
+
+// Elements of a row of a panel.
+template <typename Weight>
+constexpr int kRowLength = kColumnBlock;
+template <>
+constexpr int kRowLength<Nibbles> = kColumnBlock / 2;
+
+// A register of a row of a panel, from a column on.
+template <typename Weight>
+inline Lanes LoadColumns(const Weight* row, int column) {
+  return Load(row + column);
+}
+
+inline Lanes LoadColumns(const Nibbles* row, int column) {
+  const bool is_upper = column >= kColumnBlock / 2;
+  const Nibbles* from = row + (is_upper ? column - kColumnBlock / 2 : column);
+#if defined(__AVX512F__)
+  const IntLanes both =
+      (IntLanes)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  const IntLanes both =
+      (IntLanes)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  IntLanes both;
+  for (int i = 0; i < kLanes; ++i) both[i] = from[i].both;
+#endif
+  return __builtin_convertvector(is_upper ? both >> 4 : (both << 28) >> 28, Lanes);
+}
 
 // How many registers of columns have room for a group's sums, the weights and a factor.
 constexpr int PartWidth(int rows) {
@@ -357,18 +391,32 @@ struct Ahead {
   }
 };
 
-// A group of inputs, some columns of a panel and some k; kWidth registers of columns.
+// Some k of a panel: what is added to the outputs, or put there by the first of them.
+template <typename Weight>
+struct Block {
+  const Weight* weights;
+  int64_t num_k;
+  bool is_first;
+  // Of its columns, by which their sums over these k are multiplied; none where there are none.
+  const float* scales;
+};
+
+// A group of inputs and a block, kWidth registers of its columns.
 template <typename Weight, int kRows, int kWidth>
-inline void MultiplyPart(const float* inputs, const int64_t* rows, const Weight* weights,
-                         int64_t num_k, bool first, Ahead ahead, float* outputs, int64_t stride) {
+inline void MultiplyPart(const float* inputs, const int64_t* rows, const Block<Weight>& block,
+                         int column, Ahead ahead, float* outputs, int64_t stride) {
+  outputs += column;
   Lanes sums[kRows][kWidth];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
-      sums[r][u] = first ? Lanes{} : Load(outputs + rows[r] * stride + u * kLanes);
+      const bool is_new = block.is_first || block.scales;
+      sums[r][u] = is_new ? Lanes{} : Load(outputs + rows[r] * stride + u * kLanes);
     }
   }
+  const Weight* weights = block.weights;
+  const int64_t num_k = block.num_k;
   for (int64_t k = 0; k < num_k; ++k) {
     __builtin_prefetch(ahead.begin, 0, 3);
     __builtin_prefetch(ahead.begin + kCacheLine, 0, 3);
@@ -376,10 +424,10 @@ inline void MultiplyPart(const float* inputs, const int64_t* rows, const Weight*
     Lanes loaded[kWidth];
 #pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
-      loaded[u] = Load(weights + u * kLanes);
+      loaded[u] = LoadColumns(weights, column + u * kLanes);
       Keep(loaded[u]);
     }
-    weights += kColumnBlock;
+    weights += kRowLength<Weight>;
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const Lanes factor = Fill(inputs[r]);
@@ -391,71 +439,93 @@ inline void MultiplyPart(const float* inputs, const int64_t* rows, const Weight*
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int u = 0; u < kWidth; ++u) Store(outputs + rows[r] * stride + u * kLanes, sums[r][u]);
+    for (int u = 0; u < kWidth; ++u) {
+      float* to = outputs + rows[r] * stride + u * kLanes;
+      if (block.scales) {
+        const Lanes scale = Load(block.scales + column + u * kLanes);
+        sums[r][u] = Fma(sums[r][u], scale, block.is_first ? Lanes{} : Load(to));
+      }
+      Store(to, sums[r][u]);
+    }
   }
 }
 
-// All columns of a panel, as many at a time as there are registers for their sums.
+// All columns of a block, as many at a time as there are registers for their sums.
 template <typename Weight, int kRows>
-void MultiplyGroup(const float* inputs, const int64_t* rows, const Weight* weights, int64_t num_k,
-                   bool first, Ahead ahead, float* outputs, int64_t stride) {
+void MultiplyGroup(const float* inputs, const int64_t* rows, const Block<Weight>& block,
+                   Ahead ahead, float* outputs, int64_t stride) {
   constexpr int kPart = PartWidth(kRows), kParts = kBlockWidth / kPart;
 #pragma GCC unroll 1
   for (int part = 0; part < kParts; ++part) {
-    const int column = part * kPart * kLanes;
-    MultiplyPart<Weight, kRows, kPart>(inputs, rows, weights + column, num_k, first,
-                                       ahead.Part(part, kParts), outputs + column, stride);
+    MultiplyPart<Weight, kRows, kPart>(inputs, rows, block, part * kPart * kLanes,
+                                       ahead.Part(part, kParts), outputs, stride);
   }
 }
 
-// A block of a panel, from row k on, with a group of inputs.
+// A block, from row k of its panel on, with a group of inputs.
 template <typename Weight>
-void MultiplyBlock(const Inputs& inputs, int64_t group, int64_t k, const Weight* block,
-                   int64_t num_k, Ahead ahead, float* outputs, int64_t stride) {
-  using Group = void (*)(const float*, const int64_t*, const Weight*, int64_t, bool, Ahead, float*,
+void MultiplyBlock(const Inputs& inputs, int64_t group, int64_t k, const Block<Weight>& block,
+                   Ahead ahead, float* outputs, int64_t stride) {
+  using Group = void (*)(const float*, const int64_t*, const Block<Weight>&, Ahead, float*,
                          int64_t);
   constexpr Group kGroups[Inputs::kMostInGroup] = {
       MultiplyGroup<Weight, 1>, MultiplyGroup<Weight, 2>, MultiplyGroup<Weight, 3>,
       MultiplyGroup<Weight, 4>, MultiplyGroup<Weight, 5>, MultiplyGroup<Weight, 6>};
-  kGroups[inputs.size(group) - 1](inputs.at(group, k), inputs.rows(group), block, num_k, k == 0,
-                                  ahead, outputs, stride);
+  kGroups[inputs.size(group) - 1](inputs.at(group, k), inputs.rows(group), block, ahead, outputs,
+                                  stride);
 }
 
-// All inputs with a panel.
+// All inputs with a panel, whose blocks have scales or have none.
 template <typename Weight>
-void MultiplyPanel(const Inputs& inputs, const Weight* panel, float* outputs, int64_t stride) {
-  constexpr int64_t kRowSize = kColumnBlock * sizeof(Weight);
+void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scales, float* outputs,
+                   int64_t stride) {
+  constexpr int64_t kRowSize = kRowLength<Weight> * sizeof(Weight);
   const int64_t inner = inputs.inner(), groups = inputs.groups();
-  if (groups == 1 && PartWidth(inputs.size(0)) == kBlockWidth) {
+  if (groups == 1 && PartWidth(inputs.size(0)) == kBlockWidth && !scales) {
     // One pass: the hardware sees what comes.
     const Ahead ahead = {reinterpret_cast<const char*>(panel), 0};
-    MultiplyBlock(inputs, 0, 0, panel, inner, ahead, outputs, stride);
+    MultiplyBlock<Weight>(inputs, 0, 0, {panel, inner, true, nullptr}, ahead, outputs, stride);
     return;
   }
   alignas(64) float room[kInnerBlock * kColumnBlock];
   for (int64_t k = 0; k < inner; k += kInnerBlock) {
     const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
-    const Weight* block = panel + k * kColumnBlock;
-    const char* next = reinterpret_cast<const char*>(block + num_k * kColumnBlock);
+    const Weight* weights = panel + k * kRowLength<Weight>;
+    const char* next = reinterpret_cast<const char*>(weights + num_k * kRowLength<Weight>);
+    const float* block_scales = scales ? scales + k / kInnerBlock * kColumnBlock : nullptr;
     const bool widens = sizeof(Weight) < sizeof(float) && groups > 1;
     if (widens) {
-      for (int64_t i = 0; i < num_k * kColumnBlock; i += kLanes) Store(room + i, Load(block + i));
+      for (int64_t i = 0; i < num_k; ++i) {
+        const Weight* row = weights + i * kRowLength<Weight>;
+        for (int column = 0; column < kColumnBlock; column += kLanes) {
+          Store(room + i * kColumnBlock + column, LoadColumns(row, column));
+        }
+      }
     }
     for (int64_t group = 0; group < groups; ++group) {
       const Ahead ahead = {next, group ? 0 : kRowSize};
       if (widens) {
-        MultiplyBlock<float>(inputs, group, k, room, num_k, ahead, outputs, stride);
+        MultiplyBlock<float>(inputs, group, k, {room, num_k, k == 0, block_scales}, ahead,
+                             outputs, stride);
       } else {
-        MultiplyBlock(inputs, group, k, block, num_k, ahead, outputs, stride);
+        MultiplyBlock<Weight>(inputs, group, k, {weights, num_k, k == 0, block_scales}, ahead,
+                              outputs, stride);
       }
     }
   }
 }
 
+// Scales of a panel of a matrix; -1 for a type that it cannot have.
+int64_t ScalesOfPanel(ffi::DataType type, int64_t inner) {
+  if (type == ffi::F32 || type == ffi::BF16) return 0;
+  if (type == ffi::S8) return kColumnBlock;
+  return type == ffi::U8 ? (inner + kInnerBlock - 1) / kInnerBlock * kColumnBlock : -1;
+}
+
 struct Product {
   const void* weights;
   ffi::DataType type;
-  // Of the columns of int8.
+  // Of int8 one for each column, of 4 bits one for each block of it.
   const float* scales;
   float* outputs;
   int64_t columns;
@@ -478,22 +548,30 @@ struct Product {
 
  private:
   void RunWhole(int64_t panel, const Inputs& inputs, float* to, int64_t stride) const {
-    const int64_t begin = panel * inputs.inner() * kColumnBlock;
     if (type == ffi::BF16) {
-      MultiplyPanel(inputs, static_cast<const uint16_t*>(weights) + begin, to, stride);
+      MultiplyPanel(inputs, Panel<uint16_t>(panel, inputs), nullptr, to, stride);
     } else if (type == ffi::S8) {
-      MultiplyPanel(inputs, static_cast<const int8_t*>(weights) + begin, to, stride);
+      MultiplyPanel(inputs, Panel<int8_t>(panel, inputs), nullptr, to, stride);
       const float* scale = scales + panel * kColumnBlock;
       for (int64_t row : inputs.rows()) {
         for (int i = 0; i < kColumnBlock; ++i) to[row * stride + i] *= scale[i];
       }
+    } else if (type == ffi::U8) {
+      const float* of_panel = scales + panel * ScalesOfPanel(type, inputs.inner());
+      MultiplyPanel(inputs, Panel<Nibbles>(panel, inputs), of_panel, to, stride);
     } else {
-      MultiplyPanel(inputs, static_cast<const float*>(weights) + begin, to, stride);
+      MultiplyPanel(inputs, Panel<float>(panel, inputs), nullptr, to, stride);
     }
+  }
+
+  template <typename Weight>
+  const Weight* Panel(int64_t panel, const Inputs& inputs) const {
+    return static_cast<const Weight*>(weights) + panel * inputs.inner() * kRowLength<Weight>;
   }
 };
 
-// The weights are panels [panels, inner, kColumnBlock] of each matrix, and then the scales.
+// The weights are panels [panels, inner, kColumnBlock] of each matrix (with 4 bits, half as many
+// bytes), and then the scales.
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
                     ffi::Buffer<ffi::S32> used, ffi::RemainingArgs weights,
                     ffi::RemainingRets outputs) {
@@ -516,10 +594,11 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
     const ffi::DataType type = weight->element_type();
     const int64_t columns = (*output)->dimensions().back();
     const int64_t num_panels = (columns + kColumnBlock - 1) / kColumnBlock;
-    const int64_t num_scales = type == ffi::S8 ? num_panels * kColumnBlock : 0;
-    if (!(type == ffi::F32 || type == ffi::BF16 || type == ffi::S8) ||
-        scale->element_count() != static_cast<size_t>(num_scales) ||
-        weight->element_count() != static_cast<size_t>(num_panels * inner * kColumnBlock) ||
+    const int64_t num_scales = ScalesOfPanel(type, inner);
+    const int row_length = type == ffi::U8 ? kRowLength<Nibbles> : kColumnBlock;
+    if (num_scales < 0 ||
+        scale->element_count() != static_cast<size_t>(num_panels * num_scales) ||
+        weight->element_count() != static_cast<size_t>(num_panels * inner * row_length) ||
         (*output)->element_count() != static_cast<size_t>(all_rows * columns)) {
       return ffi::Error::InvalidArgument("panels of a product do not fit");
     }

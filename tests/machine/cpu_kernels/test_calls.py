@@ -63,11 +63,11 @@ def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
 
 @pytest.mark.parametrize("rows", [1, 3, 6, 8])
 @pytest.mark.parametrize(("inner", "columns"), [(200, 150), (7, 64)])
-def test_weights_in_int8_are_multiplied_and_then_scaled(rows, inner, columns):
-    inputs, weight = draws(rows, inner), Rounded.of(draws(inner, columns, seed=1))
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounded_weights_are_multiplied_and_then_scaled(rows, inner, columns, bits):
+    inputs, weight = draws(rows, inner), Rounded.of(draws(inner, columns, seed=1), bits)
     (output,) = multiply(inputs, weight)
-    whole = inputs.astype(np.float64) @ np.asarray(weight.values, np.float64)
-    exact = whole * np.asarray(weight.scales, np.float64)
+    exact = inputs.astype(np.float64) @ np.asarray(weight.matrix(), np.float64)
     np.testing.assert_allclose(output, exact, rtol=1e-5, atol=1e-5 * np.sqrt(inner))
     for row in range(rows):
         np.testing.assert_array_equal(multiply(inputs[row : row + 1], weight)[0][0], output[row])

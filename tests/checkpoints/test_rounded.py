@@ -1,0 +1,93 @@
+"""Checkpoints of rounded matrices: the numbers that a model computes with, and no others."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.own import rounded
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME
+from spec_t5x.checkpoints.storage.tensors import array_tensors
+from spec_t5x.errors import InputError
+
+
+def same(first, second):
+    assert jax.tree.structure(first.weights) == jax.tree.structure(second.weights)
+    leaves = map(jax.tree.leaves, (first.weights, second.weights))
+    for ours, theirs in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def kept(tiny_pair, tmp_path_factory, request):
+    """The pair's target with rounded matrices on disk, and how they were rounded."""
+    directory = tmp_path_factory.mktemp("rounded") / "target"
+    convert(tiny_pair / "target", directory, to="native", weights=request.param)
+    return directory, request.param
+
+
+def test_the_model_is_that_of_the_rounded_weights(tiny_pair, kept):
+    directory, weights = kept
+    loaded = load(directory)
+    assert loaded.weights == weights
+    same(loaded.bind(), load(tiny_pair / "target").bind(weights))
+    # Where other weights are in bfloat16, too.
+    in_bfloat16 = load(directory, dtype="bfloat16").bind().weights["decoder"]["layers_0"]
+    expected = loaded.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    np.testing.assert_array_equal(in_bfloat16["mlp"]["wo"]["kernel"].matrix(), expected)
+
+
+def test_it_is_copied_and_exported_as_it_is(kept, tmp_path):
+    directory, weights = kept
+    loaded = load(directory)
+    convert(directory, tmp_path / "copy", to="native")
+    assert load(tmp_path / "copy").weights == weights
+    same(load(tmp_path / "copy").bind(), loaded.bind())
+    convert(directory, tmp_path / "t5x" / "checkpoint_0", to="t5x")
+    exported = load(tmp_path / "t5x", vocabulary=directory)
+    jax.tree.map(np.testing.assert_array_equal, exported.params, loaded.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"weights": "int3"}, "has weights 'int3', this spec_t5x reads auto, int8, int4: install"),
+        ({"version": 3}, "has version 3, this spec_t5x reads 2: install"),
+        ({"weights": "auto"}, "has version 2, this spec_t5x reads 1: install"),
+    ],
+)
+def test_another_version_is_refused(kept, tmp_path, changes, expected):
+    directory = tmp_path / "target"
+    convert(kept[0], directory, to="native")
+    path = directory / CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(InputError) as caught:
+        load(directory)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scales", [{}, {"kernel_scales": np.ones((2, 5), np.float32)}])
+def test_a_matrix_without_its_scales_is_refused(scales):
+    stored = array_tensors({"wo": {"kernel": np.ones((4, 5), np.int8), **scales}})
+    with pytest.raises(InputError, match="DIR: wo/kernel has no scales that fit it: copy"):
+        rounded.join(stored, "DIR")
+
+
+def test_slices_are_those_of_the_whole():
+    matrix = np.random.default_rng(0).normal(size=(130, 7)).astype(np.float32)
+    flat = dict(rounded.split([("wo/kernel", matrix)], 4, "float32"))
+    stored = array_tensors({"wo": {path.split("/")[1]: array for path, array in flat.items()}})
+    tensor = rounded.join(stored, "DIR")["wo/kernel"]
+    whole = tensor.read((slice(0, 130), slice(0, 7)))
+    part = (slice(60, 129), slice(2, 5))
+    np.testing.assert_array_equal(tensor.read(part), whole[part])
+
+
+def test_other_formats_have_no_rounded_matrices(tiny_pair, tmp_path):
+    with pytest.raises(InputError, match="weights is int8 and t5x stores none of that"):
+        convert(tiny_pair / "target", tmp_path / "checkpoint_0", to="t5x", weights="int8")
+    with pytest.raises(InputError, match="weights is 'int5': choose one of auto, int8, int4"):
+        convert(tiny_pair / "target", tmp_path / "a", to="native", weights="int5")
