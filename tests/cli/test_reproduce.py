@@ -32,12 +32,13 @@ def only(monkeypatch):
 
 
 def item(seen=None):
-    def compute(options, results):
+    def content(options, results):
         if seen is not None:
             seen.append(options)
-        return {"part": results("part", {}, 1.0, dict)}
+        results("part", {}, 1.0, dict)
+        return []
 
-    return Item("title", compute, lambda options, found: [])
+    return Item("title", content)
 
 
 def test_closed_forms_by_name(reproduce, tmp_path):
@@ -91,12 +92,12 @@ def test_settings_come_from_flags_and_gin(reproduce, only, tmp_path):
 def test_mistakes_are_told_in_a_line_before_anything_is_computed(
     reproduce, only, tmp_path, monkeypatch, arguments, message
 ):
-    def compute_nothing(options, results):
+    def plan_nothing(options, results):
         raise AssertionError("nothing is to be planned")
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    planned = Item("title", compute_nothing, compute_nothing)
+    planned = Item("title", plan_nothing)
     only(one=planned, two=planned)
     assert reproduce(*arguments) == (2, "", f"spec-t5x: error: {message}\n")
     assert not (tmp_path / "x").exists()

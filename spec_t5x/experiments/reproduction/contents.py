@@ -66,7 +66,7 @@ class Item(NamedTuple):
     """A table or figure of the paper."""
 
     title: str
-    # ``render(options, compute(options, results))`` is what the report shows. ``compute``
-    # calls ``results`` (``kept_results.Results``) to measure, which keeps each result.
-    compute: Callable[[ReproduceOptions, Any], dict[str, Any]]
-    render: Callable[[ReproduceOptions, dict[str, Any]], Sequence[Table | Figure]]
+    # ``content(options, results)`` is what the report shows. It calls ``results``
+    # (``kept_results.Results``) to measure, which keeps each result; where that gives None, as in
+    # a plan or after a failure, it shows the rest.
+    content: Callable[[ReproduceOptions, Any], Sequence[Table | Figure]]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from spec_t5x.experiments.reproduction import speed_ups
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
-from spec_t5x.experiments.reproduction.kept_results import Results
+from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.theory import formulas
 
@@ -29,18 +29,18 @@ _ALPHA_LABEL = "α, the acceptance rate"
 _GREY = "#444444"
 
 
-def _compute(options: ReproduceOptions, results: Results) -> dict[str, Any]:
-    """The rows of Table 2 where they have been measured; curves alone elsewhere."""
-    return speed_ups.measure_all(options, results.kept)
-
-
-def _origins(rows: Sequence[Row]) -> tuple[Origin, ...]:
-    return (Origin.CLOSED_FORM, Origin.MEASURED) if rows else (Origin.CLOSED_FORM,)
-
-
-def _points(rows: Sequence[Row], what: str) -> str:
-    """What a caption says of the points, where there are some."""
-    return f" Points, hollow at temperature 0: {what}" if rows else ""
+def _figure(
+    name: str, caption: str, points: str, rows: Sequence[Row], plot: MatplotlibFigure
+) -> Figure:
+    """Curves of formulas; where rows were measured, with points that the caption explains."""
+    if not rows:
+        return Figure(name=name, caption=caption, origins=(Origin.CLOSED_FORM,), plot=plot)
+    return Figure(
+        name=name,
+        caption=f"{caption} Points, hollow at temperature 0: {points}",
+        origins=(Origin.CLOSED_FORM, Origin.MEASURED),
+        plot=plot,
+    )
 
 
 def _plot_points(
@@ -86,35 +86,25 @@ def _draw_by_gamma(
     return figure
 
 
-# --- Figure 2 ----------------------------------------------------------------
-
-
-def _render_2(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
-    rows = speed_ups.rows(found)
-    return [
-        Figure(
-            name="figure2",
-            caption="Tokens that one iteration of Algorithm 1 generates: Equation 1, "
-            "(1 − α^(γ+1)) / (1 − α), and its bound 1 / (1 − α) (section 3.5)."
-            + _points(
-                rows,
-                "1 + accepted drafts per call of the target, in the colour of their γ; what the "
-                "end of a text cuts off is not taken from it, as it is from block efficiency.",
-            ),
-            origins=_origins(rows),
-            plot=_draw_by_gamma(
-                rows,
-                formulas.expected_tokens,
-                lambda row: row["accepted_plus_one"],
-                label="expected tokens per iteration",
-                title="Equation 1",
-                bound=formulas.oracle_tokens,
-            ),
-        )
-    ]
-
-
-# --- Figure 3 ----------------------------------------------------------------
+def _figure_2(options: ReproduceOptions, results: Measure) -> list[Figure]:
+    rows = speed_ups.measure_all(options, results.kept)
+    plot = _draw_by_gamma(
+        rows,
+        formulas.expected_tokens,
+        lambda row: row["accepted_plus_one"],
+        label="expected tokens per iteration",
+        title="Equation 1",
+        bound=formulas.oracle_tokens,
+    )
+    caption = (
+        "Tokens that one iteration of Algorithm 1 generates: Equation 1, "
+        "(1 − α^(γ+1)) / (1 − α), and its bound 1 / (1 − α) (section 3.5)."
+    )
+    points = (
+        "1 + accepted drafts per call of the target, in the colour of their γ; what the end of a "
+        "text cuts off is not taken from it, as it is from block efficiency."
+    )
+    return [_figure("figure2", caption, points, rows, plot)]
 
 
 def fastest(rows: Sequence[Row]) -> list[Row]:
@@ -130,21 +120,9 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _render_3(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
-    best = fastest(speed_ups.rows(found))
-    figure = Figure(
-        name="figure3",
-        caption="The γ that maximizes Theorem 3.8, found by trying every γ (section 3.5); 0, plain "
-        "decoding, where α is not above c (Corollary 3.9)."
-        + _points(best, "the fastest of the γ that Table 2 has measured."),
-        origins=_origins(best),
-        plot=_draw_3(best),
-    )
-    return [figure]
-
-
-def _draw_3(best: Sequence[Row]) -> MatplotlibFigure:
-    figure, axes = new_figure(_ALPHA_LABEL, "optimal γ")
+def _figure_3(options: ReproduceOptions, results: Measure) -> list[Figure]:
+    best = fastest(speed_ups.measure_all(options, results.kept))
+    plot, axes = new_figure(_ALPHA_LABEL, "optimal γ")
     lines = []
     for c in CS:
         gammas = formulas.optimal_gamma(_ALPHAS_FOR_GAMMA, c)
@@ -153,58 +131,54 @@ def _draw_3(best: Sequence[Row]) -> MatplotlibFigure:
     axes.set_ylim(bottom=0)
     points = _plot_points(axes, best, lambda row: row["gamma"], lambda row: _GREY)
     handles = [*lines, *points]
-    figure.legend(handles=handles, title="Theorem 3.8", loc="outside right", frameon=False)
-    return figure
-
-
-# --- Figure 4 ----------------------------------------------------------------
-
-
-def scored_per_kept(row: Row) -> float:
-    """Tokens that the target scored for each that was kept: its operations, measured."""
-    return (row["gamma"] + 1) / row["block_efficiency"]
-
-
-def _render_4(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
-    rows = speed_ups.rows(found)
-    speed = Figure(
-        name="figure4_speed",
-        caption="Speed-up over plain decoding by Theorem 3.8, c = 0. The paper draws this and "
-        "the next into one."
-        + _points(rows, "measured, where drafts and verification have their cost."),
-        origins=_origins(rows),
-        plot=_draw_by_gamma(
-            rows,
-            lambda alphas, gamma: formulas.wall_time_improvement(alphas, gamma, 0.0),
-            lambda row: row["speed_up"],
-            label="speed-up, ×",
-            title="Theorem 3.8, c = 0",
-        ),
+    plot.legend(handles=handles, title="Theorem 3.8", loc="outside right", frameon=False)
+    caption = (
+        "The γ that maximizes Theorem 3.8, found by trying every γ (section 3.5); 0, plain "
+        "decoding, where α is not above c (Corollary 3.9)."
     )
-    operations = Figure(
-        name="figure4_operations",
-        caption="Arithmetic operations over plain decoding's by Theorem 3.11, ĉ = 0."
-        + _points(rows, "tokens that the target scored for each that was kept."),
-        origins=_origins(rows),
-        plot=_draw_by_gamma(
-            rows,
-            lambda alphas, gamma: formulas.operations_factor(alphas, gamma, 0.0),
-            scored_per_kept,
-            label="arithmetic operations, ×",
-            title="Theorem 3.11, ĉ = 0",
-        ),
+    return [
+        _figure("figure3", caption, "the fastest of the γ that Table 2 has measured.", best, plot)
+    ]
+
+
+def _figure_4(options: ReproduceOptions, results: Measure) -> list[Figure]:
+    rows = speed_ups.measure_all(options, results.kept)
+    speed = _draw_by_gamma(
+        rows,
+        lambda alphas, gamma: formulas.wall_time_improvement(alphas, gamma, 0.0),
+        lambda row: row["speed_up"],
+        label="speed-up, ×",
+        title="Theorem 3.8, c = 0",
     )
-    return [speed, operations]
+    operations = _draw_by_gamma(
+        rows,
+        lambda alphas, gamma: formulas.operations_factor(alphas, gamma, 0.0),
+        # Tokens that the target scored for each that was kept.
+        lambda row: (row["gamma"] + 1) / row["block_efficiency"],
+        label="arithmetic operations, ×",
+        title="Theorem 3.11, ĉ = 0",
+    )
+    return [
+        _figure(
+            "figure4_speed",
+            "Speed-up over plain decoding by Theorem 3.8, c = 0. The paper draws this and the "
+            "next into one.",
+            "measured, where drafts and verification have their cost.",
+            rows,
+            speed,
+        ),
+        _figure(
+            "figure4_operations",
+            "Arithmetic operations over plain decoding's by Theorem 3.11, ĉ = 0.",
+            "tokens that the target scored for each that was kept.",
+            rows,
+            operations,
+        ),
+    ]
 
 
-FIGURE_2 = Item(
-    "Figure 2. Expected number of generated tokens as a function of α", _compute, _render_2
-)
-FIGURE_3 = Item(
-    "Figure 3. The optimal γ as a function of α for various values of c", _compute, _render_3
-)
+FIGURE_2 = Item("Figure 2. Expected number of generated tokens as a function of α", _figure_2)
+FIGURE_3 = Item("Figure 3. The optimal γ as a function of α for various values of c", _figure_3)
 FIGURE_4 = Item(
-    "Figure 4. Speed-up and the increase in arithmetic operations as a function of α",
-    _compute,
-    _render_4,
+    "Figure 4. Speed-up and the increase in arithmetic operations as a function of α", _figure_4
 )

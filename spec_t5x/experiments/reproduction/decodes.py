@@ -24,6 +24,11 @@ _SENTENCE = (
 )
 _PAIR = pairs.ENDE
 _MAX_DECODE_LEN = 48
+_GAMMA_1 = 5
+_GAMMAS_5 = (7, 3)
+# Of the blocks of Figure 5: the paper's, whose purple blocks call the target and blue ones the
+# draft; its yellow and orange ones are encoders.
+_COLOURS = {"encoders and prefill": "#fdd835", "draft": "#42a5f5", "target": "#7e57c2"}
 
 
 def _generator():
@@ -33,10 +38,8 @@ def _generator():
 
 # --- Figure 1 ------------------------------------------------------------------------
 
-_GAMMA_1 = 5
 
-
-def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
+def _figure_1(options: ReproduceOptions, results: Measure) -> list[Figure]:
     decoding = {"gamma": _GAMMA_1, "max_decode_len": _MAX_DECODE_LEN, "verifier": "token"}
 
     def measure() -> dict[str, Any]:
@@ -44,13 +47,10 @@ def _compute_1(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
         return {"tokens": traces.num_tokens(lines), "lines": list(map(dataclasses.asdict, lines))}
 
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], decoding=decoding)
-    return {"trace": results("figure1", inputs, 12.0, measure)}
-
-
-def _render_1(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
-    if not found["trace"]:
+    found = results("figure1", inputs, 12.0, measure)
+    if not found:
         return []
-    trace = [traces.TraceLine(**line) for line in found["trace"]["lines"]]
+    trace = [traces.TraceLine(**line) for line in found["lines"]]
     caption = (
         f"{traces.counts(trace)}; the paper's example has 38 tokens with 9. Green: proposed "
         "by the draft and accepted. Red, struck out: rejected. Blue: the target's own token. "
@@ -61,13 +61,8 @@ def _render_1(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figur
 
 # --- Figure 5 ------------------------------------------------------------------------
 
-# Colours of the blocks: the paper's, whose purple blocks call the target and blue ones the
-# draft; its yellow and orange ones are encoders.
-_COLOURS = {"encoders and prefill": "#fdd835", "draft": "#42a5f5", "target": "#7e57c2"}
-_GAMMAS_5 = (7, 3)
 
-
-def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
+def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
     repeats = 3 if options.quick else 9
 
     def measure() -> dict[str, Any]:
@@ -84,7 +79,19 @@ def _compute_5(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
 
     settings = {"gammas": _GAMMAS_5, "repeats": repeats, "max_decode_len": _MAX_DECODE_LEN}
     inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], **settings)
-    return {"timeline": results("figure5", inputs, 30.0, measure)}
+    found = results("figure5", inputs, 30.0, measure)
+    if not found:
+        return []
+    runs = found["runs"]
+    wholes = "; ".join(f"{run['run']} took {run['measured']:.0f} ms as a whole" for run in runs)
+    caption = (
+        "When target and draft run in the decode of one sentence, temperature 0. Each block is as "
+        "long as such a call takes here (T(1), T(γ+1) and a draft step, measured apart), and as "
+        "many are drawn as the decode made; above a target call, how many tokens it brought. "
+        f"{wholes}."
+    )
+    plot = _draw_timeline(runs)
+    return [Figure(name="figure5", caption=caption, origins=(Origin.MEASURED,), plot=plot)]
 
 
 def _run(gamma: int, comparison: Comparison, iterations) -> dict[str, Any]:
@@ -117,25 +124,7 @@ def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     return found
 
 
-def _render_5(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Figure]:
-    if not found["timeline"]:
-        return []
-    runs = found["timeline"]["runs"]
-    figure = Figure(
-        name="figure5",
-        caption="When target and draft run in the decode of one sentence, temperature 0. Each "
-        "block is as long as such a call takes here (T(1), T(γ+1) and a draft step, measured "
-        "apart), and as many are drawn as the decode made; above a target call, how many tokens "
-        "it brought. "
-        + "; ".join(f"{run['run']} took {run['measured']:.0f} ms as a whole" for run in runs)
-        + ".",
-        origins=(Origin.MEASURED,),
-        plot=draw_timeline(runs),
-    )
-    return [figure]
-
-
-def draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
+def _draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
     """A row for each run, a bar for each block."""
     figure, axes = new_figure("milliseconds", "", width=11.0, height=1.6 + 0.7 * len(runs))
     axes.grid(visible=False)
@@ -154,5 +143,5 @@ def draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
     return figure
 
 
-FIGURE_1 = Item("Figure 1. One decode, a line for each call of the target", _compute_1, _render_1)
-FIGURE_5 = Item("Figure 5. When encoders, draft and target ran", _compute_5, _render_5)
+FIGURE_1 = Item("Figure 1. One decode, a line for each call of the target", _figure_1)
+FIGURE_5 = Item("Figure 5. When encoders, draft and target ran", _figure_5)

@@ -1,18 +1,14 @@
-"""Measured results, each kept in a file of its own under a hash of all that it depends on."""
+"""Measured results, each kept under a hash of all that it depends on."""
 
-import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import provenance
-from spec_t5x.machine.atomic import remove_unfinished, write_whole
-
-# Raised when the meaning of these files changes.
-_VERSION = 2
+from spec_t5x.tuning.store import Store
 
 # What items call to measure: ``Results.__call__`` or ``Results.kept``.
 Measure = Callable[..., Any]
@@ -32,7 +28,6 @@ class Results:
         self,
         directory: Path | None,
         origin: Mapping[str, Any],
-        run: Mapping[str, Any],
         *,
         fresh: bool = False,
         before: Callable[[str, float], None] | None = None,
@@ -41,16 +36,15 @@ class Results:
 
         Args:
           directory: of the files; None keeps nothing.
-          origin: machine, versions and commit (``provenance.origin``). A result depends on
-            the machine and on the versions of other packages; of this package's code, a
-            measurement says by a number in its inputs what it depends on.
-          run: seed and effort, noted with each result.
+          origin: of the run (``provenance.origin``), noted with each result. A result depends
+            on the machine and the version of JAX; of this package's code, a measurement says
+            by a number in its inputs what it depends on.
           fresh: measure again what is kept.
           before: is called with the name and estimated seconds of a measurement, which then
             begins. None plans: what is not kept is noted in ``missing``, and not measured.
         """
-        self.directory, self.fresh, self.before = directory, fresh, before
-        self.origin, self.run = origin, run
+        self.store, self.origin = directory and Store(directory), origin
+        self.fresh, self.before = fresh, before
         self.found: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
         self.missing: dict[str, float] = {}
@@ -97,35 +91,28 @@ class Results:
         self.asked[name] = None
         return self.found[name]["result"]
 
-    def tidy(self) -> None:
-        """Removes what a killed run was writing."""
-        remove_unfinished(self.directory)
-
     def _load(self, name: str, inputs: Mapping[str, Any]) -> None:
-        if name in self.found or self.directory is None:
-            return
-        # Where it is absent, cut or edited, it is measured again.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            kept = json.loads(self._path(name, inputs).read_text(encoding="utf-8"))
-            if kept["depends_on"] == self._depends_on(name, inputs):
-                self.found[name] = {key: kept[key] for key in ("result", "provenance")}
+        if self.store and name not in self.found:
+            kept = self.store.load(self._depends_on(name, inputs), _checked)
+            if kept:
+                self.found[name] = kept
 
     def _keep(self, name: str, inputs: Mapping[str, Any], result: Any, seconds: float) -> None:
-        origin = {**self.origin, "date": provenance.now(), "seconds": seconds, **self.run}
+        origin = {**self.origin, "date": provenance.now(), "seconds": seconds}
         self.found[name] = {"result": result, "provenance": origin}
-        content = {"depends_on": self._depends_on(name, inputs), **self.found[name]}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(name, inputs), [(json.dumps(content, indent=1) + "\n").encode()])
-
-    def _path(self, name: str, inputs: Mapping[str, Any]) -> Path:
-        text = json.dumps(self._depends_on(name, inputs), sort_keys=True)
-        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        problem = self.store.save(self._depends_on(name, inputs), self.found[name])
+        if problem:
+            raise OSError(problem)
 
     def _depends_on(self, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        versions = {n: v for n, v in self.origin["versions"].items() if n != "spec_t5x"}
-        machine = {**self.origin["machine"], "versions": versions}
-        depends_on = {"version": _VERSION, "name": name, "inputs": inputs, "machine": machine}
-        return json.loads(json.dumps(depends_on))
+        machine = {key: value for key, value in self.origin["machine"].items() if key != "spec_t5x"}
+        return {"name": name, "inputs": inputs, "machine": machine}
+
+
+def _checked(kept: Any) -> dict[str, Any]:
+    if not isinstance(kept, dict) or kept.keys() != {"result", "provenance"}:
+        raise InputError("the file was edited: it is measured again")
+    return kept
 
 
 def one_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from spec_t5x.experiments.reproduction import example_texts
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft
-from spec_t5x.tuning.step_times import measure_step_times, measure_verification_costs
+from spec_t5x.tuning.step_times import measure_verification_costs
 
 # The kind of packaged file that holds a draft; "copy" needs none.
 _KINDS = {"unigram": "ngram", "bigram": "ngram", "ngram": "ngram", "transformer": "transformer"}
@@ -139,31 +139,10 @@ def verification_costs(
       max_decode_len: as in decoding.
       widths: the m that are measured; between them T is interpolated.
     """
-    target, tokens, _ = _loaded(pair, text, max_decode_len)
-    costs = measure_verification_costs(target, tokens, widths=widths, max_decode_len=max_decode_len)
-    return np.interp(np.arange(1, max(widths) + 1), widths, costs).tolist()
-
-
-def draft_cost(pair: Pair, draft: str, text: str, max_decode_len: int, gamma: int) -> float:
-    """c: the time of a draft step in target steps (Definition 3.7), at temperature 1."""
-    target, tokens, options = _loaded(pair, text, max_decode_len)
-    return measure_step_times(
-        target,
-        load_draft(pair.target, draft),
-        tokens,
-        gamma=gamma,
-        max_decode_len=max_decode_len,
-        settings=options.sampling(),
-        verifier=options.make_verifier(),
-        repeats=5,
-    ).c
-
-
-def _loaded(pair: Pair, text: str, max_decode_len: int):
-    """The target, the text's tokens and the options of decoding it."""
-    options = GenerateOptions(
-        temperature=1.0, max_decode_len=max_decode_len, truncate=pair.truncate, verifier="token"
-    )
     generator = load_target(pair.target)
+    options = GenerateOptions(max_decode_len=max_decode_len, truncate=pair.truncate)
     (batch,) = generator.batches([text], options)
-    return generator.target, jnp.asarray(batch.tokens), options
+    costs = measure_verification_costs(
+        generator.target, jnp.asarray(batch.tokens), widths=widths, max_decode_len=max_decode_len
+    )
+    return np.interp(np.arange(1, max(widths) + 1), widths, costs).tolist()

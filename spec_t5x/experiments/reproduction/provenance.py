@@ -6,25 +6,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.machine.description import machine, version
+from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.machine.description import machine
 
 _CHECKOUT = Path(__file__).parents[3]
-# Whose versions a number may depend on.
-_PACKAGES = ("spec_t5x", "jax", "jaxlib", "flax", "numpy")
 
 
-def origin() -> dict[str, Any]:
-    """The machine (device, processor, cores), the versions of packages, and the commit."""
-    found = machine()
+def origin(options: ReproduceOptions) -> dict[str, Any]:
+    """What a run's numbers come from: the machine with its versions, the commit, the options."""
     return {
-        "machine": {
-            "device": found["device"],
-            "platform": found["platform"],
-            "processor": found["processor"],
-            "cores": found["threads"],
-        },
-        "versions": {name: version(name) or "not installed" for name in _PACKAGES},
+        "machine": machine(),
         "commit": commit(),
+        "seed": options.seed,
+        "quick": options.quick,
+        # Where the files are is nobody else's business.
+        "data_dir": options.data_dir and options.data_dir.name,
     }
 
 
@@ -50,7 +46,7 @@ def describe(machine: Mapping[str, Any]) -> str:
     """A machine in a few words: "Intel Xeon, 2 cores (cpu)"."""
     device, platform = machine["device"], machine["platform"]
     accelerator = "" if device == platform else f"{device}, "
-    return f"{accelerator}{machine['processor']}, {machine['cores']} cores ({platform})"
+    return f"{accelerator}{machine['processor']}, {machine['threads']} cores ({platform})"
 
 
 def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:

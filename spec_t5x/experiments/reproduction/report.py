@@ -16,7 +16,7 @@ import matplotlib
 
 from spec_t5x.experiments.reproduction import provenance
 from spec_t5x.experiments.reproduction.columns import Origin
-from spec_t5x.experiments.reproduction.contents import Figure, ReproduceOptions, Table
+from spec_t5x.experiments.reproduction.contents import Figure, Table
 from spec_t5x.machine.atomic import write_whole
 
 PAPER = (
@@ -36,21 +36,17 @@ LEGEND = {
 }
 _DOTS_PER_INCH = 160
 
+Sections = Sequence[Mapping[str, Any]]
 
-def write(
-    output: Path,
-    sections: Sequence[Mapping[str, Any]],
-    options: ReproduceOptions,
-    origin: Mapping[str, Any],
-) -> None:
+
+def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
     """Writes all files of the report.
 
     Args:
       output: the report's directory.
       sections: each item's name, title, content (tables and figures), ``not_computed``
         (reasons) and ``measured`` (results and provenance by name).
-      options: of the run.
-      origin: machine, versions and commit of the run.
+      origin: of the run (``provenance.origin``).
 
     Raises:
       OSError: a file cannot be written.
@@ -60,11 +56,10 @@ def write(
         for content in section["content"]:
             if isinstance(content, Figure) and content.plot:
                 _save_plot(output / "figures", content)
-    date = provenance.now()
-    facts = _facts(options, origin, date)
+    run = {**origin, "date": provenance.now()}
     for name, text in {
-        "report.html": _html(sections, options, facts),
-        "results.json": _json(sections, options, {**origin, "date": date}),
+        "report.html": _html(sections, run),
+        "results.json": _json(sections, run),
     }.items():
         write_whole(output / name, [text.encode()])
 
@@ -79,23 +74,55 @@ def _save_plot(folder: Path, figure: Figure) -> None:
     write_whole(folder / f"{figure.name}.png", [png.getvalue()])
 
 
-def _facts(options: ReproduceOptions, origin: Mapping[str, Any], date: str) -> dict[str, str]:
-    """What holds for the whole run."""
-    # Where the files were is nobody else's business.
-    texts = f"in {options.data_dir.name}" if options.data_dir else "of the package"
-    return {
-        "Machine": provenance.describe(origin["machine"]),
-        "Software": ", ".join(f"{name} {version}" for name, version in origin["versions"].items()),
-        "Commit": origin["commit"] or "not from a checkout",
-        "Run": f"{'quick' if options.quick else 'full'}, seed {options.seed}, texts {texts}",
-        "Written": date,
-    }
-
-
 def _origins(content: Table | Figure) -> list[Origin]:
     if isinstance(content, Figure):
         return [origin for origin in LEGEND if origin in content.origins]
     return [origin for origin in LEGEND if origin in {column.origin for column in content.columns}]
+
+
+# --- as HTML -------------------------------------------------------------------------
+
+
+def _html(sections: Sections, run: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["marked"] = _marked
+    machine, texts = run["machine"], run["data_dir"]
+    facts = {
+        "Machine": provenance.describe(machine),
+        "Software": f"spec_t5x {machine['spec_t5x'] or 'not installed'}, JAX {machine['jax']}, "
+        f"Python {machine['python']}",
+        "Commit": run["commit"] or "not from a checkout",
+        "Run": f"{'quick' if run['quick'] else 'full'}, seed {run['seed']}, texts "
+        + (f"in {texts}" if texts else "of the package"),
+        "Written": run["date"],
+    }
+    flags = [
+        *(["--quick"] * run["quick"]),
+        *([f"--seed {run['seed']}"] if run["seed"] else []),
+        *([f"--data_dir {texts}"] if texts else []),
+    ]
+    return environment.get_template("report.html.jinja").render(
+        paper=PAPER,
+        paper_url=PAPER_URL,
+        facts=facts,
+        legend=LEGEND,
+        sections=sections,
+        flags="".join(f" {flag}" for flag in flags),
+        origins=_origins,
+        cells=_cells,
+        numeric=_numeric,
+        groups=lambda table: [
+            (origin, len(list(columns)))
+            for origin, columns in groupby(table.columns, key=lambda column: column.origin)
+        ],
+        lines=lambda section: provenance.lines(section["measured"].values()),
+    )
 
 
 def _cell(value: float | int | str | None, fmt: str) -> str:
@@ -117,43 +144,6 @@ def _numeric(table: Table) -> list[bool]:
     ]
 
 
-# --- as HTML -------------------------------------------------------------------------
-
-
-def _html(
-    sections: Sequence[Mapping[str, Any]], options: ReproduceOptions, facts: Mapping[str, str]
-) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["marked"] = _marked
-    flags = [
-        *(["--quick"] * options.quick),
-        *([f"--seed {options.seed}"] if options.seed else []),
-        *([f"--data_dir {options.data_dir.name}"] if options.data_dir else []),
-    ]
-    return environment.get_template("report.html.jinja").render(
-        paper=PAPER,
-        paper_url=PAPER_URL,
-        facts=facts,
-        legend=LEGEND,
-        sections=sections,
-        flags="".join(f" {flag}" for flag in flags),
-        origins=_origins,
-        cells=_cells,
-        numeric=_numeric,
-        groups=lambda table: [
-            (origin, len(list(columns)))
-            for origin, columns in groupby(table.columns, key=lambda column: column.origin)
-        ],
-        lines=lambda section: provenance.lines(section["measured"].values()),
-    )
-
-
 def _marked(text: str) -> markupsafe.Markup:
     """Escaped; what stands in backticks is code, and ^(…) an exponent."""
     text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
@@ -163,15 +153,7 @@ def _marked(text: str) -> markupsafe.Markup:
 # --- as JSON -------------------------------------------------------------------------
 
 
-def _json(
-    sections: Sequence[Mapping[str, Any]], options: ReproduceOptions, origin: Mapping[str, Any]
-) -> str:
-    run = {
-        **origin,
-        "quick": options.quick,
-        "seed": options.seed,
-        "data_dir": options.data_dir and options.data_dir.name,
-    }
+def _json(sections: Sections, run: Mapping[str, Any]) -> str:
     items = {
         section["name"]: {
             "title": section["title"],

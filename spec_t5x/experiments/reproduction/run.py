@@ -21,6 +21,7 @@ from spec_t5x.experiments.reproduction.contents import Item, ReproduceOptions
 from spec_t5x.experiments.reproduction.kept_results import Results, one_line
 from spec_t5x.experiments.reproduction.provenance import duration
 from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.machine.atomic import remove_unfinished
 
 ALL = "all"
 
@@ -104,27 +105,26 @@ def _reproduce(
     say: Callable[[str], None],
     fresh: bool,
 ) -> int:
-    origin, run = provenance.origin(), {"seed": options.seed, "quick": options.quick}
-    cache = output / "cache"
-    plan = Results(cache, origin, run, fresh=fresh)
-    plan.tidy()
+    origin = provenance.origin(options)
+    cache, numbers = output / "cache", itertools.count(1)
+    # What a killed run was writing.
+    remove_unfinished(cache)
+    plan = Results(cache, origin, fresh=fresh)
     for item in items.values():
         with contextlib.suppress(Exception):  # it is reported when it is computed
-            item.compute(options, plan)
+            item.content(options, plan)
     total = len(plan.missing)
     if total:
         effort, kept = "quick" if options.quick else "full", len(plan.found)
         time = duration(sum(plan.missing.values()))
         say(f"the {effort} run takes about {time}: {total} measurements, {kept} more are kept")
 
-    numbers = itertools.count(1)
-
     def before(name: str, seconds: float) -> None:
         say(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
 
-    results = Results(cache, origin, run, fresh=fresh, before=before)
+    results = Results(cache, origin, fresh=fresh, before=before)
     sections = [_section(name, item, options, results) for name, item in items.items()]
-    report.write(output, sections, options, origin)
+    report.write(output, sections, origin)
     for section in sections:
         for reason in section["not_computed"]:
             say(f"{section['name']} not computed: {reason}")
@@ -137,22 +137,19 @@ def _section(name: str, item: Item, options: ReproduceOptions, results: Results)
     results.asked.clear()
     content, problems = [], []
     try:
-        content = item.render(options, item.compute(options, results))
+        content = item.content(options, results)
     except OSError:
         raise
     except Exception as error:
         problems = [one_line(error)]
-    asked = list(results.asked)
-    failed = [part for part in asked if part in results.failed and part not in results.found]
+    asked, found, failed = list(results.asked), results.found, results.failed
+    lost = [f"{part}: {failed[part]}" for part in asked if part in failed and part not in found]
     return {
         "name": name,
         "title": item.title,
         "content": content,
-        "not_computed": [
-            *(f"{part}: {results.failed[part]}" for part in failed),
-            *problems,
-        ],
-        "measured": {part: results.found[part] for part in asked if part in results.found},
+        "not_computed": lost + problems,
+        "measured": {part: found[part] for part in asked if part in found},
     }
 
 
@@ -160,9 +157,9 @@ def listing(items: dict[str, Item], options: ReproduceOptions) -> str:
     """A line for each item, with what it takes where nothing is kept."""
     lines = []
     for name, item in items.items():
-        plan = Results(None, {}, {})
+        plan = Results(None, {})
         try:
-            item.compute(options, plan)
+            item.content(options, plan)
             seconds = sum(plan.missing.values())
             time = f"about {duration(seconds)}" if plan.missing else "a moment"
         except Exception as error:  # the other items are listed all the same

@@ -48,9 +48,9 @@ _FULL = {
 _QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2, "widths": (1, 2, 4, 8)}
 
 
-def measure_all(options: ReproduceOptions, results: Measure) -> dict[str, Any | None]:
-    """The measurements of Table 2, by name; with ``results.kept``, those that are kept."""
-    found = {}
+def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
+    """The rows that were measured for Table 2; with ``results.kept``, those that are kept."""
+    rows = []
     paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
     for run in _QUICK_RUNS if options.quick else _RUNS:
         pair, draft, temperature = run
@@ -63,25 +63,14 @@ def measure_all(options: ReproduceOptions, results: Measure) -> dict[str, Any | 
             "seed": options.seed,
             **effort,
         }
-        name = f"table2/{pair.name}/{draft}/t{temperature:g}"
-        seconds = (40.0 if settings["try_best"] else 25.0) if options.quick else 80.0
-        found[name] = results(
-            name,
+        found = results(
+            f"table2/{pair.name}/{draft}/t{temperature:g}",
             pairs.inputs(pair, (draft,), texts, **settings),
-            seconds,
+            (40.0 if settings["try_best"] else 25.0) if options.quick else 80.0,
             functools.partial(measure, pair, draft, texts, settings),
         )
-    return found
-
-
-def rows(found: Mapping[str, Any | None]) -> list[dict[str, Any]]:
-    """The rows of all measurements of Table 2 that are there, in their order."""
-    return [
-        row
-        for name, result in found.items()
-        if name.startswith("table2/") and result
-        for row in result["rows"]
-    ]
+        rows += found["rows"] if found else []
+    return rows
 
 
 def measure(
@@ -129,14 +118,10 @@ def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str,
     }
 
 
-def _compute(options: ReproduceOptions, results: Measure) -> dict[str, Any]:
-    return measure_all(options, results) | {
-        "compiled": compiled_steps.measure(options, results),
-    }
-
-
-def _render(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Table]:
-    predictions = {tuple(row["key"]): row for row in (found["compiled"] or {}).get("rows", ())}
+def _table_2(options: ReproduceOptions, results: Measure) -> list[Table]:
+    ours = measure_all(options, results)
+    predicted = compiled_steps.measure(options, results)
+    predictions = {tuple(row["key"]): row for row in predicted}
     printed = Table(
         caption="Target T5-XXL, one TPU-v4 chip: measured by the paper, and predicted.",
         columns=(
@@ -156,7 +141,6 @@ def _render(options: ReproduceOptions, found: Mapping[str, Any]) -> list[Table]:
         ],
         note=compiled_steps.NOTE,
     )
-    ours = rows(found)
     return [printed, _measured_table(ours)] if ours else [printed]
 
 
@@ -187,6 +171,4 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-TABLE_2 = Item(
-    "Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _compute, _render
-)
+TABLE_2 = Item("Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _table_2)

@@ -1,4 +1,4 @@
-"""Items of the report that are computed in a moment, and a report of them."""
+"""Made-up results of measurements, and a report of them."""
 
 from pathlib import Path
 
@@ -34,24 +34,13 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
     }
 
 
-def measure_all(options, results) -> dict:
-    """Instead of ``speed_ups.measure_all``: two drafts, three gammas, two temperatures."""
-    rows = [
-        speed_up_row(draft, temperature, gamma, alpha - 0.1 * temperature, c)
-        for draft, alpha, c in (("transformer", 0.7, 0.05), ("bigram", 0.25, 0.002))
-        for temperature in (0.0, 1.0)
-        for gamma in (2, 3, 7)
-    ]
-    name = "table2/made-up"
-    return {name: results(name, {}, 3.0, lambda: {"tokens": 4321, "rows": rows})}
-
-
-@pytest.fixture
-def rows() -> list[dict]:
-    """The made-up rows."""
-    return speed_ups.rows(measure_all(None, lambda name, inputs, seconds, compute: compute()))
-
-
+# Two drafts, three gammas, two temperatures.
+_ROWS = [
+    speed_up_row(draft, temperature, gamma, alpha - 0.1 * temperature, c)
+    for draft, alpha, c in (("transformer", 0.7, 0.05), ("bigram", 0.25, 0.002))
+    for temperature in (0.0, 1.0)
+    for gamma in (2, 3, 7)
+]
 _TRACE = [
     TraceLine(before=[], accepted=["a", "``` <b>"], rejected="x", corrected="c"),
     TraceLine(before=["a", "``` <b>", "c"], accepted=["[END]"], rejected=None, corrected=None),
@@ -81,16 +70,36 @@ _TIMELINE = [
 
 
 @pytest.fixture
+def rows() -> list[dict]:
+    """Rows of Table 2."""
+    return _ROWS
+
+
+@pytest.fixture
 def timeline() -> list[dict]:
-    """The made-up runs of Figure 5: speculative and plain."""
+    """Runs of Figure 5: speculative and plain."""
     return _TIMELINE
+
+
+@pytest.fixture
+def content():
+    """``content(item, {name: result})``: what a quick run shows of these results alone."""
+
+    def of(item, found):
+        def results(name, *_):
+            return found.get(name)
+
+        results.kept = results
+        return item.content(ReproduceOptions(quick=True), results)
+
+    return of
 
 
 # What HTML would read as marks of its own.
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
-def render_hostile(options, found) -> list[Table | Figure]:
+def hostile(*_) -> list[Table | Figure]:
     """Texts that must be escaped, a decode and an empty cell."""
     table = Table(
         caption=HOSTILE,
@@ -109,23 +118,35 @@ def render_hostile(options, found) -> list[Table | Figure]:
     return [table, trace]
 
 
+def made_up(item: Item) -> Item:
+    """The item, with the made-up results in place of measurements."""
+
+    def content(options, results):
+        def get(name, *_):
+            if name == "table2/ende/transformer/t0":
+                return results(name, {}, 3.0, lambda: {"tokens": 4321, "rows": _ROWS})
+            return {"runs": _TIMELINE} if name == "figure5" else None
+
+        get.kept = get
+        return item.content(options, get)
+
+    return item._replace(content=content)
+
+
 @pytest.fixture(scope="session")
 def report(tmp_path_factory) -> Path:
     """The directory of a report: closed forms, made-up measurements, hostile texts."""
     output = tmp_path_factory.mktemp("report")
-    timed = {"timeline": {"runs": _TIMELINE}}
     items = {
         "table1": closed_forms.TABLE_1,
-        "table2": speed_ups.TABLE_2._replace(
-            compute=lambda *run: measure_all(*run) | {"compiled": None}
-        ),
+        "table2": made_up(speed_ups.TABLE_2),
         "table4": closed_forms.TABLE_4,
-        "figure2": curves.FIGURE_2._replace(compute=measure_all),
-        "figure3": curves.FIGURE_3._replace(compute=measure_all),
-        "figure4": curves.FIGURE_4._replace(compute=measure_all),
-        "figure5": decodes.FIGURE_5._replace(compute=lambda *_: timed),
+        "figure2": made_up(curves.FIGURE_2),
+        "figure3": made_up(curves.FIGURE_3),
+        "figure4": made_up(curves.FIGURE_4),
+        "figure5": made_up(decodes.FIGURE_5),
         "factors": closed_forms.FACTORS,
-        "hostile": Item(HOSTILE, closed_forms.nothing, render_hostile),
+        "hostile": Item(HOSTILE, hostile),
     }
     said: list[str] = []
     assert running.reproduce(items, ReproduceOptions(), output, said.append) == 0, said

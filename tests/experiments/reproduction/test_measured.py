@@ -10,30 +10,36 @@ from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     compiled_steps,
     decodes,
-    example_texts,
     pairs,
     speed_ups,
 )
 from spec_t5x.experiments.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+from spec_t5x.generation import Generator
 
 QUICK = ReproduceOptions(quick=True)
 
 
-def computed(name, inputs, seconds, compute):
-    """Instead of ``kept_results.Results``: measures."""
-    json.dumps(inputs)
-    return json.loads(json.dumps(compute()))
+@pytest.fixture
+def libtpu(monkeypatch):
+    """``libtpu(there)``: whether it is installed."""
+
+    def install(there):
+        found = "libtpu" if there else None
+        monkeypatch.setattr(compiled_steps.importlib.util, "find_spec", lambda name: found)
+
+    return install
 
 
-# --- Table 2 -----------------------------------------------------------------------
+# --- made-up results ---------------------------------------------------------------
 
 
-def test_predictions_stand_in_the_papers_own_rows():
+def test_predictions_stand_in_the_papers_own_rows(content, libtpu):
     """All of which are there, also with nothing measured."""
+    libtpu(True)
     predicted = {"key": ["CNN/DM", "small", 1.0], "c": 0.01, "verification_cost": 1.02}
-    found = {"table2/x": None, "compiled": {"rows": [predicted | {"speed_up": 1.9}]}}
-    (table,) = speed_ups.TABLE_2.render(QUICK, found)
+    found = {"compiled/table2": {"rows": [predicted | {"speed_up": 1.9}]}}
+    (table,) = content(speed_ups.TABLE_2, found)
     at = {(r.task, r.draft, r.temperature): [None] * 3 for r in paper_tables.TABLE_2}
     at["CNN/DM", "small", 1.0] = [0.01, 1.02, 1.9]
     assert [row[:3] + row[5:] for row in table.values] == [
@@ -42,38 +48,15 @@ def test_predictions_stand_in_the_papers_own_rows():
     ]
 
 
-def test_a_quick_run_compiles_one_draft_and_gamma(monkeypatch):
-    monkeypatch.setattr(compiled_steps.importlib.util, "find_spec", lambda name: name)
+def test_a_quick_run_compiles_one_draft_and_gamma(libtpu):
+    libtpu(True)
     asked = []
     for options in (QUICK, ReproduceOptions()):
         compiled_steps.measure(options, lambda name, inputs, *_: asked.append(inputs["rows"]))
     assert asked[0] == [("EnDe", "small", 0.0), ("EnDe", "small", 1.0)]
     assert len(asked[1]) == 12
-    monkeypatch.setattr(compiled_steps.importlib.util, "find_spec", lambda name: None)
-    assert compiled_steps.measure(QUICK, computed) is None
-
-
-def test_table_2_measures(monkeypatch, quick_compilation):
-    """The packaged pair, two sentences, at the size of a test."""
-    effort = {"pool": 6, "num_texts": 2, "max_decode_len": 8, "repeats": 1, "widths": (1, 4)}
-    monkeypatch.setattr(speed_ups, "_QUICK", effort)
-    monkeypatch.setattr(speed_ups, "_QUICK_RUNS", [(pairs.ENDE, "transformer", 0.0)])
-    # Where the best gamma is the paper's, nothing else is decoded.
-    monkeypatch.setattr(speed_ups.formulas, "optimal_gamma", lambda *_: 7)
-    found = speed_ups.measure_all(QUICK, computed)
-    (row,) = speed_ups.rows(found)
-    assert row["gamma_text"] == "7 (best)"
-    assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
-    assert row["speed_up"] == pytest.approx(
-        row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
-    )
-    assert row["same_text"] == "yes"
-    assert found["table2/ende/transformer/t0"]["tokens"] > 8
-    _, measured = speed_ups.TABLE_2.render(QUICK, found | {"compiled": None})
-    assert None not in measured.values[0]
-
-
-# --- Tables 3 and 5 ----------------------------------------------------------------
+    libtpu(False)
+    assert compiled_steps.measure(QUICK, None) == []
 
 
 def rate(draft, temperature, alpha, **values) -> dict:
@@ -92,9 +75,8 @@ RATES = [
 ]
 
 
-def test_table_3_has_all_of_the_papers_rows():
-    nothing = dict.fromkeys(pair.target for pair in pairs.PAIRS)
-    tables = TABLE_3.render(QUICK, nothing)
+def test_table_3_has_all_of_the_papers_rows(content):
+    tables = content(TABLE_3, {})
     found = [
         (pair.stands_for, *row[:3])
         for pair, table in zip(pairs.PAIRS, tables, strict=True)
@@ -103,9 +85,8 @@ def test_table_3_has_all_of_the_papers_rows():
     assert found == [(r.target, r.draft, r.temperature, r.alpha) for r in paper_tables.TABLE_3]
 
 
-def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them():
-    nothing = dict.fromkeys(pair.target for pair in pairs.PAIRS)
-    table = TABLE_3.render(QUICK, nothing | {"ende-target": RATES})[1]
+def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them(content):
+    table = content(TABLE_3, {"acceptance/ende-target": {"rows": RATES}})[1]
     at = {(row[0], row[3], row[1]): row[2:] for row in table.values}
     low, high = 0.75 - 0.01, 0.75 + 0.01
     assert at["T5-small", "transformer", 0.0] == [0.75, "transformer", 0.75, low, high, 600, 1.0]
@@ -115,11 +96,9 @@ def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them():
     assert at[None, "copy", 1.0] == [None, "copy", None, None, None, 600, 1.0]
 
 
-def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0():
+def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
     rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
-    gpt, *_, lamda = TABLE_3.render(
-        QUICK, {pair.target: rows if pair.target == "lm-target" else None for pair in pairs.PAIRS}
-    )
+    gpt, *_, lamda = content(TABLE_3, {"acceptance/lm-target": {"rows": rows}})
 
     def alphas(table):
         return [row[4] for row in table.values if row[3] == "transformer"]
@@ -127,75 +106,116 @@ def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0():
     assert (alphas(gpt), alphas(lamda)) == ([0.75, 0.62], [0.75, 0.9])
 
 
-def test_table_5_has_the_papers_rows_and_speed_ups_from_measured_costs():
+def test_table_5_has_the_papers_rows(content):
     lenient = [
         rate("transformer", temperature, alpha, lenience=lenience)
         for temperature in (0.0, 1.0)
         for lenience, alpha in zip((1.0, 0.5, 0.3, 0.1), (0.6, 0.7, 0.75, 0.84), strict=True)
     ]
-    costs = {"c": 0.05, "verification_costs": [1.0, 1.5, 1.6, 1.7]}
-    at_1, at_0 = TABLE_5.render(QUICK, {"rates": lenient, "costs": costs})
+    at_1, at_0 = content(TABLE_5, {"acceptance/ende-target": {"rows": lenient}})
     assert [tuple(row[:3]) for row in at_1.values] == [
         (r.draft, r.lenience, r.alpha) for r in paper_tables.TABLE_5
     ]
     assert len(at_0.rows) == len(paper_tables.ARGMAX_LENIENCE)
     (first,) = [row for row in at_1.values if row[:2] == ["T5-small", 1.0]]
-    # (1 + .6 + .36 + .216) / 1.15 at the largest gamma that T(m) is known for; / 1.85 with it.
-    assert first[-2:] == pytest.approx([2.176 / 1.15, 2.176 / 1.85])
-    assert first[3] == 2.5
-    bare = TABLE_5.render(QUICK, {"rates": None, "costs": None})
-    assert {value for table in bare for row in table.values for value in row[4:]} == {None}
+    assert first[3:] == ["transformer", 0.6, 0.6 - 0.01, 0.6 + 0.01, 600]
+    bare = content(TABLE_5, {})
+    assert {value for table in bare for row in table.values for value in row[3:]} == {None}
 
 
-def test_rates_are_measured(monkeypatch, quick_compilation):
-    values = {"MAX_DECODE_LEN": 8, "DRAFTS": ("transformer",), "LENIENCES": (1.0, 0.3)}
-    for name, value in (values | {"TEMPERATURES": (1.0,)}).items():
-        monkeypatch.setattr(acceptance_rates, f"_{name}", value)
-    monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: ["The soup is hot."] * 2)
-    # Table 2's test measures them.
-    monkeypatch.setattr(pairs, "verification_costs", lambda *_: [1.0] * 8)
-    found = TABLE_5.compute(QUICK, computed)
-    assert [(row["draft"], row["lenience"]) for row in found["rates"]] == [
-        ("transformer", 1.0),
-        ("transformer", 0.3),
-    ]
-    assert found["costs"]["c"] > 0 and len(found["costs"]["verification_costs"]) == 8
-    shown = [row for row in TABLE_5.render(QUICK, found)[0].values if row[4]]
-    assert len(shown) == 2 and all(0 <= row[6] <= row[5] <= row[7] for row in shown)
-
-
-# --- Figures 1 and 5 ---------------------------------------------------------------
-
-
-def test_figure_5_lays_the_measured_steps_one_after_the_other(timeline):
+def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline):
     speculative = decodes.blocks(timeline[0])
     kinds = [kind for kind, *_ in speculative]
     assert kinds == ["encoders and prefill", *["draft", "draft", "target"] * 2]
     assert [start for _, start, _ in speculative] == [0, 3.0, 3.5, 4.0, 6.0, 6.5, 7.0]
-    (figure,) = decodes.FIGURE_5.render(QUICK, {"timeline": {"runs": timeline}})
+    (figure,) = content(decodes.FIGURE_5, {"figure5": {"runs": timeline}})
     assert "γ = 2 took 10 ms as a whole; standard decoding took 8 ms as a whole." in figure.caption
     (axes,) = figure.plot.axes
     # A bar for each block; the tokens of each speculative call over it.
     assert len(axes.collections) == 7 + 5
     assert [text.get_text() for text in axes.texts] == ["3", "1"]
-    assert decodes.FIGURE_5.render(QUICK, {"timeline": None}) == []
-    assert decodes.FIGURE_1.render(QUICK, {"trace": None}) == []
+    assert content(decodes.FIGURE_5, {}) == content(decodes.FIGURE_1, {}) == []
 
 
-def test_the_figures_are_of_real_decodes(monkeypatch, quick_compilation):
-    (figure,) = decodes.FIGURE_1.render(QUICK, decodes.FIGURE_1.compute(QUICK, computed))
-    lines = figure.trace
-    assert figure.caption.startswith(f"{traces.counts(lines)}; the paper's example has 38 tokens")
-    assert len(lines) >= 5 and traces.num_tokens(lines) > 20
-    assert sum(bool(line.rejected) for line in lines) >= 2
-    assert sum(len(line.accepted) for line in lines) >= 10
-    # Shapes and gamma of Table 2's test: nothing is compiled again.
+# --- measured, with a tiny pair ----------------------------------------------------
+
+SENTENCE = "My sister"
+
+
+@pytest.fixture
+def tiny(tiny_pair, monkeypatch, quick_compilation):
+    """In place of the packaged pairs: programs that are compiled in a moment."""
+    generator = Generator.load(tiny_pair / "target", tiny_pair / "draft")
+    monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
+    monkeypatch.setattr(pairs, "load_draft", lambda target, draft: generator.draft)
+    monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: [SENTENCE] * 2)
+    pairs.verification_costs.cache_clear()
+
+
+def computed(item):
+    """What a quick run shows of an item, and what it measures for that."""
+    found = {}
+
+    def results(name, inputs, seconds, compute):
+        json.dumps(inputs)
+        found[name] = json.loads(json.dumps(compute()))
+        return found[name]
+
+    return item.content(QUICK, results), found
+
+
+@pytest.mark.usefixtures("tiny")
+def test_table_2_and_figure_5_are_measured(monkeypatch, libtpu):
+    libtpu(False)
+    effort = {"pool": 6, "num_texts": 2, "max_decode_len": 8, "repeats": 1, "widths": (1, 4)}
+    monkeypatch.setattr(speed_ups, "_QUICK", effort)
+    monkeypatch.setattr(speed_ups, "_QUICK_RUNS", [(pairs.ENDE, "transformer", 0.0)])
+    # Where the best gamma is the paper's, nothing else is decoded.
+    monkeypatch.setattr(speed_ups.formulas, "optimal_gamma", lambda *_: 7)
+    (_, measured), found = computed(speed_ups.TABLE_2)
+    (result,) = found.values()
+    (row,) = result["rows"]
+    assert row["gamma_text"] == "7 (best)"
+    assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
+    assert row["speed_up"] == pytest.approx(
+        row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
+    )
+    assert row["same_text"] == "yes"
+    assert result["tokens"] == row["plain_tokens"] + row["speculative_tokens"] > 8
+    assert None not in measured.values[0]
+    # Shapes and gamma of Table 2: nothing is compiled again.
     monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
     monkeypatch.setattr(decodes, "_GAMMAS_5", (7,))
-    monkeypatch.setattr(decodes, "_SENTENCE", example_texts.SENTENCES[0])
-    runs = decodes.FIGURE_5.compute(QUICK, computed)["timeline"]["runs"]
-    assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs] == [8] * 2
-    assert runs[-1]["proposed"] == [0] * 8 and set(runs[0]["proposed"]) <= set(range(8))
+    monkeypatch.setattr(decodes, "_SENTENCE", SENTENCE)
+    _, found = computed(decodes.FIGURE_5)
+    runs = found["figure5"]["runs"]
+    assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs]
+    assert set(runs[-1]["proposed"]) == {0} and set(runs[0]["proposed"]) <= set(range(8))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_figure_1_is_a_real_decode(monkeypatch):
+    monkeypatch.setattr(decodes, "_SENTENCE", SENTENCE)
+    (figure,), found = computed(decodes.FIGURE_1)
+    lines = figure.trace
+    assert figure.caption.startswith(f"{traces.counts(lines)}; the paper's example has 38 tokens")
+    assert found["figure1"]["tokens"] == traces.num_tokens(lines) > len(lines) > 1
+    assert any(line.rejected for line in lines) and any(line.accepted for line in lines)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rates_are_measured(monkeypatch):
+    values = {"MAX_DECODE_LEN": 8, "LENIENCES": (1.0, 0.3), "TEMPERATURES": (1.0,)}
+    for name, value in (values | {"DRAFTS": ("transformer",)}).items():
+        monkeypatch.setattr(acceptance_rates, f"_{name}", value)
+    (table, _), found = computed(TABLE_5)
+    rates = found["acceptance/ende-target"]["rows"]
+    assert [(row["draft"], row["lenience"]) for row in rates] == [
+        ("transformer", 1.0),
+        ("transformer", 0.3),
+    ]
+    shown = [row for row in table.values if row[4]]
+    assert len(shown) == 2 and all(0 <= row[5] <= row[4] <= row[6] for row in shown)
 
 
 # --- what a measurement depends on -------------------------------------------------

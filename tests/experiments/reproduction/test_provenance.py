@@ -4,6 +4,7 @@ import re
 import subprocess
 
 from spec_t5x.experiments.reproduction import provenance
+from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 
 
 def git(folder, *arguments):
@@ -37,10 +38,11 @@ def test_the_commit_is_told_with_changes(tmp_path, monkeypatch):
 
 
 def test_machine_versions_and_date():
-    origin = provenance.origin()
+    origin = provenance.origin(ReproduceOptions(seed=3, data_dir="/home/me/texts"))
     machine = origin["machine"]
-    assert machine["platform"] == "cpu" and machine["cores"] >= 1 and machine["processor"]
-    assert re.match(r"\d+\.\d+", origin["versions"]["jax"])
+    assert machine["platform"] == "cpu" and machine["threads"] >= 1 and machine["processor"]
+    assert re.match(r"\d+\.\d+", machine["jax"])
+    assert (origin["seed"], origin["quick"], origin["data_dir"]) == (3, False, "texts")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", provenance.now())
 
 
@@ -51,7 +53,7 @@ def test_durations_are_told_as_people_do():
 
 def test_results_of_several_machines_are_told_apart():
     def found(processor, tokens, date, **values):
-        machine = {"device": "cpu", "platform": "cpu", "processor": processor, "cores": 2}
+        machine = {"device": "cpu", "platform": "cpu", "processor": processor, "threads": 2}
         origin = {"machine": machine, "commit": "abc", "seed": 1, "quick": False}
         origin |= {"date": f"{date} 10:00:00 UTC", "seconds": 70.0} | values
         return {"result": {"tokens": tokens}, "provenance": origin}

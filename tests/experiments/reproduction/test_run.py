@@ -27,18 +27,16 @@ class Workshop:
         # Name to what it raises.
         self.broken: dict[str, BaseException] = {}
 
-    def item(self, *names: str, only_kept: bool = False, render=None) -> Item:
-        def compute(options, results):
+    def item(self, *names: str, only_kept: bool = False) -> Item:
+        def content(options, results):
             get = results.kept if only_kept else results
-            return {
+            found = {
                 name: get(name, {"n": 1}, 60.0, lambda n=name: self.measure(n)) for name in names
             }
-
-        def table(options, found):
             rows = [{"name": f"has {name}"} for name in names if found[name]]
             return [Table(caption="c", columns=(label("name"),), rows=rows)]
 
-        return Item("title", compute, render or table)
+        return Item("title", content)
 
     def measure(self, name: str) -> dict:
         if name in self.broken:
@@ -106,15 +104,14 @@ def test_a_failure_does_not_lose_the_others(shop, run, tmp_path, error):
     assert "Not computed" not in report_of(tmp_path)
 
 
-def test_an_item_that_cannot_be_computed_or_rendered_is_reported(shop, run, tmp_path):
-    def fail(*_):
+def test_an_item_that_cannot_be_shown_is_reported(shop, run, tmp_path):
+    def fail(options, results):
+        shop.item("a").content(options, results)
         raise RuntimeError("no such luck")
 
-    items = {"uncomputed": Item("t", fail, fail), "unrendered": shop.item("a", render=fail)}
-    status, said = run(**items, well=shop.item("b"))
+    status, said = run(ill=Item("t", fail), well=shop.item("b"))
     assert (status, shop.measured) == (1, ["a", "b"])
-    for name in items:
-        assert f"{name} not computed: RuntimeError: no such luck" in said
+    assert "ill not computed: RuntimeError: no such luck" in said
     assert "has b" in report_of(tmp_path)
 
 
@@ -148,12 +145,13 @@ def measure(name):
     print(name, flush=True)
     return {}
 
-def compute(options, results):
-    return {name: results(name, {"n": 1}, 1.0, lambda name=name: measure(name)) for name in "abcd"}
+def content(options, results):
+    for name in "abcd":
+        results(name, {"n": 1}, 1.0, lambda: measure(name))
+    return []
 
 say = lambda text: print(text, file=sys.stderr)
-item = Item("one", compute, lambda options, found: [])
-sys.exit(reproduce({"one": item}, ReproduceOptions(), Path(output), say))
+sys.exit(reproduce({"one": Item("one", content)}, ReproduceOptions(), Path(output), say))
 """
 
 
@@ -175,7 +173,10 @@ def test_a_signal_leaves_what_is_finished_and_the_same_command_resumes(shop, run
     status, measured, _ = run_stopped("d", signal.SIGKILL)
     assert (status, measured) == (-signal.SIGKILL, ["b", "c"])
     assert not (tmp_path / "out" / "report.html").exists()
+    unfinished = tmp_path / "out" / "cache" / ".half.json.12345678.writing"
+    unfinished.touch()
     status, said = run(one=shop.item(*"abcd"))
+    assert not unfinished.exists()
     assert (status, shop.measured) == (0, ["d"])
     assert "1 measurements, 3 more are kept" in said
     assert (tmp_path / "out" / "report.html").exists()
@@ -188,7 +189,7 @@ def test_the_list_says_what_there_is_and_how_long_it_takes(shop):
     items = {
         "one": shop.item("a", "b"),
         "curve": shop.item("a", only_kept=True),
-        "broken": Item("broken", fail, fail),
+        "broken": Item("broken", fail),
     }
     assert running.listing(items, ReproduceOptions()).splitlines() == [
         "one     title (about 2 min)",
@@ -208,7 +209,7 @@ def test_all_can_be_planned_and_the_quick_run_is_estimated_at_less_than_ten_minu
     assert list(running.select(["figure2", "table1"])) == ["table1", "figure2"]
     plans = []
     for quick in (True, False):
-        plan = Results(None, {}, {})
+        plan = Results(None, {})
         inputs = {}
 
         def note(name, its_inputs, seconds, compute, plan=plan, inputs=inputs):
@@ -219,7 +220,7 @@ def test_all_can_be_planned_and_the_quick_run_is_estimated_at_less_than_ten_minu
 
         note.kept = note
         for item in running.select(["all"]).values():
-            item.compute(ReproduceOptions(quick=quick), note)
+            item.content(ReproduceOptions(quick=quick), note)
         plans.append((plan.missing, inputs))
     (quick, quick_inputs), (full, full_inputs) = plans
     assert sum(quick.values()) < 600 < sum(full.values())
