@@ -5,6 +5,7 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,58 +26,50 @@ from spec_t5x.loops.outputs import Decoded
 from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
-from spec_t5x.types import PAD_ID, Float, PyTree
+from spec_t5x.types import PAD_ID, PyTree
 
 # Decodes one batch.
 Decode = Callable[[Batch], Decoded]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeTimes:
-    """Several ways of decoding, timed in turn."""
-
-    # Of all batches: everything, and the prefill alone (dispatch, encoder, empty caches).
-    seconds: Float[np.ndarray, "rounds ways"]
-    prefill_seconds: Float[np.ndarray, "rounds ways"]
-    compile_seconds: list[float]
-    # Results by round, way and batch.
-    decoded: list[list[list[Decoded]]]
-
-
 def time_in_turn(
-    ways: Sequence[Callable[[], Decode]], rounds: Sequence[Sequence[Batch]]
-) -> DecodeTimes:
-    """Times ways of decoding the same batches: every batch all ways, then the next one.
+    plain: Callable[[], Decode],
+    speculative: Callable[[], Decode],
+    rounds: Sequence[Sequence[Batch]],
+) -> tuple[dict[str, Any], list[dict[str, list[Decoded]]]]:
+    """Times both ways of decoding the same batches: every batch both ways, then the next one.
 
     Args:
-      ways: each makes a ``Decode``, a new one for every round: a pace starts from nothing.
+      plain, speculative: each makes a ``Decode``, a new one for every round: a pace starts from
+        nothing.
       rounds: the batches of each round.
+
+    Returns:
+      The times, as fields of ``Comparison``; and what was decoded in each round, by the
+      argument's name, of each batch.
     """
+    ways = {"plain": plain, "speculative": speculative}
     shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
-    compile_seconds = []
-    for way in ways:
+    times: dict[str, Any] = {}
+    for name, way in ways.items():
         decode = way()
         first, second = (
             sum(elapsed(functools.partial(decode, batch))[0] for batch in shapes.values())
             for _ in range(2)
         )
-        compile_seconds.append(max(first - second, 0.0))
-    # Of whole decodes and of the prefill alone, by round and way.
-    seconds = np.zeros((2, len(rounds), len(ways)))
-    decoded: list[list[list[Decoded]]] = [[[] for _ in ways] for _ in rounds]
+        times[f"{name}_compile_seconds"] = max(first - second, 0.0)
+        times[f"{name}_seconds"] = [0.0] * len(rounds)
+        times[f"{name}_setup_seconds"] = [0.0] * len(rounds)
+    decoded: list[dict[str, list[Decoded]]] = [{name: [] for name in ways} for _ in rounds]
     for number, batches in enumerate(rounds):
-        decodes = [(way(), way()) for way in ways]
-        for batch, (which, (whole, prefill)) in itertools.product(batches, enumerate(decodes)):
+        decodes = {name: (way(), way()) for name, way in ways.items()}
+        for batch, (name, (whole, prefill)) in itertools.product(batches, decodes.items()):
             taken, result = elapsed(functools.partial(whole, batch))
-            decoded[number][which].append(result)
             setup, _ = elapsed(functools.partial(prefill, _without_steps(batch)))
-            seconds[:, number, which] += taken, setup
-    return DecodeTimes(
-        seconds=seconds[0],
-        prefill_seconds=seconds[1],
-        compile_seconds=compile_seconds,
-        decoded=decoded,
-    )
+            times[f"{name}_seconds"][number] += taken
+            times[f"{name}_setup_seconds"][number] += setup
+            decoded[number][name].append(result)
+    return times, decoded
 
 
 def _without_steps(batch: Batch) -> Batch:
@@ -238,31 +231,33 @@ def compare(
             f"gamma is {AUTO} and comes to 0, since no acceptance pays here: give it a number"
         )
     plain = generator.plain()
-    times = time_in_turn(
-        [lambda: plain.run(options).decode, lambda: generator.run(options).decode],
+    times, decoded = time_in_turn(
+        lambda: plain.run(options).decode,
+        lambda: generator.run(options).decode,
         [batches] * repeats,
     )
     plain_outputs, outputs = (
         [
             answer
-            for batch, decoded in zip(batches, of_way, strict=True)
-            for answer in all_answered(generator.collect(batch, decoded))
+            for batch, of_batch in zip(batches, of_way, strict=True)
+            for answer in all_answered(generator.collect(batch, of_batch))
         ]
-        for of_way in times.decoded[-1]
+        for of_way in decoded[-1].values()
     )
     greedy = options.sampling().greedy
     divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
-    pace = times.decoded[-1][1][-1].pace
-    alpha = achieved([output for group in outputs for output in group]).alpha
+    pace = decoded[-1]["speculative"][-1].pace
+    alpha = achieved(list(itertools.chain(*outputs))).alpha
     return comparison_of(
         times,
+        decoded,
         generator.target,
         generator.draft,
         jnp.asarray(batches[0].tokens),
         options,
         num_inputs=len(texts),
         gamma=options.gamma if pace is None else pace.typical_limit,
-        plain_tokens=sum(len(output.output_ids) for group in plain_outputs for output in group),
+        plain_tokens=sum(len(output.output_ids) for output in itertools.chain(*plain_outputs)),
         # Where a pace has left the draft out, nothing was verified.
         alpha=alpha.value if alpha else 0.0,
         identical=not divergences if greedy else None,
@@ -272,21 +267,20 @@ def compare(
 
 
 def comparison_of(
-    times: DecodeTimes,
+    times: dict[str, Any],
+    decoded: list[dict[str, list[Decoded]]],
     target: Target,
     draft: Draft,
     inputs: PyTree,
     options: GenerateOptions,
     *,
     gamma: int,
-    **values,
+    **values: Any,
 ) -> Comparison:
-    """The comparison of plain and speculative decoding, which ``times`` has in this order.
-
-    Measures the step times as well.
+    """The comparison that ``time_in_turn`` has timed; measures the step times as well.
 
     Args:
-      times: what was timed.
+      times, decoded: what ``time_in_turn`` returns.
       target, draft: the models.
       inputs: of one batch, for the step times.
       options: how it was decoded.
@@ -296,24 +290,17 @@ def comparison_of(
     # By round, of all its batches.
     counts = [
         {
-            name: sum(float(np.sum(getattr(decoded.stats, name))) for decoded in speculative)
+            name: sum(float(np.sum(getattr(each.stats, name))) for each in of_round["speculative"])
             for name in ("appended", "target_calls", "plain_steps", "accepted", "verified")
         }
-        for _, speculative in jax.device_get(times.decoded)
+        for of_round in jax.device_get(decoded)
     ]
     mean = {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
-    tokens = mean.pop("appended")
     return Comparison(
         gamma=gamma,
         temperature=options.temperature,
         verifier=options.verifier,
-        speculative_tokens=round(tokens),
-        plain_seconds=times.seconds[:, 0].tolist(),
-        speculative_seconds=times.seconds[:, 1].tolist(),
-        plain_setup_seconds=times.prefill_seconds[:, 0].tolist(),
-        speculative_setup_seconds=times.prefill_seconds[:, 1].tolist(),
-        plain_compile_seconds=times.compile_seconds[0],
-        speculative_compile_seconds=times.compile_seconds[1],
+        speculative_tokens=round(mean.pop("appended")),
         step_times=measure_step_times(
             target,
             draft,
@@ -323,39 +310,39 @@ def comparison_of(
             settings=options.sampling(),
             verifier=options.make_verifier(),
         ),
+        **times,
         **mean,
         **values,
     )
 
 
 def _divergences(
-    generator: Generator, plain: list[list[Generation]], speculative, options
+    generator: Generator,
+    plain: list[list[Generation]],
+    speculative: list[list[Generation]],
+    options: GenerateOptions,
 ) -> list[Divergence]:
-    pairs = [
-        (ours, theirs)
-        for plain_group, group in zip(plain, speculative, strict=True)
-        for ours, theirs in zip(plain_group, group, strict=True)
+    return [
+        _divergence(generator, ours, theirs, options)
+        for ours, theirs in zip(itertools.chain(*plain), itertools.chain(*speculative), strict=True)
         if ours.output_ids != theirs.output_ids
     ]
-    return [_divergence(generator, ours, theirs, options) for ours, theirs in pairs]
 
 
 def _divergence(
     generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
 ) -> Divergence:
     """Where two outputs differ first, and the target's margin for the plain one."""
-    ours, theirs = plain.output_ids, other.output_ids
-    width = max(len(ours), len(theirs))
-    padded = np.full((2, width), PAD_ID, np.int32)
-    padded[0, : len(ours)], padded[1, : len(theirs)] = ours, theirs
-    position = int(np.argmax(padded[0] != padded[1]))
+    tokens = itertools.zip_longest(plain.output_ids, other.output_ids, fillvalue=PAD_ID)
+    position, (first, second) = next(
+        (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]
+    )
     (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
     prompt = batch.prompts[0, 1:]
     prompt = prompt[prompt != PAD_ID]
-    prefix = jnp.asarray([[PAD_ID, *prompt, *padded[0, :position]]], jnp.int32)
+    prefix = jnp.asarray([[PAD_ID, *prompt, *plain.output_ids[:position]]], jnp.int32)
     cache = generator.target.prefill(batch.tokens, prefix.shape[1])
     logits, _ = generator.target.score(cache, prefix)
-    first, second = int(padded[0, position]), int(padded[1, position])
     return Divergence(
         input=plain.input,
         position=position,

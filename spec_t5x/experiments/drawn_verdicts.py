@@ -7,6 +7,7 @@ sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,27 +75,21 @@ def compare_drawn(
     """
     settings, verifier = options.sampling(), DrawnVerifier(alpha=alpha)
     length, rows = options.max_decode_len, options.batch_size
-    common = {"max_decode_len": length, "eos_id": _NO_EOS}
+
+    def arguments(batch: Batch) -> tuple[tuple, dict[str, Any]]:
+        """What both loops take, by place and by name."""
+        by_name = {"max_decode_len": length, "eos_id": _NO_EOS}
+        by_name["max_decode_steps"] = batch.max_decode_steps
+        return (batch.tokens, batch.prompts, batch.keys, settings), by_name
 
     def plain(batch: Batch) -> Decoded:
-        steps = {"max_decode_steps": batch.max_decode_steps}
-        return autoregressive_decode(
-            target, batch.tokens, batch.prompts, batch.keys, settings, **steps, **common
-        )
+        by_place, by_name = arguments(batch)
+        return autoregressive_decode(target, *by_place, **by_name)
 
     def drafted(batch: Batch) -> Decoded:
-        return speculative_decode(
-            target,
-            draft,
-            batch.tokens,
-            batch.prompts,
-            batch.keys,
-            settings,
-            gamma=options.gamma,
-            verifier=verifier,
-            max_decode_steps=batch.max_decode_steps,
-            **common,
-        )
+        by_place, by_name = arguments(batch)
+        by_name |= {"gamma": options.gamma, "verifier": verifier}
+        return speculative_decode(target, draft, *by_place, **by_name)
 
     sources = random_sources(target, rows, source_len, options.seed)
     batches = [
@@ -107,9 +102,10 @@ def compare_drawn(
         )
         for repeat in range(repeats)
     ]
-    times = time_in_turn([lambda: plain, lambda: drafted], [[batch] for batch in batches])
+    times, decoded = time_in_turn(lambda: plain, lambda: drafted, [[batch] for batch in batches])
     return comparison_of(
         times,
+        decoded,
         target,
         draft,
         jnp.asarray(sources),
