@@ -29,7 +29,7 @@ from spec_t5x.theory.estimates import Bootstrap, Estimate
 from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
-# ``report(done, total, what)``: tokens and texts.
+# ``report(done, total, what)``: tokens.
 Report = Callable[[int, int, str], None]
 
 
@@ -57,7 +57,6 @@ class AcceptanceOptions:
     truncate: bool = False
     # Of the intervals, bootstrapped over texts.
     confidence: float = 0.95
-    resamples: int = 1000
     # Texts that are also decoded speculatively, with each draft and lenience 1; 0 for none.
     decoded_texts: int = 64
     gamma: int = 7
@@ -86,7 +85,7 @@ class AcceptanceOptions:
 
     def bootstrap(self) -> Bootstrap:
         """How intervals are made."""
-        return Bootstrap(confidence=self.confidence, resamples=self.resamples, seed=int(self.seed))
+        return Bootstrap(confidence=self.confidence, seed=int(self.seed))
 
     def standardizations(self) -> list[GenerateOptions]:
         """How the target generates, for each standardization."""
@@ -266,11 +265,6 @@ def _cell(estimate: Estimate | None) -> str | None:
     return f"{estimate.value:.3f} ({estimate.low:.3f}-{estimate.high:.3f})"
 
 
-# Of generated tokens, one after the other: ``texts``, the number of the text; and by draft
-# ``betas`` [leniences, tokens] and ``proposed``, whether it proposed anything.
-_Scored = dict[str, Any]
-
-
 class _Measurement:
     """One call of ``measure``."""
 
@@ -278,59 +272,67 @@ class _Measurement:
         self.generator, self.drafts, self.texts = generator, drafts, texts
         self.options, self.report = options, report or (lambda done, total, what: None)
         self.widths = _widths(generator, texts, options.standardizations()[0])
-        decodings = len(drafts) * (1 in options.leniences) * options.decoded_texts
-        self.total = len(options.standardizations()) * (options.num_tokens + decodings)
-        # Of the steps that are over.
-        self.done = 0
+        # Tokens, of the standardizations that are over and of all.
+        self.done, self.total = 0, len(options.standardizations()) * options.num_tokens
 
     def rows(self, decoding: GenerateOptions) -> Iterator[AcceptanceRow]:
         """Of one standardization."""
-        scored, places_used = self._score(decoding)
+        scored, num_used = self._score(decoding)
+        # At temperature 0 the texts may have run out.
+        self.done += self.options.num_tokens
         for name in self.drafts:
             for index, lenience in enumerate(self.options.leniences):
                 decoded = None
                 if self.options.decoded_texts and lenience == 1:
-                    decoded = self._decode(name, decoding, places_used)
+                    decoded = self._decode(name, decoding, num_used)
                 yield self._row(name, index, lenience, decoding, scored, decoded)
 
-    def _score(self, decoding: GenerateOptions) -> tuple[_Scored, int]:
-        """Generates with the target and scores all drafts; returns the number of texts, too."""
-        wanted, parts, num, used = self.options.num_tokens, [], 0, 0
+    def _score(self, decoding: GenerateOptions) -> tuple[dict[str, Any], int]:
+        """Scores all drafts while the target generates.
+
+        Returns:
+          The scores of all tokens, one after the other: ``texts``, the number of the text that a
+          token is in; by draft ``betas`` [leniences, tokens] and ``proposed``, whether it
+          proposed anything. And how many texts were generated.
+        """
+        wanted, parts, num_tokens, num_used = self.options.num_tokens, [], 0, 0
         for batch in self._batches(decoding, first=0):
-            decoded = self.generator.decode(batch, decoding)
             scores = score_texts(
                 self.generator.target,
                 self.drafts,
                 batch.tokens,
                 batch.prompts,
-                decoded.tokens[:, 0],
-                decoded.lengths[:, 0],
                 batch.keys,
                 decoding.sampling(),
+                max_decode_len=batch.prompts.shape[1] - 1 + decoding.max_decode_len,
+                max_decode_steps=batch.max_decode_steps,
                 leniences=self.options.leniences,
             )
-            sources = self._clusters(used, len(batch.texts))
-            part = _places(batch, *jax.device_get((decoded, scores)), sources)
+            scores = jax.device_get(scores)
+            at = np.nonzero(scores.written)
+            part = {
+                "texts": self._clusters(num_used, len(batch.texts))[at[0]],
+                "betas": {
+                    name: betas[:, *at].astype(np.float64) for name, betas in scores.betas.items()
+                },
+                "proposed": {name: proposed[at] for name, proposed in scores.proposed.items()},
+            }
             parts.append(part)
-            used += len(batch.texts)
-            num += part["texts"].size
-            self._tell(min(num, wanted), decoding, "scoring")
-            if num >= wanted:
+            num_used += len(batch.texts)
+            num_tokens += len(part["texts"])
+            self._tell(min(num_tokens, wanted), decoding, "scoring")
+            if num_tokens >= wanted:
                 break
-        # At temperature 0 the texts may have run out.
-        self._over(wanted, decoding)
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
-        return jax.tree.map(lambda leaf: leaf[..., :wanted], joined), used
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, -1)[..., :wanted], *parts)
+        return joined, num_used
 
     def _decode(self, name: str, decoding: GenerateOptions, first: int) -> Achieved:
         """Speculative decoding of the first texts, with other random keys than before."""
-        wanted, outputs = self.options.decoded_texts, []
-        generator = self.generator.with_draft(self.drafts[name])
-        for batch in self._batches(decoding, first=first, limit=wanted):
+        self._tell(0, decoding, f"decoding with {name}")
+        generator, outputs = self.generator.with_draft(self.drafts[name]), []
+        for batch in self._batches(decoding, first, limit=self.options.decoded_texts):
             answers = all_answered(generator.collect(batch, generator.decode(batch, decoding)))
             outputs += [output for (output,) in answers]
-            self._tell(len(outputs), decoding, f"decoding with {name}")
-        self._over(wanted, decoding)
         texts = self._clusters(first, len(outputs))
         return achieved(outputs, texts, self.options.bootstrap())
 
@@ -361,7 +363,7 @@ class _Measurement:
             for batch in self.generator.batches(texts, decoding, first + start):
                 yield _widened(batch, *self.widths)
 
-    def _row(self, name, index, lenience, decoding, scored: _Scored, decoded) -> AcceptanceRow:
+    def _row(self, name, index, lenience, decoding, scored, decoded) -> AcceptanceRow:
         there, bootstrap = scored["proposed"][name], self.options.bootstrap()
         betas, texts = scored["betas"][name][index][there], scored["texts"][there]
         return AcceptanceRow(
@@ -378,13 +380,9 @@ class _Measurement:
             decoded=decoded,
         )
 
-    def _tell(self, done: int, decoding: GenerateOptions, what: str) -> None:
+    def _tell(self, tokens: int, decoding: GenerateOptions, what: str) -> None:
         what = f"temperature {decoding.temperature:g}: {what}"
-        self.report(self.done + done, self.total, what)
-
-    def _over(self, step: int, decoding: GenerateOptions) -> None:
-        self.done += step
-        self._tell(0, decoding, "done")
+        self.report(self.done + tokens, self.total, what)
 
 
 def _widths(generator: Generator, texts: Sequence[str], decoding: GenerateOptions):
@@ -408,21 +406,3 @@ def _widened(batch: Batch, source: int, prompt: int) -> Batch:
     return dataclasses.replace(
         batch, tokens=pad(batch.tokens, source), prompts=pad(batch.prompts, prompt)
     )
-
-
-def _places(batch: Batch, decoded, scores, sources: np.ndarray) -> _Scored:
-    """The scores of the generated tokens of a batch's real rows, one after the other."""
-    rows = len(batch.texts)
-    starts = (batch.prompts[:rows, 1:] != PAD_ID).sum(axis=1)
-    counts = np.maximum(decoded.lengths[:rows, 0] - starts, 0)
-    width = decoded.tokens.shape[2]
-    # Scores are numbered from the first generated token, tokens from the prompt's first.
-    generated = np.arange(width)[None, :] < counts[:, None]
-    text, position = np.nonzero(generated)
-    return {
-        "texts": sources[text],
-        "betas": {
-            name: of.betas[:, text, position].astype(np.float64) for name, of in scores.items()
-        },
-        "proposed": {name: of.proposed[text, position] for name, of in scores.items()},
-    }

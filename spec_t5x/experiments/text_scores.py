@@ -1,8 +1,8 @@
-"""How likely drafts are to be accepted at every position of given texts.
+"""How likely drafts are to be accepted at every position of the target's texts.
 
-Corollary 3.6 takes the expectation over texts that the target generated: no decoding is
-needed, only both models' distributions after each prefix. The texts are fed to the target
-a few tokens at a time, once for all drafts, and every draft proposes one token at each position.
+Corollary 3.6 takes the expectation over texts that the target generates: no proposal needs to be
+verified. In one pass the target generates, every draft proposes one token at each position, and
+both models' distributions stand side by side.
 """
 
 import functools
@@ -13,177 +13,168 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.drafts.sequential import slices
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target
 from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.sampling.draws import RowStream, draft_draws
+from spec_t5x.sampling.draws import RowStream, draft_draws, sample_next
 from spec_t5x.theory import formulas
-from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
-# Tokens fed at once: about as many as in verification, so that a cache needs no more room than
-# in decoding.
-CHUNK = 8
+# Beyond the longest text: what a target call and a draft may write there.
+_ROOM = 2
 
 
 @flax.struct.dataclass(kw_only=True)
 class TextScores:
-    """The scores of one draft at each generated token of each text."""
+    """Scores at each generated token of each text, counted from the first one after the prompt."""
 
-    # How likely the draft is to be accepted, for each lenience.
-    betas: Float32[Array, "leniences batch length"]
-    # Whether it proposed anything; False beyond the end of the text.
-    proposed: Bool[Array, "batch length"]
-
-    def put(self, betas, proposed, offset) -> "TextScores":
-        """With the values of the tokens from ``offset`` on."""
-        return TextScores(
-            betas=lax.dynamic_update_slice(self.betas, betas, (0, 0, offset)),
-            proposed=lax.dynamic_update_slice(self.proposed, proposed, (0, offset)),
-        )
+    # Whether there is a token: texts end at different lengths.
+    written: Bool[Array, "batch length"]
+    # By the draft's name: how likely it is to be accepted, for each lenience.
+    betas: dict[str, Float32[Array, "leniences batch length"]]
+    # By the draft's name: whether it proposed anything.
+    proposed: dict[str, Bool[Array, "batch length"]]
 
 
 @flax.struct.dataclass(kw_only=True)
-class _Texts:
-    """The texts, and the distribution that they were sampled from."""
+class _State:
+    """All that one position hands to the next."""
 
-    # Start token, prompt and text of each row, then padding.
-    sequences: Int[Array, "batch width"]
-    # Tokens after the start token: before the first that was generated, and at the end.
-    starts: Int[Array, "batch"]
-    lengths: Int[Array, "batch"]
-    stream: RowStream
-    settings: Sampling
-
-    def at(self, offset) -> Int[Array, "batch"]:
-        """The rows' lengths before the generated token ``offset``, at most the whole text."""
-        return jnp.minimum(self.starts + offset, self.lengths)
-
-
-@flax.struct.dataclass(kw_only=True)
-class _Chunk:
-    """``CHUNK`` positions of each text, as the target has read them."""
-
-    # Of the first position among the generated tokens.
-    offset: Int[Array, ""]
-    # The token before each position.
-    tokens: Int[Array, "batch chunk"]
-    # Holds the tokens up to the last position.
-    target_cache: Cache
-    # The state that each of ``tokens`` was predicted from; None unless a draft uses it.
-    states: Float[Array, "batch chunk embed"] | None
-
-
-@flax.struct.dataclass(kw_only=True)
-class _Progress:
-    """What is carried from one chunk to the next."""
-
+    outputs: Outputs
+    # Holds every token of a row but its last one.
     target_cache: Cache
     # The target's last state; None unless a draft uses it.
-    last_states: Float[Array, "batch embed"] | None
+    target_states: Float[Array, "batch embed"] | None
     drafts: dict[str, DraftState]
-    scores: dict[str, TextScores]
+    # How many positions have been scored, and their scores.
+    position: Int[Array, ""]
+    scores: TextScores
 
 
-@functools.partial(jax.jit, static_argnames="leniences")
+@functools.partial(jax.jit, static_argnames=("max_decode_len", "leniences", "eos_id"))
 def score_texts(
     target: Target,
     drafts: Mapping[str, Draft],
     inputs: PyTree,
     prompts: Int[Array, "batch prompt"],
-    tokens: Int[Array, "batch length"],
-    lengths: Int[Array, "batch"],
     keys: Key[Array, "batch"],
     settings: Sampling,
     *,
+    max_decode_len: int,
+    max_decode_steps: Int[Array, "batch"] | None = None,
+    texts: Int[Array, "batch length"] | None = None,
     leniences: tuple[float, ...] = (1.0,),
-) -> dict[str, TextScores]:
-    """The acceptance rate of each draft at each generated token.
+    eos_id: int = EOS_ID,
+) -> TextScores:
+    """The acceptance rate of each draft at each token that the target generates.
 
     Sampling: ``sum min(p / l, q)``. At temperature 0 with a lenience below 1: how likely
     the draft is to have ``p(x) >= l max(p)``, p at temperature 1 (section A.5).
 
     Args:
-      target: the model that generated the texts.
+      target: the model that generates the texts.
       drafts: by any names; each may sample in its own way.
-      inputs, prompts: what the texts were generated from.
-      tokens: the texts, their prompts included (``Decoded.tokens``).
-      lengths: their numbers of tokens.
-      keys: a random key for each row, for drafts that draw.
+      inputs, prompts: what the texts are generated from, as in ``autoregressive_decode``.
+      keys: a random key for each row; the texts are those of ``autoregressive_decode``.
       settings: how the target samples.
+      max_decode_len: room for tokens, the prompt's included.
+      max_decode_steps: tokens to generate at most, after the prompt.
+      texts: given texts in place of the target's, their prompts included; as many positions
+        as ``max_decode_len``.
       leniences: l of section A.5; 1 is Algorithm 1.
+      eos_id: the token that ends a text.
 
     Raises:
       InputError: a draft with another vocabulary than the target's, or one that needs
         hidden states of a target that has none.
     """
     for draft in drafts.values():
-        speculative.check_arguments(target, draft, prompts, 1, tokens.shape[1])
-    starts = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
-    padded = jnp.pad(tokens, ((0, 0), (0, CHUNK + 1)), constant_values=PAD_ID)
-    texts = _Texts(
-        sequences=jnp.concatenate([jnp.asarray(prompts[:, :1]), padded], axis=1),
-        starts=starts,
-        lengths=jnp.maximum(jnp.asarray(lengths), starts),
-        stream=RowStream(keys),
-        settings=settings,
-    )
+        speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
     uses_states = any(draft.uses_target_states for draft in drafts.values())
-    batch, room = tokens.shape[0], tokens.shape[1] + CHUNK
-    nothing = TextScores(
-        betas=jnp.zeros((len(leniences), batch, room), jnp.float32),
-        proposed=jnp.zeros((batch, room), bool),
-    )
-    progress = _Progress(
-        target_cache=autoregressive.prefill(target, inputs, prompts, starts, room),
-        last_states=jnp.zeros((batch, target.state_size), jnp.float32) if uses_states else None,
-        drafts={name: draft.prefill(inputs, prompts, room) for name, draft in drafts.items()},
-        scores=dict.fromkeys(drafts, nothing),
+    stream, batch = RowStream(keys), prompts.shape[0]
+    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=_ROOM)
+    length = max_decode_len + _ROOM
+    betas = jnp.zeros((len(leniences), batch, max_decode_len), jnp.float32)
+    nowhere = jnp.zeros((batch, max_decode_len), bool)
+    state = _State(
+        outputs=outputs,
+        target_cache=autoregressive.prefill(target, inputs, prompts, outputs.lengths, length),
+        target_states=jnp.zeros((batch, target.state_size), jnp.float32) if uses_states else None,
+        drafts={name: draft.prefill(inputs, prompts, length) for name, draft in drafts.items()},
+        position=jnp.int32(0),
+        scores=TextScores(
+            written=nowhere,
+            betas=dict.fromkeys(drafts, betas),
+            proposed=dict.fromkeys(drafts, nowhere),
+        ),
     )
 
-    def score_chunk(index, progress):
-        logits, chunk, progress = _read_target(target, texts, index * CHUNK, progress, uses_states)
-        target_probs = standardize(logits, settings)
-        states, scores = {}, {}
-        for name, draft in drafts.items():
-            draft_probs, proposed, states[name] = _read_draft(
-                draft, progress.drafts[name], texts, chunk, target
-            )
-            betas = _betas(logits, target_probs, draft_probs, settings, leniences)
-            scores[name] = progress.scores[name].put(betas, proposed, chunk.offset)
-        return progress.replace(drafts=states, scores=scores)
-
-    longest = jnp.max(texts.lengths - texts.starts)
-    progress = lax.fori_loop(0, (longest + CHUNK - 1) // CHUNK, score_chunk, progress)
-    written = jnp.arange(tokens.shape[1])[None, :] < (texts.lengths - texts.starts)[:, None]
-    return {
-        name: TextScores(
-            betas=scores.betas[..., : tokens.shape[1]],
-            proposed=scores.proposed[:, : tokens.shape[1]] & written,
+    def score_position(state: _State) -> _State:
+        before, cache, scores = state.outputs, state.target_cache, state.scores
+        context = Context(
+            sequences=before.sequences,
+            lengths=before.lengths,
+            live=~before.ended,
+            draws=draft_draws(stream, before.lengths, coupled=False),
+            settings=settings,
+            target_cache=cache,
+            target_states=state.target_states,
         )
-        for name, scores in progress.scores.items()
-    }
+        block, states = before.last_tokens[:, None], None
+        if uses_states:
+            logits, states, cache = target.score_states(cache, block)
+            states = states[:, -1].astype(jnp.float32)
+        else:
+            logits, cache = target.score(cache, block)
+        probs = standardize(logits, settings)
+        if texts is None:
+            tokens = sample_next(stream, before.lengths, probs[:, 0], settings, False)
+        else:
+            at = jnp.minimum(before.lengths, max_decode_len - 1)
+            tokens = jnp.take_along_axis(jnp.asarray(texts), at[:, None], axis=1)[:, 0]
+        unscored = jnp.zeros_like(probs[:, :, 0])
+        outputs, _ = outputs_lib.append(
+            before, tokens[:, None], jnp.ones_like(tokens), unscored, eos_id
+        )
+        betas, proposed, draft_states = {}, {}, {}
+        for name, draft in drafts.items():
+            draft_probs, proposes, draft_states[name] = _ask(
+                draft, state.drafts[name], context, tokens, outputs.lengths
+            )
+            found = _betas(logits, probs, draft_probs, settings, leniences)[..., 0]
+            betas[name] = scores.betas[name].at[..., state.position].set(found)
+            proposed[name] = scores.proposed[name].at[:, state.position].set(proposes)
+        written = scores.written.at[:, state.position].set(context.live)
+        return _State(
+            outputs=outputs,
+            target_cache=target.rollback(cache, outputs.lengths),
+            target_states=states,
+            drafts=draft_states,
+            position=state.position + 1,
+            scores=TextScores(written=written, betas=betas, proposed=proposed),
+        )
+
+    state = lax.while_loop(lambda state: ~jnp.all(state.outputs.ended), score_position, state)
+    return state.scores
 
 
-def _read_target(target: Target, texts: _Texts, offset, progress: _Progress, uses_states: bool):
-    """Feeds a chunk: the target's logits at its positions, the chunk, the progress."""
-    at = texts.at(offset)
-    tokens = slices(texts.sequences, at, CHUNK)
-    cache = target.rollback(progress.target_cache, at)
-    if not uses_states:
-        logits, cache = target.score(cache, tokens)
-        before = last = None
-    else:
-        logits, states, cache = target.score_states(cache, tokens)
-        states = states.astype(jnp.float32)
-        before = jnp.concatenate([progress.last_states[:, None], states[:, :-1]], axis=1)
-        last = states[:, -1]
-    chunk = _Chunk(offset=offset, tokens=tokens, target_cache=cache, states=before)
-    return logits, chunk, progress.replace(target_cache=cache, last_states=last)
+def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
+    """Lets a draft propose a token, and commits the text's own.
+
+    Returns:
+      Its distribution ``[batch, 1, vocab]``, in which rows it proposed, and its state.
+    """
+    proposal, state = draft.propose(state, context, 1)
+    proposes = (proposal.num_proposed > 0) & context.live
+    accepted = proposes & (proposal.tokens[:, 0] == tokens)
+    outcome = Outcome(lengths=lengths, num_accepted=accepted.astype(jnp.int32))
+    return proposal.distributions(draft.vocab_size), proposes, draft.commit(state, outcome)
 
 
 def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> Array:
-    """The acceptance rate at each position, for each lenience ``[leniences, batch, chunk]``."""
+    """The acceptance rate at each position, for each lenience ``[leniences, batch, 1]``."""
     betas = []
     for lenience in leniences:
         if settings.greedy and lenience < 1:
@@ -193,34 +184,3 @@ def _betas(logits, target_probs, draft_probs, settings: Sampling, leniences) -> 
             betas.append(formulas.beta(target_probs, draft_probs, lenience))
     # Sums of probabilities, rounded.
     return jnp.minimum(jnp.stack(betas), 1.0)
-
-
-def _read_draft(draft: Draft, state: DraftState, texts: _Texts, chunk: _Chunk, target: Target):
-    """Lets a draft propose a token at each position, and commits the text's own.
-
-    Returns:
-      Its distributions ``[batch, chunk, vocab]``, where it proposed, and its state.
-    """
-
-    def ask(state, step):
-        at, after = texts.at(chunk.offset + step), texts.at(chunk.offset + step + 1)
-        context = Context(
-            sequences=texts.sequences,
-            lengths=at,
-            live=at < texts.lengths,
-            draws=draft_draws(texts.stream, at, coupled=False),
-            settings=texts.settings,
-            # Beyond a row's length the cache is not read.
-            target_cache=target.rollback(chunk.target_cache, at),
-            target_states=None if chunk.states is None else chunk.states[:, step],
-        )
-        proposal, state = draft.propose(state, context, 1)
-        proposed = proposal.num_proposed > 0
-        following = slices(texts.sequences, after, 1)[:, 0]
-        kept = proposed & (proposal.tokens[:, 0] == following) & (after > at)
-        outcome = Outcome(lengths=after, num_accepted=kept.astype(jnp.int32))
-        probs = proposal.distributions(draft.vocab_size)[:, 0]
-        return draft.commit(state, outcome), (probs, proposed)
-
-    state, (probs, proposed) = lax.scan(ask, state, jnp.arange(CHUNK))
-    return probs.swapaxes(0, 1), proposed.T, state

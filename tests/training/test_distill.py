@@ -234,12 +234,13 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts):
             {"draft": draft},
             source,
             jnp.zeros((len(source), 1), jnp.int32),
-            text,
-            np.count_nonzero(text, axis=1),
             jax.random.split(jax.random.key(0), len(source)),
             settings,
-        )["draft"]
-        betas.append(np.asarray(scores.betas[0])[text != 0])
+            max_decode_len=text.shape[1],
+            max_decode_steps=np.count_nonzero(text, axis=1),
+            texts=text,
+        )
+        betas.append(np.asarray(scores.betas["draft"][0])[text != 0])
     betas = np.concatenate(betas)
     assert found.alpha.count == betas.size and found.alpha.num_texts == 24
     assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)

@@ -16,6 +16,7 @@ from spec_t5x.experiments.reproduction import (
 from spec_t5x.experiments.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.generation import Generator
+from spec_t5x.tuning import interleaving
 
 QUICK = ReproduceOptions(quick=True)
 
@@ -56,7 +57,7 @@ def test_a_quick_run_compiles_one_draft_and_gamma(libtpu):
     assert asked[0] == [("EnDe", "small", 0.0), ("EnDe", "small", 1.0)]
     assert len(asked[1]) == 12
     libtpu(False)
-    assert compiled_steps.measure(QUICK, None) == []
+    assert compiled_steps.measure(QUICK, computed) == []
 
 
 def rate(draft, temperature, alpha, **values) -> dict:
@@ -149,6 +150,7 @@ def tiny(tiny_pair, monkeypatch, quick_compilation):
     monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
     monkeypatch.setattr(pairs, "load_draft", lambda target, draft: generator.draft)
     monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: [SENTENCE] * 2)
+    monkeypatch.setattr(interleaving, "_LONG_ENOUGH", 1e-3)
     pairs.verification_costs.cache_clear()
 
 
