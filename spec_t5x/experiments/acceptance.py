@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.experiments import results
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
@@ -31,6 +31,19 @@ from spec_t5x.types import PAD_ID, Int
 
 # ``report(done, total, what)``: tokens.
 Report = Callable[[int, int, str], None]
+
+
+def as_lists(options: Any, *names: str) -> None:
+    """Makes these fields of a frozen dataclass tuples, of gin's sequences too.
+
+    Raises:
+      InputError: a value that is no list.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, tuple | list):
+            raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
+        object.__setattr__(options, name, tuple(value))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,21 +75,13 @@ class AcceptanceOptions:
     gamma: int = 7
 
     def __post_init__(self):
-        for name in ("drafts", "temperatures", "top_ks", "top_ps", "leniences"):
-            value = getattr(self, name)
-            if not isinstance(value, tuple | list):
-                raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
-            # gin's sequences.
-            object.__setattr__(self, name, tuple(value))
+        as_lists(self, "drafts", "temperatures", "top_ks", "top_ps", "leniences")
         for name in ("temperatures", "leniences"):
             if not getattr(self, name):
                 raise InputError(f"{name} is empty: give at least one")
         if len(set(self.drafts)) < len(self.drafts):
             raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
-        for name, least in (("num_tokens", 1), ("decoded_texts", 0), ("gamma", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is {value!r}: give a whole number of at least {least}")
+        check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)
         self.bootstrap()
         # GenerateOptions checks the rest.
         for decoding in self.standardizations():

@@ -23,8 +23,9 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.experiments import paper_tables, results
+from spec_t5x.experiments.acceptance import as_lists
 from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.experiments.iteration_parts import measure_parts, overhead
@@ -80,8 +81,6 @@ class BenchmarkOptions:
     max_decode_lens: tuple = ()
     # False varies one list at a time, the others at their first value.
     every_combination: bool = True
-    # Of ``adaptive``: the time of a draft step in target steps.
-    adaptive_c: float = 0.1
     # Also time the parts of an iteration and the overhead beyond them.
     parts: bool = False
     # Draw verdicts with this acceptance rate, for random sources of ``source_len`` tokens.
@@ -89,24 +88,12 @@ class BenchmarkOptions:
     source_len: int = 64
     # Draw verdicts for the rows of the paper's Table 2, instead of the lists above.
     table_2: bool = False
-    # Of random weights and sources.
-    seed: int = 0
 
     def __post_init__(self):
-        for name in ("pairs", "temperatures", "gammas", "batch_sizes", "max_decode_lens"):
-            value = getattr(self, name)
-            if not isinstance(value, tuple | list):
-                raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
-            # gin's sequences.
-            object.__setattr__(self, name, tuple(value))
-        numbers = {name: (getattr(self, name),) for name in ("num_inputs", "repeats", "source_len")}
-        numbers["gammas"] = tuple(gamma for gamma in self.gammas if gamma != AUTO)
-        for name in ("batch_sizes", "max_decode_lens"):
-            numbers[name] = getattr(self, name)
-        for name, values in numbers.items():
-            for value in values:
-                if not isinstance(value, int) or value < 1:
-                    raise InputError(f"{name} is {value!r}: give at least 1")
+        as_lists(self, "pairs", "temperatures", "gammas", "batch_sizes", "max_decode_lens")
+        check_at_least(self, num_inputs=1, repeats=1, source_len=1)
+        if 0 in self.gammas:
+            raise InputError("gammas hold 0, which drafts nothing: give at least 1")
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if AUTO in self.gammas and (self.drawn or self.parts):
@@ -129,7 +116,7 @@ class BenchmarkOptions:
             "gamma": self.gammas,
         }
         if self.table_2:
-            return self._rows_of_table_2(lists["max_decode_len"][0])
+            return self._rows_of_table_2(lists["max_decode_len"][0], decoding.seed)
         if self.every_combination:
             every = itertools.product(*lists.values())
             chosen = [dict(zip(lists, each, strict=True)) for each in every]
@@ -147,7 +134,7 @@ class BenchmarkOptions:
             settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
         return settings
 
-    def _rows_of_table_2(self, length: int) -> list[Setting]:
+    def _rows_of_table_2(self, length: int, seed: int) -> list[Setting]:
         """Those of the drafts ``random:SIZE`` among the pairs; without any, all."""
         given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
         settings = [
@@ -157,7 +144,7 @@ class BenchmarkOptions:
                     gamma=row.gamma,
                     temperature=row.temperature,
                     max_decode_len=length,
-                    seed=self.seed,
+                    seed=seed,
                     verifier="token",
                 ),
                 alpha=row.alpha,
@@ -211,7 +198,7 @@ def run(
     decoding, source = decoding or GenerateOptions(), source or TextSource()
     _check(options, models, decoding, source)
     settings = options.settings(decoding)
-    loaded = _Loaded(models, options, settings)
+    loaded = _Loaded(models, decoding.seed, settings)
     generator, texts = loaded.generator, []
     if not options.drawn:
         texts = read_texts(source, generator, decoding, options.num_inputs)
@@ -266,19 +253,21 @@ def _check(
 class _Loaded:
     """The target of a run, a checkpoint or random weights, and its drafts by name."""
 
-    def __init__(self, models: Models, options: BenchmarkOptions, settings: Sequence[Setting]):
-        self._options, self._draft_options = options, models.draft_options()
+    def __init__(self, models: Models, seed: int, settings: Sequence[Setting]):
+        self._seed, self._options = seed, models.draft_options()
         names = {setting.draft for setting in settings}
         self._own = models.draft_name() if names & {OWN_DRAFT, ADAPTIVE} else None
         # One draft on the device at a time.
         self._made: tuple[str, Draft] | None = None
         self._loaded, self.generator = None, None
-        dtype = self._draft_options.dtype
         if models.target.startswith(RANDOM):
             _check_sizes(models, settings)
-            self.target: Target = random_model(_size(models.target), dtype, options.seed)
+            config = _size(models.target)
+            self.target: Target = random_model(config, self._options.dtype, seed)
         else:
-            self._loaded = load(models.target, dtype=dtype, vocabulary=models.vocabulary)
+            self._loaded = load(
+                models.target, dtype=self._options.dtype, vocabulary=models.vocabulary
+            )
             self.generator = Generator.of(self._loaded, models.weights)
             self.target = self.generator.target
 
@@ -290,14 +279,13 @@ class _Loaded:
         return self._made[1]
 
     def _make(self, name: str) -> Draft:
-        options = self._draft_options
+        options = self._options
         if name == ADAPTIVE:
-            stopping = Stopping(c=self._options.adaptive_c)
-            options = dataclasses.replace(options, stopping=stopping)
+            options = dataclasses.replace(options, stopping=Stopping())
         if name in (OWN_DRAFT, ADAPTIVE):
             name = self._own or "transformer"
         if name.startswith(RANDOM):
-            model = random_model(_size(name), options.dtype, self._options.seed + 1)
+            model = random_model(_size(name), options.dtype, self._seed + 1)
             return TransformerDraft(model, settings=options.settings, stopping=options.stopping)
         return make_draft(name, self._loaded, self.target, options)
 
@@ -355,7 +343,7 @@ def _parts(
     parts = measure_parts(
         target,
         draft,
-        jnp.asarray(random_sources(target, row.batch_size, options.source_len, options.seed)),
+        jnp.asarray(random_sources(target, row.batch_size, options.source_len, row.seed)),
         row.sampling(),
         gamma=row.gamma,
         max_decode_len=row.max_decode_len,

@@ -17,6 +17,7 @@ from spec_t5x.experiments.iteration_parts import overhead
 from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.generation import GenerateOptions
 from spec_t5x.models import sizes
+from spec_t5x.tuning import interleaving
 from spec_t5x.tuning.step_times import StepTimes
 from tests.experiments.test_drawn_verdicts import TINY
 
@@ -26,7 +27,9 @@ DECODING = GenerateOptions(max_decode_len=12, verifier="token", lenience=0.5)
 
 
 @pytest.fixture(autouse=True)
-def nothing_bound():
+def nothing_bound(monkeypatch):
+    # What takes a moment is timed for a moment.
+    monkeypatch.setattr(interleaving, "_LONG_ENOUGH", 1e-3)
     gin.clear_config()
     yield
     gin.clear_config()
@@ -122,12 +125,22 @@ def test_settings_are_all_combinations_or_one_list_at_a_time():
     assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
 
 
-def test_drawn_verdicts_need_no_text_and_parts_are_timed(models):
+@pytest.fixture
+def tiny_sizes(monkeypatch):
+    """``random:tiny_target`` and, for the paper's small draft, ``random:tiny_draft``."""
+    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
+    for name, config in {"tiny_target": TINY, "tiny_draft": draft}.items():
+        monkeypatch.setitem(sizes.SIZES, name, config)
+    monkeypatch.setitem(paper_tables.DRAFTS, "small", "tiny_draft")
+    return Models(target="random:tiny_target")
+
+
+def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
     options = BenchmarkOptions(
-        gammas=(2,), temperatures=(1.0,), batch_sizes=(2,), alpha=1.0, source_len=5, repeats=2,
-        parts=True,
+        pairs=("random:tiny_draft",), gammas=(2,), temperatures=(1.0,), batch_sizes=(2,),
+        alpha=1.0, source_len=5, repeats=2, parts=True,
     )  # fmt: skip
-    (row,) = benchmark.run(options, models=models, decoding=GenerateOptions(max_decode_len=12))
+    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
     # All accepted: three tokens an iteration, in both rows.
     assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
     assert row["plain_tokens"] == row["speculative_tokens"] == 24
@@ -136,7 +149,25 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(models):
     # On a busy machine what is subtracted may leave nothing of one timing of a toy.
     assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
     (line,) = [line for line in cells(benchmark.table([row])) if "drawn" in line]
-    assert line.startswith("| draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+    assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+
+
+def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypatch, capsys):
+    monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
+    timed = []
+
+    def compare_drawn(target, draft, options, *, alpha, **_):
+        timed.append((options.gamma, options.temperature, options.verifier, alpha))
+        return made_up
+
+    monkeypatch.setattr(benchmark, "compare_drawn", compare_drawn)
+    flags = ["--target", tiny_sizes.target, "--draft", "random:tiny_draft", "--table_2"]
+    assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
+    # The second row has another draft.
+    assert timed == [(7, 0.0, "token", 0.75)]
+    (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
+    assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 |")
+    assert "| 3.2 | 3.4 |" in line
 
 
 def test_the_overhead_is_what_drafts_and_verification_leave():
@@ -155,12 +186,13 @@ def test_the_overhead_is_what_drafts_and_verification_leave():
     assert found["overhead_quartiles"] == pytest.approx([0.025, (0.05 + 0.2 / 2.2) / 2])
 
 
-def test_speed_ups_and_expectations_are_of_the_figures():
-    times = StepTimes(target=2.0, draft=0.2, verification=3.0)
-    made = Comparison(
+@pytest.fixture
+def made_up() -> Comparison:
+    """A comparison whose figures are easily computed."""
+    return Comparison(
         num_inputs=1,
         gamma=3,
-        temperature=1.0,
+        temperature=0.0,
         verifier="token",
         plain_tokens=120,
         speculative_tokens=120,
@@ -175,11 +207,15 @@ def test_speed_ups_and_expectations_are_of_the_figures():
         accepted=72.0,
         verified=90.0,
         alpha=0.7,
-        step_times=times,
+        step_times=StepTimes(target=2.0, draft=0.2, verification=3.0),
         identical=None,
         divergences=[],
         outputs=[],
     )
+
+
+def test_speed_ups_and_expectations_are_of_the_figures(made_up):
+    made, times = made_up, made_up.step_times
     assert (made.block_efficiency, made.acceptance_rate, made.accepted_plus_one) == (2.5, 0.8, 2.5)
     assert made.speed_up == made.loop_speed_up == 2.0
     assert made.speed_up_range == (1.0, 3.0)
@@ -192,26 +228,12 @@ def test_speed_ups_and_expectations_are_of_the_figures():
     assert times.batch_speed_up(0.7, 3, rows=32, length=4096) < alone
 
 
-def test_table_2_is_timed_with_the_papers_settings(monkeypatch, capsys):
-    monkeypatch.setitem(sizes.SIZES, "tiny_target", TINY)
-    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
-    monkeypatch.setitem(sizes.SIZES, "tiny_draft", draft)
-    monkeypatch.setitem(paper_tables.DRAFTS, "small", "tiny_draft")
-    monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
-    flags = ["--target", "random:tiny_target", "--draft", "random:tiny_draft", "--table_2"]
-    assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
-    # The second row has another draft.
-    (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
-    assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 | 0.750 |")
-    assert "| 3.2 | 3.4 |" in line
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("", "no --data was given: give a file of pairs"),
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
-        ("--gamma 0 --alpha 0.5", "gammas is 0"),
+        ("--gamma 0 --alpha 0.5", "gammas hold 0"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
         ("--alpha 0.5 --gamma auto", "need a number"),
