@@ -356,11 +356,13 @@ def _parts(
 # --- the table -------------------------------------------------------------------
 
 
-def _number(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str | None]:
-    """A cell: the row's value in a format; None where it has none."""
+def _cell(name: str, form: str = ".2f") -> Callable[[Mapping[str, Any]], str | None]:
+    """A cell: the row's value in a format, of an interval both ends; None where it has none."""
 
     def cell(row: Mapping[str, Any]) -> str | None:
         value = row.get(name)
+        if isinstance(value, list):
+            return "–".join(format(each, form) for each in value)
         return value if value is None or isinstance(value, str) else format(value, form)
 
     return cell
@@ -371,13 +373,6 @@ def _part(name: str) -> Callable[[Mapping[str, Any]], str | None]:
 
     def cell(row: Mapping[str, Any]) -> str | None:
         return f"{statistics.median(row['parts'][name]):.3f}" if "parts" in row else None
-
-    return cell
-
-
-def _interval(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
-    def cell(row: Mapping[str, Any]) -> str | None:
-        return "–".join(format(each, form) for each in row[name]) if name in row else None
 
     return cell
 
@@ -395,35 +390,35 @@ def _plain_steps(row: Mapping[str, Any]) -> str | None:
 
 
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "task": _number("task"),
-    "draft": _number("draft"),
-    "verifier": _number("verifier"),
-    "temp.": _number("temperature", "g"),
-    "batch": _number("batch_size", "d"),
-    "tokens": _number("max_decode_len", "d"),
-    "gamma": _number("gamma", "d"),
-    "alpha": _number("alpha", ".3f"),
-    "block efficiency": _number("block_efficiency"),
-    "c": _number("c", ".3f"),
-    "T(verify)": _number("verification_cost"),
-    "speed-up": _number("speed_up"),
-    "lowest–highest": _interval("speed_up_range", ".2f"),
-    "loop alone¹": _number("loop_speed_up"),
-    "predicted²": _number("predicted"),
-    "oracle³": _number("oracle_speed_up"),
+    "task": _cell("task"),
+    "draft": _cell("draft"),
+    "verifier": _cell("verifier"),
+    "temp.": _cell("temperature", "g"),
+    "batch": _cell("batch_size", "d"),
+    "tokens": _cell("max_decode_len", "d"),
+    "gamma": _cell("gamma", "d"),
+    "alpha": _cell("alpha", ".3f"),
+    "block efficiency": _cell("block_efficiency"),
+    "c": _cell("c", ".3f"),
+    "T(verify)": _cell("verification_cost"),
+    "speed-up": _cell("speed_up"),
+    "lowest–highest": _cell("speed_up_range"),
+    "loop alone¹": _cell("loop_speed_up"),
+    "predicted²": _cell("predicted"),
+    "oracle³": _cell("oracle_speed_up"),
     "plain steps": _plain_steps,
     "same text": _same_text,
     "the paper's EXP": lambda row: row.get("paper", {}).get("expected"),
     "EMP": lambda row: row.get("paper", {}).get("measured"),
     "iteration, ms": _part("iteration"),
     "both networks⁴": _part("networks"),
-    "overhead": _number("overhead", ".3f"),
-    "of the iteration": _number("overhead_share", ".1%"),
-    "quartiles": _interval("overhead_quartiles", ".1%"),
+    "overhead": _cell("overhead", ".3f"),
+    "of the iteration": _cell("overhead_share", ".1%"),
+    "quartiles": _cell("overhead_quartiles", ".1%"),
     "drafts alone": _part("proposal"),
     "verification alone": _part("verification"),
     "plain step": _part("plain_step"),
-    "of it beyond the call": _number("plain_overhead_share", ".1%"),
+    "of it beyond the call": _cell("plain_overhead_share", ".1%"),
 }
 _NOTES = {
     "loop_speed_up": "¹ Without dispatch, encoder and prefill.",

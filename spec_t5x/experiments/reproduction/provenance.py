@@ -50,15 +50,14 @@ def describe(machine: Mapping[str, Any]) -> str:
 
 
 def lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each machine, commit and seed that results come from."""
-    groups: dict[tuple, list[Mapping[str, Any]]] = {}
+    """A line for each commit and seed that results of a report come from, all of one machine."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in found:
         p = one["provenance"]
         commit = f"commit {p['commit']}" if p["commit"] else "not from a checkout"
-        effort = ("quick run",) if p["quick"] else ()
-        place = (describe(p["machine"]), commit, f"seed {p['seed']}", *effort)
+        place = f"{describe(p['machine'])}, {commit}, seed {p['seed']}"
         groups.setdefault(place, []).append(one)
-    return [", ".join((*place, *_amount(group))) for place, group in groups.items()]
+    return [", ".join((place, *_amount(group))) for place, group in groups.items()]
 
 
 def _amount(group: list[Mapping[str, Any]]) -> Iterable[str]:

@@ -27,10 +27,6 @@ def speed_up_row(draft: str, temperature: float, gamma: int, alpha: float, c: fl
         "block_efficiency": 0.9 * tokens,
         "accepted_plus_one": 0.97 * tokens,
         "speed_up": 0.9 * tokens / (gamma * c + cost),
-        "predicted_speed_up": float(formulas.wall_time_improvement(alpha, gamma, c)),
-        "predicted_speed_up_with_verification": float(
-            formulas.wall_time_improvement(alpha, gamma, c, cost)
-        ),
     }
 
 

@@ -16,7 +16,6 @@ from spec_t5x.experiments.reproduction import (
 from spec_t5x.experiments.reproduction.acceptance_rates import TABLE_3, TABLE_5
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.generation import Generator
-from spec_t5x.tuning import interleaving
 
 QUICK = ReproduceOptions(quick=True)
 
@@ -150,7 +149,6 @@ def tiny(tiny_pair, monkeypatch, quick_compilation):
     monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
     monkeypatch.setattr(pairs, "load_draft", lambda target, draft: generator.draft)
     monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: [SENTENCE] * 2)
-    monkeypatch.setattr(interleaving, "_LONG_ENOUGH", 1e-3)
     pairs.verification_costs.cache_clear()
 
 

@@ -51,23 +51,22 @@ def test_durations_are_told_as_people_do():
     assert told == ["1 s", "40 s", "89 s", "2 min", "48 min", "70 min", "2 h 30 min"]
 
 
-def test_results_of_several_machines_are_told_apart():
-    def found(processor, tokens, date, **values):
-        machine = {"device": "cpu", "platform": "cpu", "processor": processor, "threads": 2}
-        origin = {"machine": machine, "commit": "abc", "seed": 1, "quick": False}
-        origin |= {"date": f"{date} 10:00:00 UTC", "seconds": 70.0} | values
+def test_results_of_several_commits_are_told_apart():
+    def found(commit, tokens, date):
+        machine = {"device": "cpu", "platform": "cpu", "processor": "X", "threads": 2}
+        origin = {"machine": machine, "commit": commit, "seed": 1, "seconds": 70.0}
+        origin |= {"date": f"{date} 10:00:00 UTC"}
         return {"result": {"tokens": tokens}, "provenance": origin}
 
     lines = provenance.lines(
         [
-            found("X", 1000, "2025-01-02"),
-            found("X", 234, "2025-01-01"),
-            found("Y", 5, "2025-01-03", quick=True, commit=None),
+            found("abc", 1000, "2025-01-02"),
+            found("abc", 234, "2025-01-01"),
+            found(None, 5, "2025-01-03"),
         ]
     )
     assert lines == [
         "X, 2 cores (cpu), commit abc, seed 1, 1,234 tokens counted, 2025-01-01 to 2025-01-02, "
         "took 2 min",
-        "Y, 2 cores (cpu), not from a checkout, seed 1, quick run, 5 tokens counted, 2025-01-03, "
-        "took 70 s",
+        "X, 2 cores (cpu), not from a checkout, seed 1, 5 tokens counted, 2025-01-03, took 70 s",
     ]

@@ -2,10 +2,10 @@
 
 import json
 import re
-import struct
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.image import imread
 
 from spec_t5x.experiments import paper_tables
 from spec_t5x.experiments.reproduction import run as running
@@ -107,9 +107,7 @@ def test_plots_are_png_and_svg(report):
     names = {"figure2", "figure3", "figure4_speed", "figure4_operations", "figure5"}
     assert {path.stem for path in (report / "figures").iterdir()} == names
     for name in names:
-        png = (report / "figures" / f"{name}.png").read_bytes()
-        assert png[:8] == b"\x89PNG\r\n\x1a\n" and png[-8:-4] == b"IEND"
-        width, height = struct.unpack(">II", png[16:24])
+        height, width, _ = imread(report / "figures" / f"{name}.png").shape
         assert width >= 1000 and height >= 400
         root = ElementTree.parse(report / "figures" / f"{name}.svg").getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
