@@ -43,11 +43,34 @@ def by_gamma(values: Mapping[str, Any]) -> str:
     return results.table(columns, list(speed_ups.items()))
 
 
+def alphas(values: Mapping[str, Any]) -> str:
+    """Acceptance rates: a line for each draft, columns for each temperature."""
+    lines: dict[str, dict[float, Mapping[str, Any]]] = {}
+    for row in values["rows"]:
+        lines.setdefault(row["draft"], {})[row["temperature"]] = row
+    columns = {"draft": lambda line: line[0]}
+    for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
+        columns[f"alpha, T = {t:g}"] = lambda line, t=t: _estimate(line[1][t]["alpha"], 3)
+        columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: _estimate(
+            line[1][t]["decoded"]["block_efficiency"], 2
+        )
+    return results.table(columns, list(lines.items()))
+
+
+def _estimate(values: Mapping[str, float], digits: int) -> str:
+    if values["low"] is None:
+        # Of one text there is no interval.
+        return f"{values['value']:.{digits}f}"
+    found, low, high = (f"{values[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{found} ({low}–{high})"
+
+
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
     "benchmark": lambda values: benchmark.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
+    "alphas": alphas,
     "objectives": lambda values: objectives.table(values["rows"]),
 }
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
