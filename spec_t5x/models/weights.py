@@ -87,7 +87,7 @@ class Panels:
     # column half a panel further on.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
     # Of rounded weights, the filling's too; of others there are no groups.
-    scales: Float32[Array, "panels groups width"]
+    scales: Float[Array, "panels groups width"]
     features: int = flax.struct.field(pytree_node=False)
 
     @classmethod
