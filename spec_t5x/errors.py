@@ -6,6 +6,7 @@ status 2; library users can catch it as the ``ValueError`` that it is.
 """
 
 import difflib
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,10 +16,17 @@ class InputError(ValueError):
 
 
 def check_at_least(settings: Any, **least: int) -> None:
-    """Raises ``InputError`` where a field of ``settings`` is below its least value; None is not."""
+    """Raises ``InputError`` where a field of ``settings`` is no whole number or below its least.
+
+    None is neither.
+    """
     for name, number in least.items():
         value = getattr(settings, name)
-        if value is not None and value < number:
+        if value is None:
+            continue
+        if not isinstance(value, numbers.Integral):
+            raise InputError(f"{name} is {value!r}: give a whole number of at least {number}")
+        if value < number:
             raise InputError(f"{name} is {value}: give at least {number}")
 
 

@@ -93,7 +93,7 @@ class BenchmarkOptions:
         as_lists(self, "pairs", "temperatures", "gammas", "batch_sizes", "max_decode_lens")
         check_at_least(self, num_inputs=1, repeats=1, source_len=1)
         if 0 in self.gammas:
-            raise InputError("gammas hold 0, which drafts nothing: give at least 1")
+            raise InputError("gammas is 0: give at least 1")
         if self.alpha is not None:
             DrawnVerifier(alpha=self.alpha)
         if AUTO in self.gammas and (self.drawn or self.parts):

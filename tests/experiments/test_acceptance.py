@@ -149,6 +149,7 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     ("changes", "message"),
     [
         ({"num_tokens": 0}, "num_tokens is 0"),
+        ({"num_tokens": 1.5}, "num_tokens is 1.5: give a whole number of at least 1"),
         ({"temperatures": ()}, "temperatures is empty"),
         # As gin may bind it.
         ({"temperatures": 1.0}, r"temperatures is 1.0: give a list, as in \(1.0,\)"),
