@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.experiments import benchmark, results
+from spec_t5x.experiments import acceptance, benchmark, results
+from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # benchmarks/ is not installed with the package.
@@ -50,19 +51,13 @@ def alphas(values: Mapping[str, Any]) -> str:
         lines.setdefault(row["draft"], {})[row["temperature"]] = row
     columns = {"draft": lambda line: line[0]}
     for t in dict.fromkeys(row["temperature"] for row in values["rows"]):
-        columns[f"alpha, T = {t:g}"] = lambda line, t=t: _estimate(line[1][t]["alpha"], 3)
-        columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: _estimate(
-            line[1][t]["decoded"]["block_efficiency"], 2
+        columns[f"alpha, T = {t:g}"] = lambda line, t=t: acceptance.cell(
+            Estimate(**line[1][t]["alpha"])
+        )
+        columns[f"block efficiency, T = {t:g}"] = lambda line, t=t: acceptance.cell(
+            Estimate(**line[1][t]["decoded"]["block_efficiency"]), digits=2
         )
     return results.table(columns, list(lines.items()))
-
-
-def _estimate(values: Mapping[str, float], digits: int) -> str:
-    if values["low"] is None:
-        # Of one text there is no interval.
-        return f"{values['value']:.{digits}f}"
-    found, low, high = (f"{values[name]:.{digits}f}" for name in ("value", "low", "high"))
-    return f"{found} ({low}–{high})"
 
 
 # What makes a table of what a file holds.

@@ -7,7 +7,7 @@ status 2; library users can catch it as the ``ValueError`` that it is.
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -28,6 +28,12 @@ def check_at_least(settings: Any, **least: int) -> None:
             raise InputError(f"{name} is {value!r}: give a whole number of at least {number}")
         if value < number:
             raise InputError(f"{name} is {value}: give at least {number}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Raises ``InputError`` for a value that is none of the choices."""
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

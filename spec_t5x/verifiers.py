@@ -21,7 +21,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Proposal
 from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
@@ -325,8 +325,7 @@ def verifier(name: str = "block", *, lenience: float = 1.0, widths: Sequence[int
     Raises:
       InputError: an unknown name, or settings that it does not have.
     """
-    if name not in VERIFIERS:
-        raise InputError(f"verifier is {name!r}: choose one of {', '.join(VERIFIERS)}")
+    check_choice("verifier", name, VERIFIERS)
     # Checks the range too.
     token = TokenVerifier(lenience)
     if name == "token":

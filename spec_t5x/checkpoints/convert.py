@@ -4,6 +4,7 @@ A destination is written as the source is read: of a model of any size a few ten
 memory at a time (of Hugging Face's format, those of one file, 1 GB).
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.names import AUTO, WEIGHTS
 
@@ -64,10 +65,8 @@ def convert(
         InputError: the source cannot be read, the destination is taken, or the format has
             no such model.
     """
-    if to not in WRITERS:
-        raise InputError(f"format is {to!r}: choose one of {', '.join(WRITERS)}")
-    if weights not in WEIGHTS:
-        raise InputError(f"weights is {weights!r}: choose one of {', '.join(WEIGHTS)}")
+    check_choice("format", to, WRITERS)
+    check_choice("weights", weights, WEIGHTS)
     if weights != AUTO and to != "native":
         raise InputError(f"weights is {weights} and {to} stores none of that: give native")
     if isinstance(locate(destination), GcsPath):
@@ -82,11 +81,9 @@ def convert(
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
     stored.check()
-    rounds = {"weights": weights} if to == "native" else {}
     WRITERS[to](
         directory,
-        stored,
-        **rounds,
+        stored if weights == AUTO else dataclasses.replace(stored, weights=weights),
         dtype=dtype or _common_dtype(stored),
         extra=_extra_entries(stored),
         overwrite=overwrite,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.names import AUTO, NO_DRAFT, WEIGHTS
 
 DEFAULT_TARGET = "ende-target"
@@ -41,8 +41,7 @@ class Models:
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         for name in ("weights", "draft_weights"):
-            if (value := getattr(self, name)) not in WEIGHTS:
-                raise InputError(f"{name} is {value!r}: choose one of {', '.join(WEIGHTS)}")
+            check_choice(name, getattr(self, name), WEIGHTS)
         if self.adaptive is None and self.adaptive_position is not None:
             raise InputError(
                 f"adaptive_position is {self.adaptive_position} without adaptive: give it too"

@@ -249,11 +249,11 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
             "draft": lambda row: row.draft,
             "sampling": lambda row: row.sampling,
             "lenience": lambda row: f"{row.lenience:g}",
-            "alpha¹": lambda row: _cell(row.alpha),
+            "alpha¹": lambda row: cell(row.alpha),
             "proposed²": lambda row: f"{row.share_proposed:.0%}",
             "tokens": lambda row: row.num_tokens,
-            "in the loop³": lambda row: row.decoded and _cell(row.decoded.alpha),
-            "observed⁴": lambda row: row.decoded and _cell(row.decoded.observed),
+            "in the loop³": lambda row: row.decoded and cell(row.decoded.alpha),
+            "observed⁴": lambda row: row.decoded and cell(row.decoded.observed),
             "block efficiency": efficiency,
         },
         rows,
@@ -264,10 +264,14 @@ def table(rows: Sequence[AcceptanceRow]) -> str:
     )
 
 
-def _cell(estimate: Estimate | None) -> str | None:
+def cell(estimate: Estimate | None, digits: int = 3) -> str | None:
+    """The value and, where there is one, its interval."""
     if estimate is None or estimate.low is None:
-        return estimate and f"{estimate.value:.3f}"
-    return f"{estimate.value:.3f} ({estimate.low:.3f}-{estimate.high:.3f})"
+        return estimate and f"{estimate.value:.{digits}f}"
+    value, low, high = (
+        f"{each:.{digits}f}" for each in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} ({low}-{high})"
 
 
 class _Measurement:

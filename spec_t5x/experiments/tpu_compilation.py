@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.experiments import paper_tables, results, tpu_programs
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.random_models import check_vocabulary
@@ -55,8 +55,7 @@ class Options:
 
     def __post_init__(self):
         check_vocabulary(self.target, [name for name in self.drafts if name not in BITS])
-        if self.weights not in WEIGHTS:
-            raise InputError(f"weights is {self.weights!r}: choose one of {', '.join(WEIGHTS)}")
+        check_choice("weights", self.weights, WEIGHTS)
         check_at_least(self, gamma=1)
         check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
         for data, model in self.meshes:

@@ -194,11 +194,9 @@ def _with_sharding(shapes: Rounded, sharding: jax.sharding.Sharding | None) -> R
     if sharding is None:
         return shapes
     everywhere = jax.NamedSharding(sharding.mesh, jax.P())
-
-    def place(shape: jax.ShapeDtypeStruct, sharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-    return Rounded(place(shapes.values, sharding), place(shapes.scales, everywhere))
+    return Rounded(
+        shapes.values.update(sharding=sharding), shapes.scales.update(sharding=everywhere)
+    )
 
 
 def _packed(name: str, leaf: Any) -> Any:

@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh
 
 from spec_t5x.data.batching import Batch, Batches
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.models.binding import Model
 from spec_t5x.training.accumulation import mean_gradient
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
@@ -83,9 +83,7 @@ class TrainOptions:
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
         for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+            check_choice(name, getattr(self, name), choices)
 
     @property
     def uses_target(self) -> bool:

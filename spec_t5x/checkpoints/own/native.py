@@ -91,25 +91,20 @@ def write_model(
     extra: dict[str, Any] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
-    weights: str = AUTO,
 ) -> None:
-    """``save_model`` of a stored model; see ``convert.WRITERS``.
-
-    ``weights`` "int8" or "int4" stores rounded matrices, "auto" those of the source as they are.
-    """
+    """``save_model`` of a stored model; see ``convert.WRITERS``."""
     vocabulary = stored.known_vocabulary()
     stored.check()
-    weights = stored.weights if weights == AUTO else weights
-    metadata = describe(stored.config, vocabulary, dtype, extra or {}, weights)
+    metadata = describe(stored.config, vocabulary, dtype, extra or {}, stored.weights)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         vocabulary.save(stage)
         source = str(stored.directory)
-        if weights == AUTO:
+        if stored.weights == AUTO:
             tensors = read_tensors(stored.tensors, source, dtype, report)
         else:
             whole = read_tensors(stored.tensors, source, "float32", report)
-            tensors = rounded.split(whole, BITS[weights], dtype)
+            tensors = rounded.split(whole, BITS[stored.weights], dtype)
         write_tree(
             stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors)
         )

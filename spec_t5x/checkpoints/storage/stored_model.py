@@ -48,7 +48,7 @@ class StoredModel:
     # None where a checkpoint has none, as T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # As in ``LoadedModel``.
+    # As in ``LoadedModel``; a format that writes the model rounds it so.
     metadata: dict[str, Any]
     weights: str = AUTO
 
