@@ -11,14 +11,14 @@ first read, not before. The same tasks over local files: ``tasks.register_tsv_ta
 and ``register_jsonl_task`` with the prefixes below.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
 
 import gin
 import seqio
 
-from spec_t5x.data.metrics import Metric, bleu_intl_metric, rouge_metric
-from spec_t5x.data.tasks import prefixed
+from spec_t5x.data.metrics import bleu_intl_metric, rouge_metric
+from spec_t5x.data.tasks import TO_IDS, prefixed
 
 # T5X compares a task's vocabulary with the model's by this name, and its T5 models have it.
 VOCABULARY_PATH = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
@@ -45,61 +45,32 @@ def register_paper_tasks(vocabulary_path: str = VOCABULARY_PATH, extra_ids: int 
     Returns:
         The names that were registered: not those that another library had taken.
     """
-    vocabulary = seqio.SentencePieceVocabulary(vocabulary_path, extra_ids)
-    features = {
-        # A language model has targets only.
-        "inputs": seqio.Feature(vocabulary=vocabulary, add_eos=True, required=False),
-        "targets": seqio.Feature(vocabulary=vocabulary, add_eos=True),
-    }
-    registered = [
-        _register(
-            WMT_ENDE,
-            "wmt_t2t_translate/de-en:1.0.0",
-            [functools.partial(prefixed, source="en", target="de", prefix=TRANSLATE_PREFIX)],
-            features,
-            metrics=[bleu_intl_metric],
-        ),
-        _register(
-            CNN_DAILYMAIL,
-            "cnn_dailymail:3.4.0",
-            [
-                functools.partial(
-                    prefixed, source="article", target="highlights", prefix=SUMMARIZE_PREFIX
-                )
-            ],
-            features,
-            metrics=[rouge_metric],
-        ),
-    ]
-    return [name for name in registered if name]
-
-
-def _register(
-    name: str,
-    tfds_name: str,
-    texts: Sequence[Callable],
-    features: Mapping[str, seqio.Feature],
-    metrics: Sequence[Metric],
-) -> str | None:
-    """Registers a task of TFDS, unless another library has; ``texts`` make its texts."""
-    if name in _ours:
-        seqio.TaskRegistry.remove(name)
-    elif name in seqio.TaskRegistry.names():
-        return None
-    seqio.TaskRegistry.add(
-        name,
-        source=seqio.TfdsDataSource(tfds_name=tfds_name),
-        preprocessors=[
-            *texts,
-            seqio.preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features=features,
-        metric_fns=list(metrics),
+    feature = seqio.Feature(
+        vocabulary=seqio.SentencePieceVocabulary(vocabulary_path, extra_ids), add_eos=True
     )
-    _ours.add(name)
-    return name
+    # A language model has targets only.
+    features = {"inputs": dataclasses.replace(feature, required=False), "targets": feature}
+    wmt, cnn = "wmt_t2t_translate/de-en:1.0.0", "cnn_dailymail:3.4.0"
+    registered = []
+    for name, tfds_name, source, target, prefix, metric in (
+        (WMT_ENDE, wmt, "en", "de", TRANSLATE_PREFIX, bleu_intl_metric),
+        (CNN_DAILYMAIL, cnn, "article", "highlights", SUMMARIZE_PREFIX, rouge_metric),
+    ):
+        if name in _ours:
+            seqio.TaskRegistry.remove(name)
+        elif name in seqio.TaskRegistry.names():
+            continue
+        columns = {"source": source, "target": target, "prefix": prefix}
+        seqio.TaskRegistry.add(
+            name,
+            source=seqio.TfdsDataSource(tfds_name=tfds_name),
+            preprocessors=[functools.partial(prefixed, **columns), *TO_IDS],
+            output_features=features,
+            metric_fns=[metric],
+        )
+        _ours.add(name)
+        registered.append(name)
+    return registered
 
 
 register_paper_tasks()

@@ -58,10 +58,15 @@ class TaskExamples:
         Both sides pass the task's postprocessor. Metrics of log-likelihoods are left out.
         """
         references, outputs = self._postprocessed(targets, predictions)
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         for metric in self.task.predict_metric_fns:
-            values |= numbers_of(metric(targets=references, predictions=outputs))
-        return values
+            values |= metric(targets=references, predictions=outputs)
+        # Numbers as they are, and seqio's scalars; its texts and histograms are left out.
+        plain = {
+            name: value.value if isinstance(value, seqio.metrics.Scalar) else value
+            for name, value in values.items()
+        }
+        return {k: float(value) for k, value in plain.items() if isinstance(value, numbers.Real)}
 
     def intervals(
         self, targets: Sequence[TaskExample], predictions: Sequence[str]
@@ -110,8 +115,8 @@ def read_task(
             without texts, or without a metric of texts.
     """
     return [
-        read_examples(with_vocabulary(task, vocabulary), split, lengths, limit)
-        for task in find_tasks(name, modules)
+        read_examples(task, split, lengths, limit)
+        for task in seqio.get_subtasks(task_or_mixture(name, vocabulary, modules))
     ]
 
 
@@ -127,17 +132,14 @@ def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
     return seqio.SentencePieceVocabulary(str(vocabulary.path), vocabulary.extra_ids)
 
 
-def find_tasks(name: str, modules: Sequence[str]) -> Sequence[seqio.Task]:
-    """The task of that name, or the tasks of the mixture, after importing the modules.
+def task_or_mixture(
+    name: str, vocabulary: Vocabulary, modules: Sequence[str] = ()
+) -> seqio.Task | seqio.Mixture:
+    """What has that name after importing the modules, with the model's ids; rates are kept.
 
     Raises:
-        InputError: a module cannot be imported, or no such name.
+        InputError: a module cannot be imported, no such name, or seqio has no such vocabulary.
     """
-    return seqio.get_subtasks(find_task_or_mixture(name, modules))
-
-
-def find_task_or_mixture(name: str, modules: Sequence[str]) -> seqio.Task | seqio.Mixture:
-    """As ``find_tasks``, a mixture as it is."""
     for module in (*modules, PAPER_TASKS):
         try:
             importlib.import_module(module)
@@ -152,28 +154,20 @@ def find_task_or_mixture(name: str, modules: Sequence[str]) -> seqio.Task | seqi
             f"no task or mixture {name!r}: name the module that registers it, or give one of "
             f"the known ({', '.join(near)})"
         )
-    return seqio.get_mixture_or_task(name)
+    found, ids = seqio.get_mixture_or_task(name), seqio_vocabulary(vocabulary)
 
-
-def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-    """The same task with the model's ids."""
-    theirs = seqio_vocabulary(vocabulary)
-    return task.replace(
-        output_features={
-            key: dataclasses.replace(feature, vocabulary=theirs)
+    def with_ids(task: seqio.Task) -> seqio.Task:
+        features = {
+            key: dataclasses.replace(feature, vocabulary=ids)
             for key, feature in task.output_features.items()
         }
-    )
+        return task.replace(output_features=features)
 
-
-def mixture_with_vocabulary(mixture: seqio.Mixture, vocabulary: Vocabulary) -> seqio.Mixture:
-    """The same tasks at the same rates with the model's ids."""
-    return seqio.Mixture(
-        mixture.name,
-        [(with_vocabulary(task, vocabulary), mixture.get_rate(task)) for task in mixture.tasks],
-        # seqio has no public name for how a mixture draws.
-        sample_fn=mixture._sample_fn,
-    )
+    if isinstance(found, seqio.Task):
+        return with_ids(found)
+    rates = [(with_ids(task), found.get_rate(task)) for task in found.tasks]
+    # seqio has no public name for how a mixture draws.
+    return seqio.Mixture(name, rates, sample_fn=found._sample_fn)
 
 
 def read_features(
@@ -244,12 +238,3 @@ def _example(task: seqio.Task, features: Mapping[str, Any]) -> TaskExample:
         target=features["targets_pretokenized"].decode(),
         features=features,
     )
-
-
-def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers as they are, and seqio's scalars; its texts and histograms are left out."""
-    plain = {
-        name: value.value if isinstance(value, seqio.metrics.Scalar) else value
-        for name, value in values.items()
-    }
-    return {name: float(value) for name, value in plain.items() if isinstance(value, numbers.Real)}

@@ -19,14 +19,7 @@ import seqio
 import tensorflow as tf
 
 from spec_t5x.data.batching import Batch, TokenisedPairs, batch_of, join_pairs
-from spec_t5x.data.task_examples import (
-    find_task_or_mixture,
-    in_order,
-    mixture_with_vocabulary,
-    read_features,
-    reading,
-    with_vocabulary,
-)
+from spec_t5x.data.task_examples import in_order, read_features, reading, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 
@@ -50,7 +43,7 @@ class PairedTask:
         """Looks the name up.
 
         Args:
-            name, modules: as of ``task_examples.find_tasks``.
+            name, modules: as of ``task_examples.task_or_mixture``.
             vocabulary: the model's, in the place of the task's own.
             lengths: tokens that ``inputs`` and ``targets`` are cut to, EOS included.
 
@@ -58,13 +51,11 @@ class PairedTask:
             InputError: a module cannot be imported, no such task, or one without sources or
                 targets of ids.
         """
-        found = find_task_or_mixture(name, modules)
-        for task in seqio.get_subtasks(found):
-            _check_is_paired(task)
-        is_task = isinstance(found, seqio.Task)
         self.name, self.lengths = name, dict(lengths)
         self.vocabulary = vocabulary
-        self.provider = (with_vocabulary if is_task else mixture_with_vocabulary)(found, vocabulary)
+        self.provider = task_or_mixture(name, vocabulary, modules)
+        for task in self.tasks:
+            _check_is_paired(task)
 
     @property
     def tasks(self) -> Sequence[seqio.Task]:

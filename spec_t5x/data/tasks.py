@@ -16,6 +16,13 @@ from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
 
+# The last preprocessors of a task of texts.
+TO_IDS = (
+    seqio.preprocessors.tokenize,
+    seqio.CacheDatasetPlaceholder(),
+    seqio.preprocessors.append_eos_after_trim,
+)
+
 
 @gin.configurable(module="spec_t5x.data.tasks")
 def register_tsv_task(
@@ -151,12 +158,7 @@ def _register(
             splits=tuple(paths),
             num_input_examples={s: sum(1 for _ in read(path)) for s, path in paths.items()},
         ),
-        preprocessors=[
-            *([add_prefix] if prefix else []),
-            seqio.preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
+        preprocessors=[*([add_prefix] if prefix else []), *TO_IDS],
         output_features={"inputs": feature, "targets": feature},
         metric_fns=[scored],
     )

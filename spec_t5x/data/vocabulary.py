@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import sentencepiece
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
 SPIECE_NAME = "spiece.model"
@@ -92,8 +92,7 @@ class SentencePieceVocabulary(Vocabulary):
         """
         self.path = Path(path)
         self.extra_ids = extra_ids
-        if extra_ids < 0:
-            raise InputError(f"extra_ids is {extra_ids}: give 0 or more")
+        check_at_least(self, extra_ids=0)
         if not self.path.is_file():
             raise InputError(f"no vocabulary at {self.path}: give a SentencePiece model file")
         content = self.path.read_bytes()
@@ -153,9 +152,8 @@ class ByteVocabulary(Vocabulary):
         Raises:
             InputError: extra_ids < 0.
         """
-        if extra_ids < 0:
-            raise InputError(f"extra_ids is {extra_ids}: give 0 or more")
         self.extra_ids = extra_ids
+        check_at_least(self, extra_ids=0)
 
     @property
     def vocab_size(self) -> int:

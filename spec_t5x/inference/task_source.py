@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import seqio
 
-from spec_t5x.data.task_examples import find_tasks, read_features, with_vocabulary
+from spec_t5x.data.task_examples import read_features, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.sources import PRETOKENIZED, Item
@@ -89,7 +89,7 @@ def task_source(
     Raises:
       InputError: a module cannot be imported, or there is no such task.
     """
-    tasks = [with_vocabulary(task, vocabulary) for task in find_tasks(name, modules)]
+    tasks = list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules)))
     return TaskSource(tasks=tasks, split=split, lengths=lengths, vocabulary=vocabulary)
 
 

@@ -12,13 +12,14 @@ drafts of their own (Kneser and Ney's counts of continuations would not be).
 
 import array
 import dataclasses
+import types
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
 
 # What is taken from every count, in quarters. Estimates from counts of counts lie between
@@ -112,7 +113,9 @@ def count_ngrams(
       InputError: an argument below 1, a token outside the vocabulary, or nothing left
         of an order.
     """
-    _check(corpus, vocab_size, order=order, min_count=min_count, max_successors=max_successors)
+    limits = {"order": order, "min_count": min_count, "max_successors": max_successors}
+    check_at_least(types.SimpleNamespace(**limits), **dict.fromkeys(limits, 1))
+    _check_ids(corpus, vocab_size)
     counts, entries = [], []
     for length, counted in enumerate(_count_by_length(corpus, vocab_size, order), start=1):
         counts.append(counted)
@@ -130,10 +133,7 @@ def count_ngrams(
     return jax.device_put(draft)
 
 
-def _check(corpus: Corpus, vocab_size: int, **at_least_one: int) -> None:
-    for name, value in at_least_one.items():
-        if value < 1:
-            raise InputError(f"{name} is {value}: give at least 1")
+def _check_ids(corpus: Corpus, vocab_size: int) -> None:
     lowest, highest = corpus.tokens.min(), corpus.tokens.max()
     if lowest < 0 or highest >= vocab_size:
         token = lowest if lowest < 0 else highest
