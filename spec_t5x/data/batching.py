@@ -13,13 +13,12 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
-from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import whole_file
@@ -28,10 +27,11 @@ from spec_t5x.types import EOS_ID, PAD_ID
 DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
 
 # Bump when the arrays of a stored file change their meaning.
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 # Of one text; a stream of seqio has arrays.
 Ids = Sequence[int] | Int[np.ndarray, "_"]
 _TOKENISE_CHUNK = 20_000  # texts handed to the tokeniser at once
+_FINGERPRINT_NAME = "batches.sha256"  # in the directory of a position
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,100 +97,42 @@ class Bucket:
     pairs: np.ndarray  # [pairs of this bucket] indices, increasing
 
 
-def tokenise_file(
-    path: str | Path,
-    vocabulary: Vocabulary,
-    *,
-    source_column: int | None = None,
-    target_column: int | None = None,
-    num_columns: int | None = None,
-    max_source_length: int,
-    max_target_length: int,
-    cache_dir: str | Path | None,
-    source_prefix: str = "",
-    truncate_sources: bool = False,
-) -> TokenisedPairs:
-    """Tokenises the pairs of a file, or loads them from an earlier call.
-
-    Args:
-        path: a tab-separated file, see ``tsv.read_pairs``.
-        vocabulary: encodes both sides; EOS is appended to each.
-        source_column, target_column, num_columns: see ``tsv.read_pairs``.
-        max_source_length, max_target_length: in tokens, EOS included; longer pairs
-            are dropped and counted.
-        cache_dir: where to keep the arrays; None keeps nothing.
-        source_prefix: put before every source that is not empty.
-        truncate_sources: cut longer sources, as T5 does, instead of dropping their pairs.
-
-    Raises:
-        InputError: the file cannot be read, or no pair is left.
-    """
-    columns = (source_column, target_column, num_columns)
-    limits = (max_source_length, max_target_length)
-
-    def texts() -> Iterator[tuple[str, str]]:
-        for source, target in read_pairs(path, *columns):
-            yield source and source_prefix + source, target
-
-    key = (columns, limits, source_prefix, truncate_sources)
-    return _cached(
-        lambda: tokenise_texts(
-            texts(), vocabulary, limits, truncate_sources=truncate_sources, name=path
-        ),
-        cache_dir,
-        ("pairs", vocabulary.segmentation_fingerprint(), key),
-        [path],
-    )
-
-
-def tokenise_lines(
-    texts: Iterable[str],
-    vocabulary: Vocabulary,
-    max_length: int,
-    *,
-    key: object = None,
-    files: Sequence[str | Path] = (),
-    cache_dir: str | Path | None = None,
-) -> TokenisedPairs:
-    """The lines' ids, each ending in EOS, as pairs without a source, for language models.
-
-    Args:
-        texts, vocabulary: what is encoded; empty lines are dropped.
-        max_length: in tokens, EOS included; longer lines are dropped and counted.
-        key, files: what the texts depend on, beside the vocabulary.
-        cache_dir: where to keep the arrays; None keeps nothing.
-
-    Raises:
-        InputError: no line is left.
-    """
-    return _cached(
-        lambda: tokenise_texts(((None, text) for text in texts), vocabulary, (0, max_length)),
-        cache_dir,
-        ("lines", vocabulary.segmentation_fingerprint(), (max_length, key)),
-        files,
-    )
-
-
-def tokenise_texts(
+def tokenise(
     texts: Iterable[tuple[str | None, str]],
     vocabulary: Vocabulary,
     limits: tuple[int, int],
     *,
     truncate_sources: bool = False,
-    name: object = "texts",
+    files: Sequence[str | Path] = (),
+    key: object = None,
+    cache_dir: str | Path | None = None,
 ) -> TokenisedPairs:
-    """The ids of ``(source, target)``, each ending in EOS; sources may all be None.
+    """The ids of ``(source, target)``, each ending in EOS, or what an earlier call kept of them.
 
     Args:
-        texts, vocabulary: what is encoded.
+        texts: pairs, which are read where nothing is kept; sources may all be None, as for
+            language models.
+        vocabulary: encodes both sides.
         limits: tokens of source and target, EOS included; longer pairs are dropped and
             counted, and so are pairs with an empty side.
-        truncate_sources: cut longer sources instead.
-        name: of the texts, for a message.
+        truncate_sources: cut longer sources, as T5 does, instead of dropping their pairs.
+        files, key: what the texts are read from, and what else decides them.
+        cache_dir: where to keep the arrays; None keeps nothing.
 
     Raises:
-        InputError: none is left.
+        InputError: a file cannot be read, or no pair is left.
     """
+    cache = None
+    # The reader says what is wrong with a file that is absent.
+    if cache_dir is not None and all(map(os.path.isfile, files)):
+        decides = (CACHE_FORMAT, vocabulary.segmentation_fingerprint(), limits, truncate_sources)
+        digest = hashlib.sha256(repr((*decides, key)).encode())
+        for file in files:
+            with open(file, "rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        cache = Path(cache_dir) / f"texts-{digest.hexdigest()[:24]}.npz"
+        if cache.is_file():
+            return load_tokenised(cache)
     texts, threads, num_dropped = iter(texts), os.cpu_count() or 1, 0
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
@@ -213,9 +155,11 @@ def tokenise_texts(
     pairs = dataclasses.replace(join_pairs(encoded()), num_dropped=num_dropped)
     if not len(pairs):
         raise InputError(
-            f"{name}: all {num_dropped} are empty or longer than {limits[1]} tokens (sources "
-            f"{limits[0]}): raise the limits"
+            f"{', '.join(map(str, files)) or 'texts'}: all {num_dropped} are empty or longer than "
+            f"{limits[1]} tokens (sources {limits[0]}): raise the limits"
         )
+    if cache is not None:
+        store_tokenised(cache, pairs)
     return pairs
 
 
@@ -234,28 +178,6 @@ def join_pairs(pairs: Iterable[tuple[Ids, Ids]], num_dropped: int = 0) -> Tokeni
         target_ends=np.array(ends[1], np.int64),
         num_dropped=num_dropped,
     )
-
-
-def _cached(
-    make: Callable[[], TokenisedPairs],
-    cache_dir: str | Path | None,
-    key: tuple[str, str, object],
-    files: Sequence[str | Path],
-) -> TokenisedPairs:
-    """What ``make`` returns, or what an earlier call with this key and these files kept."""
-    # The reader says what is wrong with a file that is absent.
-    if cache_dir is None or not all(map(os.path.isfile, files)):
-        return make()
-    digest = hashlib.sha256(repr((CACHE_FORMAT, *key[1:])).encode())
-    for file in files:
-        with open(file, "rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    cache = Path(cache_dir) / f"{key[0]}-{digest.hexdigest()[:24]}.npz"
-    if cache.is_file():
-        return load_tokenised(cache)
-    pairs = make()
-    store_tokenised(cache, pairs)
-    return pairs
 
 
 def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
@@ -335,8 +257,26 @@ class Batches:
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
-    def batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yields batch ``start_step``, ``start_step + 1``, ... without end."""
+    def save_position(self, directory: Path) -> None:
+        """Writes the fingerprint: where a run stands follows from its step."""
+        (directory / _FINGERPRINT_NAME).write_text(self.fingerprint)
+
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+        """Batch ``start_step``, ``start_step + 1``, ... without end.
+
+        Raises:
+            InputError: ``position``, a directory that ``save_position`` wrote, is of batches of
+                other pairs, in another order or of another size.
+        """
+        file = position and position / _FINGERPRINT_NAME
+        if file and not (file.exists() and file.read_text() == self.fingerprint):
+            raise InputError(
+                f"the checkpoint of step {start_step} is of other pairs, another seed or batches "
+                "of another size: give another output directory, or the data that it was trained on"
+            )
+        return self._from(start_step)
+
+    def _from(self, start_step: int) -> Iterator[Batch]:
         first, offset = divmod(start_step, self.batches_per_epoch)
         for epoch in itertools.count(first):
             for bucket, indices in self._epoch_plan(epoch)[offset:]:

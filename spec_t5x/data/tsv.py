@@ -1,6 +1,5 @@
 """Texts in tab-separated files and in files of JSON objects, one a line, gzipped or not."""
 
-import itertools
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,11 +60,7 @@ def read_columns(
 
 
 def read_lines(
-    files: Sequence[str | Path],
-    *,
-    columns: Sequence[int] = (0,),
-    num_columns: int = 1,
-    limit: int | None = None,
+    files: Sequence[str | Path], columns: Sequence[int] = (0,), num_columns: int = 1
 ) -> Iterator[str]:
     """Yields the texts of the files in order, stripped, without the empty ones.
 
@@ -73,7 +68,6 @@ def read_lines(
         files: plain text, one example a line, or tab-separated; gzipped or not.
         columns: which of a line's columns are texts, from 0, each of them an example.
         num_columns: the number that every line must have.
-        limit: take the first so many texts.
 
     Raises:
         InputError: as ``read_columns``, or no file or no column is given.
@@ -81,7 +75,7 @@ def read_lines(
     if not files or not columns:
         raise InputError(f"files are {list(files)}, columns {list(columns)}: give at least one")
     rows = (row for file in files for row in read_columns(file, columns, num_columns))
-    return itertools.islice((text for row in rows for text in row if text), limit)
+    return (text for row in rows for text in row if text)
 
 
 def read_json_pairs(

@@ -77,11 +77,11 @@ class Layout:
         inputs = jax.tree.map(lambda rows: padded_rows(rows, multiple), inputs)
         return jax.device_put(inputs, batch_sharding(self.mesh))
 
-    def initial(self, init: Callable[[], PyTree]) -> PyTree:
-        """The ``trainer.TrainState`` that ``init`` returns; never whole on one device."""
+    def initial(self, make: Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
+        """The ``trainer.TrainState`` that ``make(params)`` returns; never whole on one device."""
         if self.mesh is None:
-            return jax.jit(init)()
-        return jax.jit(init, out_shardings=self.state(jax.eval_shape(init)))()
+            return jax.jit(make)(params)
+        return jax.jit(make, out_shardings=self.state(jax.eval_shape(make, params)))(params)
 
     def state(self, state: PyTree) -> PyTree:
         """A ``NamedSharding`` for every array of a ``trainer.TrainState``, or its shapes.
@@ -110,10 +110,6 @@ class Layout:
             return train_step
         out_shardings = (self.state(state), replicated(self.mesh))
         return jax.jit(train_step, donate_argnums=0, out_shardings=out_shardings)
-
-    def placed(self, state: PyTree) -> PyTree:
-        """A state on these devices."""
-        return state if self.mesh is None else jax.device_put(state, self.state(state))
 
 
 def count_replicas(data_parallel: int | None, model_parallel: int) -> int:

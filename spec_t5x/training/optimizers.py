@@ -43,13 +43,11 @@ class OptimizerOptions:
         schedule = self.schedule(steps)
         return self.optimizer(schedule), schedule
 
-    def optimizer(
-        self, schedule: Schedule, min_dim_size_to_factor: int = 128
-    ) -> optax.GradientTransformation:
+    def optimizer(self, schedule: Schedule) -> optax.GradientTransformation:
         """Clipping, then the optimizer, with the learning rates of ``schedule``.
 
         Adafactor keeps averages of squares by rows and columns of matrices that are at least
-        ``min_dim_size_to_factor`` large both ways, and of smaller ones whole.
+        128 large both ways, and of smaller ones whole.
         """
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}: give a positive one")
@@ -57,11 +55,7 @@ class OptimizerOptions:
             decay = {"weight_decay": self.weight_decay, "mask": _is_matrix}
             optimizer = optax.adamw(schedule, b2=0.98, **decay)
         elif self.name == "adafactor":
-            optimizer = optax.adafactor(
-                schedule,
-                min_dim_size_to_factor=min_dim_size_to_factor,
-                multiply_by_parameter_scale=True,
-            )
+            optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
         else:
             raise InputError(f"optimizer is {self.name!r}: choose {' or '.join(OPTIMIZERS)}")
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), optimizer)

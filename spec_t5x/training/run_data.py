@@ -6,9 +6,10 @@ may stand wherever there is a ``TrainingData``: ``train.data = @TaskDataOptions(
 
 import abc
 import dataclasses
+import functools
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,7 @@ import gin
 
 from spec_t5x.checkpoints.loading import load_vocabulary
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
-from spec_t5x.data.batching import (
-    DEFAULT_BUCKETS,
-    Batches,
-    TokenisedPairs,
-    tokenise_file,
-    tokenise_lines,
-)
+from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_lines, read_pairs
@@ -35,8 +30,9 @@ from spec_t5x.data.vocabulary import (
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.machine.progress import say
-from spec_t5x.training.text_metrics import Evaluate
+from spec_t5x.training.text_metrics import ScoredTexts
 from spec_t5x.training.trainer import Positioned
+from spec_t5x.types import EOS_ID
 
 # Pairs and lines that are sampled to train a vocabulary on.
 _VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
@@ -71,8 +67,8 @@ class TrainingData(abc.ABC):
         Of ``first`` pairs no more need be read; of a task, "train" is an epoch.
         """
 
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
-        """Scores generated texts for the first held-out sources.
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The first held-out sources, to score what is generated for them.
 
         Raises:
             InputError: the data have no sources.
@@ -124,9 +120,7 @@ class TrainingData(abc.ABC):
         say(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
         return pairs if first is None else pairs.first(first)
 
-    def train_batches(
-        self, vocabulary: Vocabulary, cache_dir: Path, seed: int
-    ) -> Batches | Positioned:
+    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
         """The training batches."""
         batches = self.batches(self.pairs("train", vocabulary, cache_dir, seed), seed)
         say(f"{batches.batches_per_epoch:,} batches an epoch")
@@ -134,7 +128,7 @@ class TrainingData(abc.ABC):
 
     def train_and_dev(
         self, vocabulary: Vocabulary, directory: Path, seed: int
-    ) -> tuple[Batches | Positioned, Batches | None]:
+    ) -> tuple[Positioned, Batches | None]:
         """Training and held-out batches; tokens are kept in ``directory/cache``."""
         cache_dir = directory / "cache"
         train = self.train_batches(vocabulary, cache_dir, seed)
@@ -180,9 +174,17 @@ class DataOptions(TrainingData):
     def __post_init__(self):
         metric_by_name(self.metric)
 
-    def _texts(self, part: str) -> Iterable[tuple[str, str]]:
-        path = Path(self.directory) / self.name(part)
-        return read_pairs(path, self.source_column, self.target_column, self.num_columns)
+    def _path(self, part: str) -> Path:
+        return Path(self.directory) / self.name(part)
+
+    @property
+    def _columns(self) -> tuple[int | None, int | None, int | None]:
+        return self.source_column, self.target_column, self.num_columns
+
+    def _prefixed(self, part: str) -> Iterable[tuple[str, str]]:
+        """The pairs of a file; an empty source stays empty."""
+        for source, target in read_pairs(self._path(part), *self._columns):
+            yield source and self.source_prefix + source, target
 
     def name(self, part: str) -> str | None:
         """The file."""
@@ -198,7 +200,7 @@ class DataOptions(TrainingData):
         path = directory / SPIECE_NAME
         if not path.is_file():
             say(f"training a vocabulary of {vocab_size} pieces")
-            pairs = list(self._texts("train"))
+            pairs = list(read_pairs(self._path("train"), *self._columns))
             # A generator of its own: the sample does not depend on the training seed.
             pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
             # Trained aside and renamed, so that a kill leaves no half file behind.
@@ -213,27 +215,35 @@ class DataOptions(TrainingData):
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
         """All pairs of the file."""
-        names = ("source_column", "target_column", "num_columns", "source_prefix")
-        names += ("max_source_length", "max_target_length", "truncate_sources")
-        options = {name: getattr(self, name) for name in names}
-        path = Path(self.directory) / self.name(part)
-        return tokenise_file(path, vocabulary, cache_dir=cache_dir, **options)
-
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
-        """By ``metric``; sources that are too long are cut, empty ones skipped."""
-        # Imported here: seqio brings TensorFlow along, seconds that others do not need.
-        from spec_t5x.data.task_evaluator import TaskEvaluator, text_task
-
-        texts = self._texts("dev")
-        pairs = ((self.source_prefix + source, target) for source, target in texts if source)
-        task = text_task(
-            Path(self.dev_file).name.partition(".")[0],
-            list(itertools.islice(pairs, examples)),
+        return tokenise(
+            self._prefixed(part),
             vocabulary,
-            metric_by_name(self.metric),
+            self.longest,
+            truncate_sources=self.truncate_sources,
+            files=[self._path(part)],
+            key=(self._columns, self.source_prefix),
+            cache_dir=cache_dir,
         )
-        lengths = dict(zip(("inputs", "targets"), self.longest, strict=True))
-        return TaskEvaluator([task], "validation", lengths, directory).evaluate
+
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The dev file, by ``metric``; sources that are too long are cut, empty ones skipped."""
+        given = (pair for pair in self._prefixed("dev") if pair[0])
+        pairs = list(itertools.islice(given, examples))
+        if not pairs:
+            raise InputError(
+                f"{self.dev_file} has no pair with a source: give a file with text to score on"
+            )
+        sources, targets = map(list, zip(*pairs, strict=True))
+        longest = self.max_source_length - 1
+        return [
+            ScoredTexts(
+                name=Path(self.dev_file).name.partition(".")[0],
+                sources=sources,
+                ids=[[*vocabulary.encode(source)[:longest], EOS_ID] for source in sources],
+                targets=targets,
+                score=functools.partial(metric_by_name(self.metric), targets),
+            )
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,13 +315,22 @@ class TaskDataOptions(TrainingData, TaskOptions):
         given = [limit for limit in limits if limit is not None]
         return task.pairs(self.dev_split, limit=min(given, default=None))
 
-    def evaluator(self, vocabulary: Vocabulary, directory: Path, examples: int | None) -> Evaluate:
-        """By each task's own metrics, on its dev split."""
-        from spec_t5x.data.task_evaluator import TaskEvaluator
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The dev split of each task, by the task's own metrics."""
+        from spec_t5x.data.task_examples import read_examples
 
-        tasks = self.task(vocabulary).tasks_with(self.dev_split)
-        lengths = self.task_feature_lengths
-        return TaskEvaluator(tasks, self.dev_split, lengths, directory, examples).evaluate
+        lengths, split = self.task_feature_lengths, self.dev_split
+        tasks = self.task(vocabulary).tasks_with(split)
+        return [
+            ScoredTexts(
+                name=task.name,
+                sources=[each.source for each in task.examples],
+                ids=[each.features["inputs"].tolist() for each in task.examples],
+                targets=[each.target for each in task.examples],
+                score=functools.partial(task.score, task.examples),
+            )
+            for task in (read_examples(each, split, lengths, examples) for each in tasks)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -339,12 +358,9 @@ class TextOptions(TrainingData):
                 "a bucket or lower max_length"
             )
 
-    def _names(self, part: str) -> Sequence[str]:
-        return self.train_files if part == "train" else self.dev_files
-
     def name(self, part: str) -> str | None:
         """The files."""
-        return ", ".join(self._names(part)) or None
+        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -361,7 +377,7 @@ class TextOptions(TrainingData):
         """A WordPiece vocabulary."""
         path = directory / TOKENIZER_NAME
         if not path.is_file():
-            lines = _sample(read_lines(self._files("train"), **self._columns), _VOCABULARY_LINES)
+            lines = _sample(self._lines("train"), _VOCABULARY_LINES)
             say(f"training a vocabulary of {vocab_size} pieces")
             train_wordpiece(lines, path, vocab_size)
         return WordPieceVocabulary(path)
@@ -370,22 +386,21 @@ class TextOptions(TrainingData):
         self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
     ) -> TokenisedPairs:
         """The lines, as pairs without a source."""
-        files = self._files(part)
-        return tokenise_lines(
-            read_lines(files, **self._columns),
+        return tokenise(
+            ((None, line) for line in self._lines(part)),
             vocabulary,
-            self.max_length,
+            self.longest,
+            files=self._files(part),
             key=(tuple(self.columns), self.num_columns),
-            files=files,
             cache_dir=cache_dir,
         )
 
     def _files(self, part: str) -> list[Path]:
-        return [Path(self.directory) / name for name in self._names(part)]
+        names = self.train_files if part == "train" else self.dev_files
+        return [Path(self.directory) / name for name in names]
 
-    @property
-    def _columns(self) -> dict[str, Any]:
-        return {"columns": self.columns, "num_columns": self.num_columns}
+    def _lines(self, part: str) -> Iterator[str]:
+        return read_lines(self._files(part), self.columns, self.num_columns)
 
 
 def _sample(texts: Iterable[str], size: int) -> list[str]:

@@ -97,7 +97,8 @@ def train(
     initial = load_initial(initial_checkpoint, data.vocabulary, model)
     vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
     scorer = metrics and TextMetrics(
-        evaluate=data.evaluator(vocabulary, directory, metrics.examples),
+        sets=data.scored(vocabulary, metrics.examples),
+        directory=directory,
         config=model,
         vocabulary=vocabulary,
         options=metrics,

@@ -6,25 +6,23 @@ exported, so that ``spec-t5x evaluate`` finds the same figures for the exported 
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import gin
 import jax
 import jax.numpy as jnp
 
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import check_at_least
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.training_log import TrainingProgress
 from spec_t5x.types import EOS_ID, PyTree
-
-# Output ids for the ids of some sources, EOS included in both.
-Write = Callable[[Sequence[list[int]]], Sequence[Sequence[int]]]
-# Scores by task and name of the outputs after so many steps: ``TaskEvaluator.evaluate``.
-Evaluate = Callable[[int, Write], dict[str, dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,10 +41,22 @@ gin.external_configurable(MetricsOptions, module="spec_t5x")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextMetrics:
-    """Has a model's outputs scored."""
+class ScoredTexts:
+    """Held-out sources of a file or of a task, and what a text for each is worth."""
 
-    evaluate: Evaluate
+    name: str
+    sources: Sequence[str]
+    ids: Sequence[list[int]]  # of the sources, EOS included
+    targets: Sequence[str]
+    score: Callable[[Sequence[str]], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextMetrics:
+    """Has a model's outputs scored, and keeps them in ``predictions/`` of a directory."""
+
+    sets: Sequence[ScoredTexts]
+    directory: Path
     config: T5Config
     vocabulary: Vocabulary
     options: MetricsOptions
@@ -57,7 +67,11 @@ class TextMetrics:
     def score(
         self, step: int, params: PyTree, progress: TrainingProgress
     ) -> dict[str, dict[str, float]]:
-        """Scores by task and name after ``step`` steps; shows and records them."""
+        """Scores by task and name after ``step`` steps; shows and records them.
+
+        Raises:
+            InputError: the predictions cannot be written.
+        """
         computed = resolve_dtype(AUTO)
         config = dataclasses.replace(self.config, dtype=computed, dropout_rate=0.0)
         params = _rounded(params, stored=self.export_dtype, computed=computed)
@@ -71,13 +85,13 @@ class TextMetrics:
             max_source_len=self.longest[0],
             max_decode_len=self.longest[1],
         )
-
-        def write(sources: Sequence[list[int]]) -> list[list[int]]:
+        found = {}
+        for each in self.sets:
             # An empty source is one that says nothing.
-            answers = generator.generate_ids((ids or [EOS_ID] for ids in sources), options)
-            return [output.output_ids for (output,) in all_answered(answers)]
-
-        found = self.evaluate(step, write)
+            answers = generator.generate_ids((ids or [EOS_ID] for ids in each.ids), options)
+            texts = [output.output for (output,) in all_answered(answers)]
+            found[each.name] = each.score(texts)
+            self._keep(step, each, texts)
         curves = {
             f"{task} {name}": value
             for task, values in found.items()
@@ -86,6 +100,22 @@ class TextMetrics:
         text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
         progress.note(step, text, curves, metrics=found)
         return found
+
+    def _keep(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
+        path = self.directory / "predictions" / f"{scored.name}-{step:06}.jsonl"
+        lines = (
+            # As seqio's JSONLogger names them.
+            {"input": {"inputs_pretokenized": source}, "prediction": text, "target": target}
+            for source, text, target in zip(scored.sources, texts, scored.targets, strict=True)
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be written ({error.strerror}): free some space, and run the "
+                "command again"
+            ) from error
 
 
 @functools.partial(jax.jit, static_argnames=("stored", "computed"))

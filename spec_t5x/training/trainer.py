@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from spec_t5x.data.batching import Batch, Batches
+from spec_t5x.data.batching import Batch
 from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.models.binding import Model
 from spec_t5x.training.accumulation import mean_gradient
@@ -34,7 +34,6 @@ from spec_t5x.training.text_metrics import TextMetrics
 from spec_t5x.training.training_log import TrainingProgress
 from spec_t5x.types import Array, Int, Key, PyTree
 
-PRNG_IMPLS = ("rbg", "threefry2x32", "unsafe_rbg")
 _NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
 
 
@@ -74,16 +73,13 @@ class TrainOptions:
     tensorboard: bool = False
     # After so many minutes of this process the run stops, and exports what it has.
     max_minutes: float | None = None
-    # 'rbg' makes dropout masks several times faster than 'threefry2x32' on CPUs.
-    prng_impl: str = "rbg"
 
     def __post_init__(self):
         counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
         check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
         if not 0.0 <= self.distillation_weight <= 1.0:
             raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
-        for name, choices in (("prng_impl", PRNG_IMPLS), ("objective", OBJECTIVES)):
-            check_choice(name, getattr(self, name), choices)
+        check_choice("objective", self.objective, OBJECTIVES)
 
     @property
     def uses_target(self) -> bool:
@@ -113,39 +109,20 @@ class Measurement(Protocol):
 
 @runtime_checkable
 class Positioned(Protocol):
-    """Batches whose order does not follow from the step alone: ``data.task_streams.TaskStream``.
+    """Training batches: ``data.batching.Batches``, ``data.task_streams.TaskStream``.
 
-    Every checkpoint holds their position too.
+    Every checkpoint holds their position, since the order of some does not follow from the step.
     """
 
     def save_position(self, directory: Path) -> None:
         """Writes into an empty directory what comes after the batches that were drawn."""
 
     def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
-        """Yields batch ``start_step``, ``start_step + 1``, ... without end.
+        """Batch ``start_step``, ``start_step + 1``, ... without end.
 
         ``position`` is a directory that ``save_position`` wrote after so many batches; it may
         be gone once a second batch is drawn.
         """
-
-
-class _Counted:
-    """``Positioned`` batches that follow from the step; the position is a hash of their pairs."""
-
-    def __init__(self, batches: Batches):
-        self._batches = batches
-
-    def save_position(self, directory: Path) -> None:
-        (directory / "batches.sha256").write_text(self._batches.fingerprint)
-
-    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
-        file = position and position / "batches.sha256"
-        if file and not (file.exists() and file.read_text() == self._batches.fingerprint):
-            raise InputError(
-                f"the checkpoint of step {start_step} is of other pairs, another seed or batches "
-                "of another size: give another output directory, or the data that it was trained on"
-            )
-        return self._batches.batches(start_step)
 
 
 class Learner(abc.ABC):
@@ -239,18 +216,14 @@ def init_state(
     params: PyTree | None = None,
 ) -> TrainState:
     """The state at step 0, with fresh parameters or a copy of ``params``."""
-    layout = layout or Layout()
-    if params is not None:
-        # Copied: the first step donates them.
-        params = jax.tree.map(jnp.array, params)
-        state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
-        return layout.placed(state)
 
-    def fresh():
-        params = learner.init(jax.random.key(learner.options.seed))
+    def make(params):
+        if params is None:
+            params = learner.init(jax.random.key(learner.options.seed))
         return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
-    return layout.initial(fresh)
+    # Copied: the first step donates them.
+    return (layout or Layout()).initial(make, jax.tree.map(jnp.array, params))
 
 
 def make_train_step(
@@ -288,7 +261,7 @@ def fit(
     learner: Learner,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
-    train_batches: Batches | Positioned,
+    stream: Positioned,
     dev: Any,
     directory: str | Path,
     *,
@@ -300,8 +273,7 @@ def fit(
     Args:
         learner: what is trained.
         optimizer, schedule: the schedule is only shown; the optimizer has its own.
-        train_batches: gives batch N to step N; the position of ``Positioned`` ones is kept
-            with every checkpoint.
+        stream: gives batch N to step N; its position is kept with every checkpoint.
         dev: held-out data for ``learner.evaluate`` each ``eval_period`` and at the end, or
             None.
         directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
@@ -316,7 +288,6 @@ def fit(
     deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
     directory = Path(directory).absolute()
     layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
-    stream = train_batches if hasattr(train_batches, "save_position") else _Counted(train_batches)
     with (
         layout.within(),
         RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
@@ -376,8 +347,9 @@ class _Loop:
 
     def run(self, state: TrainState, batches: Iterator[Batch], deadline: float) -> TrainResult:
         options, step = self.learner.options, int(state.step)
-        # Another stream than the initialization's.
-        run_key = jax.random.key(options.seed + 1, impl=options.prng_impl)
+        # Another stream than the initialization's; on CPUs, dropout masks several times faster
+        # than by JAX's default.
+        run_key = jax.random.key(options.seed + 1, impl="rbg")
         dev, evaluated, metrics, scored = [], None, None, None
         if step == 0 and self.learner.keeps_best:
             dev, evaluated = self._evaluate(state), step

@@ -6,33 +6,21 @@ import numpy as np
 import pytest
 
 from spec_t5x.data import batching
-from spec_t5x.data.batching import Batches, TokenisedPairs, tokenise_file
+from spec_t5x.data.batching import Batches, join_pairs, tokenise
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
-
-COLUMNS = {"source_column": 0, "target_column": 1, "num_columns": 2}
 
 
 def make_pairs(lengths, seed=0):
     """Pairs of random tokens; source i starts with token 3 + i, so it can be told."""
     rng = np.random.default_rng(seed)
 
-    def make(lengths, first):
-        rows = [rng.integers(3, 500, n) for n in lengths]
-        for i, row in enumerate(rows):
-            row[-1] = 1
-            if first:
-                row[0] = 3 + i
-        return np.concatenate(rows).astype(np.int32), np.cumsum(lengths)
+    def text(*begin, length):
+        return [*begin, *rng.integers(3, 500, length - len(begin) - 1).tolist(), 1]
 
-    source_ids, source_ends = make([source for source, _ in lengths], True)
-    target_ids, target_ends = make([target for _, target in lengths], False)
-    return TokenisedPairs(
-        source_ids=source_ids,
-        source_ends=source_ends,
-        target_ids=target_ids,
-        target_ends=target_ends,
-        num_dropped=0,
+    return join_pairs(
+        (text(3 + i, length=source), text(length=target))
+        for i, (source, target) in enumerate(lengths)
     )
 
 
@@ -124,52 +112,49 @@ def test_order_depends_on_seed_and_epoch():
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-@pytest.fixture
-def tsv(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("abc\tab\n" + "x" * 10 + "\ty\n" + "\tempty\n" + "ä\tb\n")
-    return path
+TEXTS = [("abc", "ab"), ("x" * 10, "y"), ("", "empty"), ("ä", "b")]
 
 
-def tokenise(tsv, cache_dir, **limits):
-    limits = {"max_source_length": 10, "max_target_length": 10} | limits
-    return tokenise_file(tsv, ByteVocabulary(), **COLUMNS, **limits, cache_dir=cache_dir)
+def tokenised(texts=TEXTS, limits=(10, 10), **options):
+    return tokenise(texts, ByteVocabulary(), limits, **options)
 
 
-def test_tokenising_appends_eos_and_drops_long_and_empty_pairs(tsv):
-    pairs = tokenise(tsv, None)
+def test_tokenising_appends_eos_and_drops_long_and_empty_pairs():
+    pairs = tokenised()
     assert (len(pairs), pairs.num_dropped) == (2, 2)
     assert pairs.source_ids.tolist() == [100, 101, 102, 1, 198, 167, 1]
     assert pairs.source_lengths.tolist() == [4, 3]
     assert pairs.target_ids.tolist() == [100, 101, 1, 101, 1]
     assert pairs.target_lengths.tolist() == [3, 2]
+    with pytest.raises(InputError, match="texts: all 4 are empty or longer"):
+        tokenised(limits=(1, 10))
 
 
-def test_tokenised_pairs_are_kept_until_something_changes(tsv, tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    first = tokenise(tsv, cache)
-    monkeypatch.setattr(batching, "read_pairs", None)  # must not be called again
-    again = tokenise(tsv, cache)
+def test_tokenised_pairs_are_kept_until_something_changes(tmp_path):
+    file, cache = tmp_path / "pairs.tsv", tmp_path / "cache"
+    file.write_text("what the pairs are read from")
+    kept = {"files": [file], "cache_dir": cache}
+    first = tokenised(**kept)
+    # Nothing is read again.
+    again = tokenised((), **kept)
     np.testing.assert_array_equal(first.source_ids, again.source_ids)
     assert again.num_dropped == 2
-    monkeypatch.undo()
-    assert len(tokenise(tsv, cache, max_source_length=11)) == 3
-    tsv.write_text("other\ttext\n")
-    assert len(tokenise(tsv, cache)) == 1
-    assert len(list(cache.iterdir())) == 3
+    assert len(tokenised(limits=(11, 10), **kept)) == 3
+    assert len(tokenised(TEXTS[:1], key="first", **kept)) == 1
+    file.write_text("others")
+    assert len(tokenised(TEXTS[3:], **kept)) == 1
+    assert len(list(cache.iterdir())) == 4
 
 
-def test_nothing_left(tsv):
-    with pytest.raises(InputError, match="pairs.tsv: all 4 are empty or longer"):
-        tokenise(tsv, None, max_source_length=1)
-
-
-def test_a_prefix_comes_before_every_source_but_empty_ones(tsv, tmp_path):
-    plain = tokenise(tsv, tmp_path)
-    pairs = tokenise(tsv, tmp_path, source_prefix="x ", max_source_length=12)
+def test_lines_are_pairs_without_a_source():
+    lines = [(None, text) for text in ("abc", "x", "longer than that", "")]
+    pairs = tokenised(lines, limits=(0, 6))
     assert (len(pairs), pairs.num_dropped) == (2, 2)
-    assert pairs.source_ids[:6].tolist() == [123, 35, *plain.source_ids[:4]]
-    np.testing.assert_array_equal(pairs.target_ids, plain.target_ids)
+    (batch,) = Batches(pairs, tokens_per_batch=8, seed=0, buckets=(4, 8)).one_pass()
+    assert batch.decoder_target_tokens.tolist() == [[100, 101, 102, 1], [123, 1, 0, 0]]
+    assert batch.decoder_input_tokens.tolist() == [[0, 100, 101, 102], [0, 123, 1, 0]]
+    assert batch.encoder_input_tokens.shape == (2, 0)
+    assert (batch.num_tokens, batch.num_pairs) == (6, 2)
 
 
 def test_the_shorter_side_is_padded_no_further_than_it_needs():
@@ -182,12 +167,9 @@ def test_the_shorter_side_is_padded_no_further_than_it_needs():
     assert shapes == {((2, 32), (2, 8)), ((8, 8), (8, 8))}
 
 
-def test_long_sources_can_be_cut_instead_of_dropped(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("abcdefgh\txy\nab\tabcdefgh\nab\tc\n")
-    limits = {"max_source_length": 5, "max_target_length": 5, "cache_dir": tmp_path / "cache"}
-    dropped = tokenise_file(path, ByteVocabulary(), **COLUMNS, **limits)
-    cut = tokenise_file(path, ByteVocabulary(), **COLUMNS, **limits, truncate_sources=True)
+def test_long_sources_can_be_cut_instead_of_dropped():
+    texts, limits = [("abcdefgh", "xy"), ("ab", "abcdefgh"), ("ab", "c")], (5, 5)
+    dropped, cut = tokenised(texts, limits), tokenised(texts, limits, truncate_sources=True)
     assert (len(dropped), dropped.num_dropped) == (1, 2)
     # A target is never cut: what the text says would change.
     assert (len(cut), cut.num_dropped) == (2, 1)

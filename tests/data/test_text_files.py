@@ -6,7 +6,7 @@ import json
 import pytest
 
 from spec_t5x.data.text_files import is_jsonl
-from spec_t5x.data.tsv import read_json_pairs, read_pairs
+from spec_t5x.data.tsv import read_json_pairs, read_lines, read_pairs
 from spec_t5x.errors import InputError
 
 # More than a reader takes from a disk at once.
@@ -67,6 +67,17 @@ def test_what_cannot_be_read_is_said(write, content, message):
 def test_a_column_that_is_not_there(write):
     with pytest.raises(InputError, match="column 2 of 2"):
         next(read_pairs(write(b"a\tb\n"), 0, 2, 2))
+
+
+def test_columns_of_several_files_are_read_in_order(write):
+    table = write(b"tag\tone\teins\ntag\t \tzwei\ntag\tthree\tdrei\n")
+    text = write(gzip.compress(b"four\n\nfive\n"), "text.gz")
+    assert list(read_lines([table], (1, 2), 3)) == ["one", "eins", "zwei", "three", "drei"]
+    assert list(read_lines([text, text])) == ["four", "five"] * 2
+    with pytest.raises(InputError, match=r"files are \[\], columns \[0\]: give at least one"):
+        read_lines([])
+    with pytest.raises(InputError, match="3 columns, not 1"):
+        list(read_lines([text, table]))
 
 
 ROWS = [

@@ -12,7 +12,6 @@ import optax
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.data.batching import Batches
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import keep_layers, own_params
@@ -21,59 +20,47 @@ from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.training.layout import Layout
 from spec_t5x.training.learners import HeadsLearner, Network
 from spec_t5x.training.optimizers import OptimizerOptions
-from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
+from spec_t5x.training.text_metrics import MetricsOptions, ScoredTexts, TextMetrics
 from spec_t5x.training.trainer import TrainOptions, fit, init_state
 from tests.training.toys import copy_batches, toy_config
 
 CONFIG = toy_config(384, 16, logits_via_embedding=False, dropout_rate=0.0)
 RATE = 1e-2
 ALONE, MESH = {"data_parallel": 1}, {"data_parallel": 2, "model_parallel": 2}
-
-
-def make_batches(rows: int) -> Batches:
-    return copy_batches(64, rows=rows)
+SOURCES = [[*range(2 + first, 8), 1] for first in range(5)]
 
 
 def options(steps: int, **more) -> TrainOptions:
-    return TrainOptions(
-        steps=steps,
-        log_period=1,
-        eval_period=0,
-        checkpoint_period=3,
-        prng_impl="threefry2x32",
-        **more,
-    )
+    return TrainOptions(steps=steps, log_period=1, checkpoint_period=3, **more)
 
 
-def train(directory: Path, steps: int, texts=False, **more):
+def train(directory: Path, steps: int, **more):
     """5 rows do not divide by two devices and two parts."""
-
-    def write_texts(step, write):
-        sources = [[*range(2 + first, 8), 1] for first in range(5)]
-        (directory / "texts.json").write_text(json.dumps(write(sources)))
-        return {}
-
+    texts = [""] * len(SOURCES)
+    pairs = {"sources": texts, "ids": SOURCES, "targets": texts}
+    batches = copy_batches(64, rows=5)
     scorer = TextMetrics(
-        evaluate=write_texts,
+        sets=[ScoredTexts(name="texts", **pairs, score=lambda _: {})],
+        directory=directory,
         config=CONFIG,
         vocabulary=ByteVocabulary(),
-        options=MetricsOptions(batch_size=5),
+        options=MetricsOptions(period=3, batch_size=5),
         longest=(8, 8),
         export_dtype="float32",
     )
     return fit(
-        Network(CONFIG, options(steps, accumulation_steps=2, **more)),
+        Network(CONFIG, options(steps, eval_period=3, accumulation_steps=2, **more)),
         OptimizerOptions().optimizer(lambda step: RATE),
         lambda step: RATE,
-        make_batches(5),
-        make_batches(5) if texts else None,
+        batches,
+        batches,
         directory,
-        scorer=scorer if texts else None,
+        scorer=scorer,
     )
 
 
-def losses(directory: Path, name="loss") -> list[float]:
-    lines = map(json.loads, (directory / "metrics.jsonl").open())
+def logged(file: Path, name: str) -> list:
+    lines = map(json.loads, file.open())
     return [line[name] for line in lines if name in line]
 
 
@@ -90,26 +77,17 @@ def specs(tree) -> dict[str, list]:
 
 def main(folder: Path) -> dict:
     report = {}
-    alone, mesh = folder / "alone", folder / "mesh"
+    runs = [folder / "alone", folder / "mesh"]
+    train(runs[0], 4, **ALONE)
     # The second begins on a mesh and resumes on one device.
-    train(alone, 3, texts=True, **ALONE)
-    result = train(mesh, 3, texts=True, **MESH)
-    for directory in (alone, mesh):
-        train(directory, 4, **ALONE)
-    report["adamw"] = {"alone": losses(alone), "mesh": losses(mesh)}
+    result = train(runs[1], 3, **MESH)
+    train(runs[1], 4, **ALONE)
+    report["adamw"] = [logged(run / "metrics.jsonl", "loss") for run in runs]
+    report["dev"] = [logged(run / "metrics.jsonl", "dev_loss") for run in runs]
+    # Of step 3: the last was taken alone.
+    texts = [run / "predictions" / "texts-000003.jsonl" for run in runs]
+    report["texts"] = [logged(file, "prediction") for file in texts]
     report["adamw_specs"] = specs(result.state)
-    report["dev"] = [losses(directory, "dev_loss") for directory in (alone, mesh)]
-    report["texts"] = [
-        json.loads((directory / "texts.json").read_text()) for directory in (alone, mesh)
-    ]
-
-    learner = Network(CONFIG, options(1))
-    adafactor = OptimizerOptions(name="adafactor").optimizer(lambda step: RATE, 8)
-    state = jax.eval_shape(functools.partial(init_state, learner, adafactor))
-    layout = Layout.create(*MESH.values(), learner.shardings)
-    report["adafactor_specs"] = specs(layout.state(state))
-    heads = HeadsLearner(HeadsConfig(CONFIG.emb_dim, CONFIG.vocab_size, 2, 16), options(1), None)
-    report["heads_specs"] = specs(heads.shardings(layout.mesh))
 
     # What was trained there is read anywhere.
     save_model(folder / "model", result.state.params, CONFIG, ByteVocabulary(), dtype="float32")
@@ -118,38 +96,43 @@ def main(folder: Path) -> dict:
         jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), read, written))
     )
 
-    params = Network(CONFIG, options(1)).init(jax.random.key(7))
-    target = T5Model.create(params, CONFIG)
-    kept, config = keep_layers(target.params, CONFIG, encoder=(0,), decoder=(0,))
+    # Large enough to be averaged by rows and columns.
+    learner = Network(toy_config(384, 128), options(1))
+    adafactor = OptimizerOptions(name="adafactor").optimizer(lambda step: RATE)
+    state = jax.eval_shape(functools.partial(init_state, learner, adafactor))
+    layout = Layout.create(*MESH.values(), learner.shardings)
+    report["adafactor_specs"] = specs(layout.state(state))
+    heads = HeadsLearner(HeadsConfig(16, 384, 2, 16), options(1), None)
+    report["heads_specs"] = specs(heads.shardings(layout.mesh))
+
+    target = T5Model.create(Network(CONFIG, options(1)).init(jax.random.key(7)), CONFIG)
+    # Layers that are not the target's: those have nothing to learn.
+    others = Network(CONFIG, options(1)).init(jax.random.key(8))
+    kept, config = keep_layers(others, CONFIG, encoder=(0,), decoder=(0,))
     student = Student(config=config, params=own_params(kept), shared_layers=(0,))
     student = student.narrowed(target.params, np.arange(1, 33))
+    batches = copy_batches(64)
 
     def distilled(directory, **layout):
+        weights = {"objective": "reverse_kl", "distillation_weight": 1.0}
         learner = DraftLearner(
             student=student,
             target=target,
             distillation=DistillOptions(),
-            options=options(3, objective="reverse_kl", distillation_weight=1.0, **layout),
+            options=options(2, eval_period=0, **weights, **layout),
         )
-        result = fit(
-            learner,
-            # AdamW's first step is the gradient's sign, and of what the draft cannot change
-            # (gradients that are 0 but for rounding) a sign is noise.
-            optax.sgd(0.3, momentum=0.9),
-            lambda step: RATE,
-            make_batches(4),
-            {0.0: make_batches(4)},
-            directory,
-            initial_params=student.params,
-        )
-        assert np.isfinite(result.best.dev[0].alpha.value)
-        return result
+        # AdamW's first step is the gradient's sign, and of what the draft cannot change
+        # (gradients that are 0 but for rounding) a sign is noise.
+        optimizer = optax.sgd(0.3, momentum=0.9)
+        start = {"initial_params": student.params}
+        rate = lambda step: RATE  # noqa: E731
+        result = fit(learner, optimizer, rate, batches, {0.0: batches}, directory, **start)
+        held_out = [each["loss"] for each in logged(directory / "metrics.jsonl", "held_out")]
+        return logged(directory / "metrics.jsonl", "loss") + held_out, result.state.params
 
-    runs = {}
-    for name, devices in (("alone", ALONE), ("mesh", MESH)):
-        runs[name] = distilled(folder / "distill" / name, **devices)
-    report["distill"] = {name: losses(folder / "distill" / name) for name in runs}
-    report["distill_specs"] = specs(runs["mesh"].state.params)
+    runs = [distilled(folder / name, **each) for name, each in (("a", ALONE), ("m", MESH))]
+    report["distill"] = [losses for losses, _ in runs]
+    report["distill_specs"] = specs(runs[1][1])
     return report
 
 

@@ -8,8 +8,7 @@ import optax
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.training.learners import Network
-from tests.training.toys import assert_identical, copy_batches, train_toy
+from tests.training.toys import Copier, assert_identical, copy_batches, train_toy
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -29,6 +28,10 @@ def diverge(directory, at, rate=1e30, steps=40, **options):
     return train_toy(directory, steps, **options)
 
 
+def checkpoints(directory):
+    return [path.name for path in (directory / "checkpoints").iterdir()]
+
+
 def test_the_message_says_where(tmp_path):
     with pytest.raises(InputError) as caught:
         diverge(tmp_path, at=5)
@@ -42,7 +45,7 @@ def test_the_message_says_where(tmp_path):
         r"OptimizerOptions.learning_rate",
         message,
     ), message
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+    assert checkpoints(tmp_path) == ["4"]
     # The rate put right, it ends as if nothing had happened.
     resumed = diverge(tmp_path, at=100, steps=8).state
     undisturbed = diverge(tmp_path / "undisturbed", at=100, steps=8).state
@@ -53,20 +56,20 @@ def test_the_message_says_where(tmp_path):
 def test_the_step_is_the_same_whenever_it_is_looked_at(tmp_path, period):
     with pytest.raises(InputError, match="step 4 has a loss of nan and a gradient of norm nan"):
         diverge(tmp_path, at=2, rate=jnp.inf, **{"checkpoint_period": 0, period: 4})
-    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not checkpoints(tmp_path)
 
 
 def test_parameters_that_are_not_finite_are_never_written(tmp_path):
     """The last step's loss is finite still: its update alone is not."""
     with pytest.raises(InputError, match=r"parameters not finite: .* after step 4; the latest"):
         diverge(tmp_path, 3, jnp.inf, steps=4, optimizer=optax.sgd, checkpoint_period=2)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+    assert checkpoints(tmp_path) == ["2"]
 
 
 def test_what_cannot_be_measured_is_not_kept(tmp_path):
     """Parameters that are numbers, and a held-out loss that is none."""
 
-    class Diverging(Network):
+    class Diverging(Copier):
         def loss(self, params, inputs, key, target_params=None):
             sums = super().loss(params, inputs, key, target_params)
             return sums if key is not None else sums.replace(cross_entropy=jnp.nan)
@@ -74,4 +77,4 @@ def test_what_cannot_be_measured_is_not_kept(tmp_path):
     periods = {"checkpoint_period": 2, "eval_period": 4}
     with pytest.raises(InputError, match="the dev loss after step 4 is nan; the latest checkpoint"):
         train_toy(tmp_path, 4, learner=Diverging, dev=copy_batches(), **periods)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+    assert checkpoints(tmp_path) == ["2"]

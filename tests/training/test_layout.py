@@ -13,15 +13,12 @@ def found():
     return printed_by("training/parallel_program.py", devices=4)
 
 
-@pytest.mark.parametrize(
-    ("run", "steps"),
-    [("adamw", 4), ("distill", 3)],
-)
-def test_the_losses_are_those_of_one_device(found, run, steps):
-    alone, mesh = found[run]["alone"], found[run]["mesh"]
-    assert len(alone) == len(mesh) == steps
+@pytest.mark.parametrize("run", ["adamw", "distill"])
+def test_the_losses_are_those_of_one_device(found, run):
+    alone, mesh = found[run]
+    assert len(alone) == len(mesh) == 4
     # Something is learnt, so that a wrong step would show in the next one.
-    assert len({round(loss, 3) for loss in alone}) == steps
+    assert len({round(loss, 3) for loss in alone}) == 4
     np.testing.assert_allclose(mesh, alone, rtol=1e-5)
 
 

@@ -79,9 +79,9 @@ def test_a_position_before_the_first_batch(tmp_path):
 
 @pytest.mark.parametrize("steps", [12, 8], ids=["before the next", "before the end"])
 def test_a_checkpoint_that_finds_no_room_ends_the_run(tmp_path, disk, monkeypatch, capfd, steps):
-    real, checkpoints = Batches.batches, tmp_path / "run" / "checkpoints"
+    real, checkpoints = Batches._from, tmp_path / "run" / "checkpoints"
 
-    def filled_at_five(self, start_step=0):
+    def filled_at_five(self, start_step):
         for step, batch in enumerate(real(self, start_step), start=start_step):
             if step == 5:
                 # The one before is on its way still, or there.
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_finds_no_room_ends_the_run(tmp_path, disk, monkeypatc
                 disk.fill()
             yield batch
 
-    monkeypatch.setattr(Batches, "batches", filled_at_five)
+    monkeypatch.setattr(Batches, "_from", filled_at_five)
     with pytest.raises(InputError) as caught:
         train(tmp_path / "run", steps)
     disk.clear()

@@ -2,9 +2,6 @@
 
 import json
 
-import gin
-import jax
-import numpy as np
 import pytest
 import sacrebleu
 
@@ -13,6 +10,7 @@ from spec_t5x.cli.main import main
 from spec_t5x.data.metrics import METRICS
 from spec_t5x.training.run_data import DataOptions
 from tests.conftest import ENGLISH, GERMAN
+from tests.training.toys import a_minute_a_step, assert_identical, run_command
 
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
@@ -31,18 +29,16 @@ TASKS = {
     ),
 }
 BINDINGS = {
-    "MIXTURE_OR_TASK_NAME": f"'{MIXTURE}'",
-    "TASK_FEATURE_LENGTHS": "{'inputs': 16, 'targets': 12}",
-    "TRAIN_STEPS": "6",
-    "DEV_EXAMPLES": "5",
-    "METRICS_EXAMPLES": "4",
-    "TaskDataOptions.buckets": "(16,)",
-    "TaskDataOptions.tokens_per_batch": "64",
-    "OptimizerOptions.warmup_steps": "1",
-    "OptimizerOptions.cooldown_steps": "0",
-    "TrainOptions.eval_period": "3",
-    "TrainOptions.checkpoint_period": "2",
-    "train.export_dtype": "'float32'",
+    "MIXTURE_OR_TASK_NAME": MIXTURE,
+    "TASK_FEATURE_LENGTHS": {"inputs": 16, "targets": 12},
+    "TRAIN_STEPS": 6,
+    "DEV_EXAMPLES": 5,
+    "TaskDataOptions.buckets": (16,),
+    "TaskDataOptions.tokens_per_batch": 64,
+    "OptimizerOptions.warmup_steps": 1,
+    "OptimizerOptions.cooldown_steps": 0,
+    "TrainOptions.eval_period": 3,
+    "TrainOptions.checkpoint_period": 2,
 }
 
 
@@ -75,48 +71,35 @@ def tasks():
 
 
 @pytest.fixture
-def model_flags(tiny_pair):
-    config = load(tiny_pair / "draft", dtype="float32").config
-    sizes = {
-        name: getattr(config, name)
-        for name in config.__dataclass_fields__
-        if name not in ("dtype", "dropout_rate")
-    }
-    return {f"T5Config.{name}": repr(value) for name, value in sizes.items()} | {
-        "T5Config.dropout_rate": "0.1",
-        "INITIAL_CHECKPOINT": f"'{tiny_pair / 'draft'}'",
-    }
+def train(tiny_pair):
+    """``train(output, **bindings)``: the command, from the draft of the pair; its exit status."""
+    start = tiny_pair / "draft"
+    sizes = load(start, dtype="float32").config.to_dict() | {"dropout_rate": 0.1}
+    given = BINDINGS | {f"T5Config.{name}": value for name, value in sizes.items()}
+    given |= {"INITIAL_CHECKPOINT": str(start), "METRICS_EXAMPLES": 4}
+    given["train.export_dtype"] = "float32"
 
+    def run(output, **bindings):
+        return run_command("train", "train_task", **given | {"OUTPUT_DIR": str(output)} | bindings)
 
-def run(command, file, output, *flags, **changes):
-    given = {**BINDINGS, "OUTPUT_DIR": f"'{output}'"}
-    for more in (*flags, {name.replace("__", "."): value for name, value in changes.items()}):
-        given |= more
-    gin.clear_config()
-    try:
-        return main(
-            [command, f"--gin_file=gin_configs/runs/{file}.gin"]
-            + [f"--gin.{name}={value}" for name, value in given.items()]
-        )
-    finally:
-        gin.clear_config()
+    return run
 
 
 def metrics_of(output):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(model_flags, tmp_path, capfd):
+def test_a_mixture_cut_and_resumed_ends_where_an_undisturbed_run_does(train, tmp_path, capfd):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run("train", "train_task", whole, model_flags, METRICS_PERIOD="4") == 0
+    assert train(whole, METRICS_PERIOD=4) == 0
     # What is not scored trains alike.
-    unscored = model_flags | {"train.metrics": "None"}
-    assert run("train", "train_task", cut, unscored, TRAIN_STEPS="3") == 0
-    assert run("train", "train_task", cut, unscored) == 0
+    unscored = {"train.metrics": None}
+    with a_minute_a_step():
+        assert train(cut, **unscored, **{"TrainOptions.max_minutes": 3.5}) == 75
+    assert train(cut, **unscored) == 0
     assert "resumed at step 3" in capfd.readouterr().err
     expected, found = (load(each / "model", dtype="float32").params for each in (whole, cut))
-    same = jax.tree.map(lambda a, b: np.array_equal(a, b), expected, found)
-    assert all(jax.tree.leaves(same))
+    assert_identical(found, expected)
     (dev, *_), (again, *_) = (
         [line for line in metrics_of(each) if line.get("step") == 6 and "dev_loss" in line]
         for each in (whole, cut)
@@ -157,57 +140,51 @@ def test_a_file_is_scored_with_its_metric(tiny_pair, tmp_path):
     # A line without a source is skipped.
     (tmp_path / "dev.tsv").write_text("\tno source\n" + text)
     files = {"directory": str(tmp_path), "train_file": "train.tsv", "dev_file": "dev.tsv"}
-    data = DataOptions(**files, metric="rouge", source_prefix="We see ")
-    vocabulary, asked = load_vocabulary(str(tiny_pair / "target")), []
-
-    def write(sources):
-        asked.extend(vocabulary.decode(ids) for ids in sources)
-        return [[*vocabulary.encode(target), 1] for _, target in pairs[:3]]
-
-    figures = data.evaluator(vocabulary, tmp_path, 3)(7, write)
-    assert figures == {"dev": dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)}
-    assert asked == [f"We see {source}" for source, _ in pairs[:3]]
+    data = DataOptions(**files, metric="rouge", source_prefix="We see ", max_source_length=9)
+    vocabulary = load_vocabulary(str(tiny_pair / "target"))
+    (scored,) = data.scored(vocabulary, 3)
+    sources, targets = zip(*pairs[:3], strict=True)
+    assert scored.name == "dev" and scored.sources == [f"We see {each}" for each in sources]
+    assert scored.ids == [[*vocabulary.encode(each)[:8], 1] for each in scored.sources]
+    assert scored.score(targets) == dict.fromkeys(("rouge1", "rouge2", "rougeLsum"), 100.0)
 
 
 def test_distill_on_a_mixture(tiny_pair, tmp_path, capfd):
-    flags = {name: value for name, value in BINDINGS.items() if "METRICS" not in name}
-    del flags["train.export_dtype"]
-    given = flags | {
-        "OUTPUT_DIR": f"'{tmp_path / 'run'}'",
-        "CHECKPOINT_PATH": f"'{tiny_pair / 'target'}'",
-        "TRAIN_TEXTS": "12",
+    given = {
+        "OUTPUT_DIR": str(tmp_path),
+        "CHECKPOINT_PATH": str(tiny_pair / "target"),
+        "TRAIN_TEXTS": 12,
         # What is exported is the start: what it is trained on is all that matters.
-        "TrainOptions.max_minutes": "1e-9",
-        "DistillOptions.eval_temperatures": "(0.0,)",
-        "DistillOptions.dev_texts": "4",
+        "TrainOptions.max_minutes": 1e-9,
+        "DistillOptions.eval_temperatures": (0.0,),
+        "DistillOptions.dev_texts": 4,
     }
-    words = [f"--gin.{name}={value}" for name, value in given.items()]
-    try:
-        assert main(["distill", "--gin_file=gin_configs/runs/distill_task.gin", *words]) == 75
-    finally:
-        gin.clear_config()
+    assert run_command("distill", "distill_task", **BINDINGS | given) == 75
     error = capfd.readouterr().err
     assert f"{MIXTURE} (train): the target has written 12 of 12 texts" in error
     assert f"{MIXTURE} (validation): the target has written 4 of 4 texts" in error
-    assert (tmp_path / "run" / "draft" / "config.json").is_file()
+    assert (tmp_path / "draft" / "config.json").is_file()
+
+
+NO_START = {"INITIAL_CHECKPOINT": None}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"MIXTURE_OR_TASK_NAME": "'run_tasks_edne'"}, "no task or mixture 'run_tasks_edne'"),
-        ({"DEV_SPLIT": "'test'"}, "has no split 'test': give one of train, validation"),
-        ({"DEV_SPLIT": "None"}, "train.metrics score held-out texts and there are none"),
-        ({"TASK_FEATURE_LENGTHS": "{'inputs': 16}"}, "give tokens of both sides"),
-        ({"INITIAL_CHECKPOINT": "None"}, "vocabulary is None: give a SentencePiece model"),
+        ({"MIXTURE_OR_TASK_NAME": "run_tasks_edne"}, "no task or mixture 'run_tasks_edne'"),
+        ({"DEV_SPLIT": "test"}, "has no split 'test': give one of train, validation"),
+        ({"DEV_SPLIT": None}, "train.metrics score held-out texts and there are none"),
+        ({"TASK_FEATURE_LENGTHS": {"inputs": 16}}, "give tokens of both sides"),
+        (NO_START, "vocabulary is None: give a SentencePiece model"),
         (
-            {"INITIAL_CHECKPOINT": "None", "VOCABULARY": "'bytes'", "T5Config.vocab_size": "100"},
+            NO_START | {"VOCABULARY": "bytes", "T5Config.vocab_size": 100},
             "bytes has 259 pieces, the model's vocab_size is 100: raise it",
         ),
     ],
 )
-def test_mistakes_are_told_before_compilation(model_flags, tmp_path, capfd, changes, message):
-    assert run("train", "train_task", tmp_path / "run", model_flags, changes) == 2
+def test_mistakes_are_told_before_compilation(train, tmp_path, capfd, changes, message):
+    assert train(tmp_path / "run", **changes) == 2
     error = capfd.readouterr().err
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,15 +1,24 @@
-"""A tiny T5 and batches of copies, for runs whose text does not matter."""
+"""What runs of tests train where the text does not matter, and how they are started."""
 
+import contextlib
+import dataclasses
 import functools
+import itertools
+import types
 
+import gin
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.cli.main import main
+from spec_t5x.data.batching import Batches, join_pairs
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.training.learners import Network
-from spec_t5x.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.training import trainer
+from spec_t5x.training.losses import token_losses
+from spec_t5x.training.trainer import Learner, TrainOptions, TrainResult, fit
 
 
 def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
@@ -26,22 +35,44 @@ def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
     )
 
 
-def copy_pairs(vocab_size: int = 16) -> TokenisedPairs:
-    """40 sources of 3 to 8 tokens, each its own target."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 9, 40)
-    ids = np.concatenate([[*rng.integers(2, vocab_size, n - 1), 1] for n in lengths])
-    ids, ends = ids.astype(np.int32), np.cumsum(lengths)
-    return TokenisedPairs(
-        source_ids=ids, source_ends=ends, target_ids=ids, target_ends=ends, num_dropped=0
-    )
-
-
 def copy_batches(
     vocab_size: int = 16, *, rows: int = 4, seed: int = 0, kind: type[Batches] = Batches
 ) -> Batches:
-    """Batches of ``copy_pairs``."""
-    return kind(copy_pairs(vocab_size), tokens_per_batch=8 * rows, seed=seed, buckets=(8,))
+    """Batches of 40 sources of 3 to 8 tokens, each its own target."""
+    rng = np.random.default_rng(0)
+    texts = [[*rng.integers(2, vocab_size, n - 1).tolist(), 1] for n in rng.integers(3, 9, 40)]
+    pairs = join_pairs(zip(texts, texts, strict=True))
+    return kind(pairs, tokens_per_batch=8 * rows, seed=seed, buckets=(8,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Copier(Learner):
+    """Says each token of the source, with dropout: a network that is compiled in a moment."""
+
+    options: TrainOptions
+    width: int = 128
+
+    target = None
+
+    def init(self, key):
+        shapes = {"embedding": (16, self.width), "scale": (self.width,), "kernel": (self.width, 16)}
+        keys = jax.random.split(key, len(shapes))
+        params = {
+            name: 0.3 * jax.random.normal(each, shape)
+            for each, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+        return {"decoder": params | {"bias": jnp.zeros(16)}}
+
+    def shardings(self, mesh):
+        raise NotImplementedError
+
+    def loss(self, params, inputs, key, target_params=None):
+        params = params["decoder"]
+        states = params["embedding"][inputs[0]] * params["scale"][None, None]
+        if key is not None:
+            states *= jax.random.bernoulli(key, 0.9, states.shape)
+        logits = states @ params["kernel"] + params["bias"][None, None]
+        return token_losses(logits, inputs[2])
 
 
 @functools.cache
@@ -49,36 +80,54 @@ def _optimizer(make, schedule):
     return make(schedule)
 
 
-@functools.cache
-def _start(config: T5Config):
-    learner = Network(config, TrainOptions(steps=1))
-    return jax.jit(learner.init)(jax.random.key(0))
-
-
 def train_toy(
     directory,
     steps: int,
     *,
-    config: T5Config | None = None,
     batches=None,
     dev: Batches | None = None,
     optimizer=optax.adam,
     schedule=lambda step: 1e-2,
-    learner: type[Network] = Network,
+    learner=Copier,
     **options,
 ) -> TrainResult:
     """A run of a toy; nothing is logged, evaluated or kept but what ``options`` ask for."""
     periods = {"log_period": 0, "eval_period": 0, "checkpoint_period": 0}
-    config = config or toy_config()
     return fit(
-        learner(config, TrainOptions(steps=steps, **periods | options)),
+        learner(TrainOptions(steps=steps, **periods | options)),
         _optimizer(optimizer, schedule),
         schedule,
         batches or copy_batches(),
         dev,
         directory,
-        initial_params=_start(config),
     )
+
+
+@contextlib.contextmanager
+def a_minute_a_step():
+    """The time as a run sees it, which asks for it at its start and before each step."""
+    minutes = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "time", minutes)
+        yield
+
+
+def run_command(command: str, file: str, **bindings) -> int:
+    """``spec-t5x COMMAND`` with ``gin_configs/runs/FILE.gin``; its exit status.
+
+    Names of the bindings may have ``__`` for a dot; of two that are one, the second counts.
+    """
+    values = {name.replace("__", "."): value for name, value in bindings.items()}
+    bound = [
+        # What gin is to make is no string.
+        f"--gin.{name}={value if str(value).startswith('@') else repr(value)}"
+        for name, value in values.items()
+    ]
+    gin.clear_config()
+    try:
+        return main([command, f"--gin_file=gin_configs/runs/{file}.gin", *bound])
+    finally:
+        gin.clear_config()
 
 
 def assert_identical(left, right) -> None:
