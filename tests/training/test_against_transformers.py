@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from pathlib import Path
+import shutil
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,6 @@ from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.huggingface.t5 import tensor_names
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.training.learners import Network
 from spec_t5x.training.losses import token_losses
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Of the largest number of a tensor: two implementations in float32.
 TOLERANCE = 1e-4
-VOCAB_SIZE = 160
+VOCAB_SIZE = 224
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-2, 0.1, 0.5
 # T5 1.0 is ("relu", tied), T5 1.1 ("gated-gelu", untied).
 VERSIONS = {"1.0": ("relu", True), "1.1": ("gated-gelu", False)}
@@ -42,15 +41,7 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def spiece(tmp_path_factory) -> Path:
-    """Some SentencePiece model; the tests work on ids."""
-    words = ["zwölf", "Boxkämpfer", "jagen", "Viktor", "quer", "über", "den", "Sylter", "Deich"]
-    lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
-    return train_sentencepiece(lines, tmp_path_factory.mktemp("vocabulary") / "tiny", 40)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory, spiece):
+def pair(tmp_path_factory, tiny_pair):
     """``pair(version)``: a model of transformers' without dropout, and what ``load`` has of it."""
 
     @functools.cache
@@ -76,7 +67,8 @@ def pair(tmp_path_factory, spiece):
             theirs.all_tied_weights_keys = {}
         directory = tmp_path_factory.mktemp("theirs")
         theirs.save_pretrained(directory)
-        (directory / "spiece.model").write_bytes(spiece.read_bytes())
+        # Some vocabulary; the tests work on ids.
+        shutil.copy(tiny_pair / "target" / "spiece.model", directory)
         loaded = load(directory)
         assert loaded.config.logits_via_embedding == tied
         return Pair(theirs.train(), loaded.params, loaded.config)

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.data.batching import Batches, join_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.experiments.text_scores import score_texts
@@ -23,19 +21,18 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.theory.formulas import expected_tokens
-from spec_t5x.training import trainer
 from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.learners import network_logits
 from spec_t5x.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.training.trainer import TrainOptions, fit, model_inputs
-from tests.training.toys import assert_identical
+from tests.training.toys import a_minute_a_step, assert_identical
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
-TARGET = tiny_t5(0, num_decoder_layers=3)
+TARGET = tiny_t5(0, num_decoder_layers=2)
 GENERATOR = Generator(target=TARGET, vocabulary=ByteVocabulary(), max_source_len=16)
-LAYERS = (0, 2)
+LAYERS = (1,)
 LENGTH = 10
 
 
@@ -43,14 +40,8 @@ LENGTH = 10
 def texts():
     """``texts(temperature, seed)``: the target's, for some sources, in batches of one shape."""
     rng = np.random.default_rng(3)
-    lengths = rng.integers(3, 9, 24)
-    pairs = TokenisedPairs(
-        source_ids=np.concatenate([[*rng.integers(3, 30, n - 1), 1] for n in lengths]),
-        source_ends=np.cumsum(lengths),
-        target_ids=np.ones(24, np.int32),
-        target_ends=np.arange(1, 25),
-        num_dropped=0,
-    )
+    sources = [[*rng.integers(3, 30, n - 1).tolist(), 1] for n in rng.integers(3, 9, 24)]
+    pairs = join_pairs((source, [1]) for source in sources)
 
     @functools.cache
     def write(temperature, seed=0):
@@ -99,13 +90,14 @@ def run(
     rate=5e-3,
     temperatures=(0.0,),
     patience=0,
+    on_policy=0.0,
     **options,
 ):
     # Of one objective and rate, so that runs of one student share a compiled step.
     defaults = {"objective": "cross_entropy", "log_period": 0}
     defaults |= {"eval_period": 4, "checkpoint_period": 4}
     student = student or make_student()
-    distillation = DistillOptions(patience=patience)
+    distillation = DistillOptions(patience=patience, on_policy=on_policy)
     learner = make_learner(student, distillation, steps=steps, **{**defaults, **options})
     # Traced once, whatever the number of steps.
     learner.__dict__["score"] = _SCORES.setdefault(
@@ -246,17 +238,14 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts):
     assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
 
 
-def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path, monkeypatch):
+def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path):
     """Between two evaluations, where another draft might be the best, and end the patience."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    undisturbed = run(texts, whole, 10, patience=2)
-    # Asked once at the start, and once before each step.
-    clock = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "time", clock)
-        stopped = run(texts, cut, 10, patience=2, max_minutes=6.5)
+    whole, cut, recipe = tmp_path / "whole", tmp_path / "cut", {"patience": 2, "on_policy": 0.3}
+    undisturbed = run(texts, whole, 10, **recipe)
+    with a_minute_a_step():
+        stopped = run(texts, cut, 10, **recipe, max_minutes=6.5)
     assert not stopped.finished and int(stopped.state.step) == 6
-    resumed = run(texts, cut, 10, patience=2)
+    resumed = run(texts, cut, 10, **recipe)
     assert resumed.best.step == undisturbed.best.step
     assert resumed.best.dev == undisturbed.best.dev
     assert_identical(undisturbed.state, resumed.state)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.data.batching import TokenisedPairs
+from spec_t5x.data.batching import TokenisedPairs, join_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -30,14 +30,8 @@ def small_parts(monkeypatch):
 def make_pairs(lengths=(3, 8, 4, 2, 6, 5, 8, 3, 7)):
     """Sources that end in EOS, and targets of one token."""
     rng = np.random.default_rng(0)
-    sources = [[*rng.integers(3, 30, length - 1), 1] for length in lengths]
-    return TokenisedPairs(
-        source_ids=np.concatenate(sources).astype(np.int32),
-        source_ends=np.cumsum(lengths),
-        target_ids=np.ones(len(lengths), np.int32),
-        target_ends=np.arange(1, len(lengths) + 1),
-        num_dropped=2,
-    )
+    sources = [[*rng.integers(3, 30, length - 1).tolist(), 1] for length in lengths]
+    return join_pairs(((source, [1]) for source in sources), num_dropped=2)
 
 
 def each_side(pairs, side):
