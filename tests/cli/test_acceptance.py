@@ -7,7 +7,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
 def test_several_drafts_are_measured_and_kept(tiny_pair, tmp_path, capsys):

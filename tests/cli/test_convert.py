@@ -7,7 +7,7 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from tests.cli.results import assert_refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 TEXTS = ("The cat sleeps under the table.", "He drinks two cups of coffee.", "It is raining.")
 

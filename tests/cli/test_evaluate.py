@@ -15,7 +15,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 seqio = pytest.importorskip("seqio")
 from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 PAIRS = [
     ("My sister", "Meine Schwester liest"),

@@ -13,7 +13,7 @@ from spec_t5x.checkpoints.own.ngram_tables import load_ngram
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.cli.results import Result, assert_refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 LINES = ["Wir gehen in den Garten.", "Wir gehen in den Wald.", "Der Film beginnt.", ""]
 

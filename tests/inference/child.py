@@ -26,10 +26,9 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 def measure(decode, largest, *, whole=False):
-    """Costs as if measured: at once, and others each time."""
-    return Costs.by_formula(
-        c=random.uniform(0.05, 0.2), position=0.05, largest=largest, whole=whole
-    )
+    """Costs as if measured: at once, others each time, and of programs that compile soon."""
+    c, largest = random.uniform(0.05, 0.2), min(largest, 3)
+    return Costs.by_formula(c=c, position=0.05, largest=largest, whole=whole)
 
 
 costs.measure, costs.remembered = measure, lambda key, measure, store: measure()

@@ -13,7 +13,7 @@ from spec_t5x.inference.answering import Answerer, Tally
 from spec_t5x.inference.sources import Item
 from spec_t5x.types import EOS_ID
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 TEXTS = ["a green bird", "My sister reads", "Es regnet", "a", "the garden", "We are", "cat"]
 OPTIONS = GenerateOptions(gamma=3, max_decode_len=16, batch_size=2, seed=5)
