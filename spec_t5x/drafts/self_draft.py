@@ -12,7 +12,6 @@ import flax.struct
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
-from spec_t5x.models import weights
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -65,8 +64,8 @@ class SelfDraft(DraftBase):
         It says what the target says nearly always: in 8 bits alpha is above 0.98 where trained
         drafts have 0.6 to 0.8. It is worth as much as fewer bytes make a step faster.
         """
-        tree = weights.rounded(_without_encoder(target.weights), bits)
-        return cls(target.replace(weights=tree, in_targets_cache=True), settings)
+        model = target.replace(weights=_without_encoder(target.weights), in_targets_cache=True)
+        return cls(model.rounded(bits), settings)
 
     @property
     def vocab_size(self) -> int:

@@ -33,6 +33,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.partitioning import bytes_per_device
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.weights import TiedTable
 from spec_t5x.types import PyTree
 
 
@@ -208,7 +209,9 @@ def weights_read(model: T5Model, num_tokens: int) -> PyTree:
         and not re.search("encoder_decoder_attention/(key|value)/", path)
     }
     embedding = flat["token_embedder/embedding"]
-    if not model.config.logits_via_embedding:
+    if isinstance(embedding, TiedTable):
+        embedding = embedding.output
+    elif not model.config.logits_via_embedding:
         # Of the table only the rows of the tokens.
         spec = NamedSharding(embedding.sharding.mesh, jax.P())
         shape = (num_tokens, embedding.shape[1])

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -17,7 +18,7 @@ from spec_t5x.models.partitioning import (
     replicated,
     shard_batch,
 )
-from spec_t5x.models.weights import Rounded
+from spec_t5x.models.weights import Rounded, TiedTable, transposed_sharding
 from spec_t5x.types import PyTree
 
 
@@ -77,7 +78,10 @@ class Placement:
                 placed[id(leaf)] = leaf, jax.device_put(leaf, sharding)
             return placed[id(leaf)][1]
 
-        def place_weight(weight: jax.Array | Rounded, sharding) -> jax.Array | Rounded:
+        def place_weight(weight: jax.Array | Rounded | TiedTable, sharding) -> Any:
+            if isinstance(weight, TiedTable):
+                output = place_weight(weight.output, transposed_sharding(sharding))
+                return TiedTable(place(weight.table, sharding), output)
             if isinstance(weight, Rounded):
                 return Rounded(place(weight.values, sharding), place(weight.scales))
             return place(weight, sharding)

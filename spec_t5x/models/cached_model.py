@@ -44,7 +44,8 @@ class CachedModel:
 
     def rounded(self, bits: int = 8) -> "CachedModel":
         """The same with its matrices in 8 or 4 bits: another model, close to this one."""
-        return self.replace(weights=weights_lib.rounded(self.weights, bits))
+        tied = self.config.logits_via_embedding
+        return self.replace(weights=weights_lib.rounded(self.weights, bits, tied=tied))
 
     @property
     def params(self) -> PyTree:

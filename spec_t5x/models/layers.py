@@ -16,7 +16,7 @@ from jax import lax
 
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.weights import Panels, Rounded, Table, rows
+from spec_t5x.models.weights import Panels, Rounded, Table, TiedTable, rows
 from spec_t5x.types import Array, Float, Float32, Int
 
 Initializer = Callable[..., Array]
@@ -52,10 +52,8 @@ class Dense(nn.Module):
         if self.use_bias:
             init, axes = nn.initializers.zeros, self.kernel_axes[1:]
             bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
-        if isinstance(kernel, Panels):
-            (outputs,) = _multiply(inputs, [kernel])
-        elif isinstance(kernel, Rounded):
-            outputs = kernel.times(inputs.astype(self.dtype))
+        if isinstance(kernel, Panels | Rounded):
+            outputs = _product(inputs.astype(self.dtype), kernel)
         elif self.dtype == "float32":
             outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
@@ -76,6 +74,10 @@ def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) 
         return [dense(inputs) for dense in maps]
     # One call: threads are woken once, and the short ones do not wait for one another.
     return _multiply(inputs, [dense.stored for dense in maps])
+
+
+def _product(inputs: Float[Array, "*rows inputs"], matrix: Panels | Rounded) -> Array:
+    return matrix.times(inputs) if isinstance(matrix, Rounded) else _multiply(inputs, [matrix])[0]
 
 
 def _multiply(inputs: Float32[Array, "*rows inputs"], matrices: Sequence[Panels]) -> list[Array]:
@@ -112,10 +114,10 @@ class Embed(nn.Module):
 
 def table(
     module: nn.Module, name: str, init: Initializer, shape: tuple[int, int]
-) -> Float[Array, "vocab embed"] | Table:
-    """A parameter of a module, a table of embeddings; as bits, where it is kept so."""
+) -> Float[Array, "vocab embed"] | Table | TiedTable:
+    """A parameter of a module, a table of embeddings, in the form that it is kept in."""
     stored = _stored(module, name)
-    if isinstance(stored, Table):
+    if isinstance(stored, Table | TiedTable):
         return stored
     return param_with_axes(module, name, init, shape, jnp.float32, axes=("vocab", "embed"))
 
@@ -127,9 +129,11 @@ def _stored(module: nn.Module, name: str) -> Any:
 
 
 def times_table(
-    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Table
+    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Table | TiedTable
 ) -> Float32[Array, "*rows vocab"]:
     """``states @ table.T`` in float32: a table of embeddings as the output layer."""
+    if isinstance(table, TiedTable):
+        return _product(states.astype(jnp.float32), table.output)
     if isinstance(table, Table):
         return cpu_kernels.dot_with_table(states, table.halves)
     if _uses_kernels("float32", states):

@@ -145,8 +145,20 @@ class Table:
         return cls(jnp.asarray(values.view(np.uint16)))
 
 
-def rows(table: Table | Array, tokens: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
-    """The embeddings of some tokens, of a table in either form."""
+@flax.struct.dataclass
+class TiedTable:
+    """Embeddings that are looked up as they are and, as the output layer, are rounded."""
+
+    table: Table | Array | jax.ShapeDtypeStruct
+    output: Panels | Rounded  # [embed, vocab]
+
+
+def rows(
+    table: TiedTable | Table | Array, tokens: Int[Array, "*shape"]
+) -> Float[Array, "*shape embed"]:
+    """The embeddings of some tokens, of a table in any form."""
+    if isinstance(table, TiedTable):
+        table = table.table
     return table.rows(tokens) if isinstance(table, Table) else jnp.take(table, tokens, axis=0)
 
 
@@ -160,33 +172,55 @@ def pack(params: PyTree) -> PyTree:
 
 
 def unpack(weights: PyTree) -> PyTree:
-    """What ``pack`` was given, of weights or of a whole model that holds them."""
+    """What ``pack`` was given, of weights or of a whole model that holds them.
+
+    Of tied embeddings it is what is looked up.
+    """
 
     def unpack_one(leaf: Any) -> Any:
+        if isinstance(leaf, TiedTable):
+            leaf = leaf.table
         if isinstance(leaf, Table):
             return leaf.whole()
         return leaf.matrix() if isinstance(leaf, Panels) else leaf
 
-    return jax.tree.map(
-        unpack_one, weights, is_leaf=lambda node: isinstance(node, Panels | Rounded | Table)
-    )
+    forms = Panels | Rounded | Table | TiedTable
+    return jax.tree.map(unpack_one, weights, is_leaf=lambda node: isinstance(node, forms))
 
 
-def rounded(weights: PyTree, bits: int = 8) -> PyTree:
-    """Weights with every matrix in few bits; in panels, those that are. Shapes give shapes."""
+def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
+    """Weights with every matrix in few bits; in panels, those that are. Shapes give shapes.
 
-    def of(leaf: Any) -> Rounded:
-        return Rounded.of(leaf.matrix() if isinstance(leaf, Panels | Rounded) else leaf, bits)
+    Args:
+      weights: of a model.
+      bits: 8 or 4.
+      tied: whether the embeddings are its output layer, which is rounded beside them then.
+    """
+    in_panels = any(isinstance(leaf, Panels) for leaf in flatten_dict(weights).values())
 
     def round_one(name: str, leaf: Any) -> Any:
-        if name != "kernel":
+        if name == "kernel":
+            return _rounded(leaf, bits, in_panels)
+        if not (tied and name in _TABLES):
             return leaf
-        shape = leaf.values if isinstance(leaf, Rounded) else leaf
-        if isinstance(shape, jax.ShapeDtypeStruct):
-            return _with_sharding(jax.eval_shape(of, leaf), shape.sharding)
-        return Panels.pack(of(leaf)) if isinstance(leaf, Panels) else of(leaf)
+        table = leaf.table if isinstance(leaf, TiedTable) else leaf
+        return TiedTable(table, _rounded(_transposed(table), bits, in_panels))
 
     return _map_by_name(weights, round_one)
+
+
+def _rounded(matrix: Any, bits: int, in_panels: bool) -> Panels | Rounded:
+    """A matrix in any form, rounded; of shapes, shapes that lie as it does."""
+
+    def of(matrix: Any) -> Rounded:
+        if isinstance(matrix, Panels | Rounded):
+            matrix = matrix.matrix()
+        return Rounded.of(matrix, bits)
+
+    shape = matrix.values if isinstance(matrix, Rounded) else matrix
+    if isinstance(shape, jax.ShapeDtypeStruct):
+        return _with_sharding(jax.eval_shape(of, matrix), shape.sharding)
+    return Panels.pack(of(matrix)) if in_panels else of(matrix)
 
 
 def _with_sharding(shapes: Rounded, sharding: jax.sharding.Sharding | None) -> Rounded:
@@ -197,6 +231,20 @@ def _with_sharding(shapes: Rounded, sharding: jax.sharding.Sharding | None) -> R
     return Rounded(
         shapes.values.update(sharding=sharding), shapes.scales.update(sharding=everywhere)
     )
+
+
+def _transposed(table: Table | Array | jax.ShapeDtypeStruct) -> Array | jax.ShapeDtypeStruct:
+    """A table as the matrix of the output layer."""
+    if not isinstance(table, jax.ShapeDtypeStruct):
+        return (table.whole() if isinstance(table, Table) else table).T
+    sharding = table.sharding and transposed_sharding(table.sharding)
+    return jax.eval_shape(jnp.transpose, table).update(sharding=sharding)
+
+
+def transposed_sharding(sharding: jax.NamedSharding) -> jax.NamedSharding:
+    """Of a transposed matrix."""
+    rows, columns = (*sharding.spec, None, None)[:2]
+    return jax.NamedSharding(sharding.mesh, jax.P(columns, rows))
 
 
 def _packed(name: str, leaf: Any) -> Any:

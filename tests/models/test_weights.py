@@ -7,7 +7,8 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.models.binding import bind
-from spec_t5x.models.weights import Panels, Rounded
+from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.weights import Panels, Rounded, TiedTable, rounded, rows
 from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
 
 
@@ -88,3 +89,41 @@ def test_without_the_kernels_a_packed_model_computes_the_same():
         {"params": params}, tokens, tokens, tokens, enable_dropout=False
     )
     np.testing.assert_allclose(read(model.weights), read(model.params), atol=1e-5)
+
+
+def tied_output(model) -> TiedTable:
+    """The embeddings of a T5, which are its output layer."""
+    return model.weights["token_embedder"]["embedding"]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tied_embeddings_are_rounded_as_the_output_layer_alone(bits):
+    model = tiny_t5(0, logits_via_embedding=True)
+    embedding = model.params["token_embedder"]["embedding"]
+    expected = Rounded.of(embedding.T, bits).matrix()
+    by_xla = model.replace(weights=model.params, kernels=False)
+    states = jnp.asarray(draws(2, 3, 16))
+    for each, form in ((model, Panels), (by_xla, Rounded)):
+        coarse = each.rounded(bits)
+        assert tied_output(coarse).table is tied_output(each)
+        assert isinstance(tied_output(coarse).output, form)
+        np.testing.assert_array_equal(tied_output(coarse).output.matrix(), expected)
+        logits = coarse.module.apply({"params": coarse.weights}, states, method="logits")
+        np.testing.assert_allclose(logits, states @ expected * 16**-0.5, atol=1e-5)
+        # Of what is looked up, so that a coarser output layer is not rounded twice.
+        np.testing.assert_array_equal(
+            tied_output(each.rounded(8).rounded(bits)).output.matrix(), expected
+        )
+        tokens = jnp.asarray([[5, 1]])
+        np.testing.assert_array_equal(rows(tied_output(coarse), tokens), embedding[tokens])
+
+
+def test_a_rounded_output_layer_lies_across_devices_as_the_embeddings_do():
+    mesh = make_mesh(model=1)
+    shape = jax.ShapeDtypeStruct(
+        (130, 70), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P("model"))
+    )
+    tied = rounded({"embedding": shape}, tied=True)["embedding"]
+    assert tied.table is shape and tied.output.values.shape == (70, 130)
+    assert tied.output.values.sharding.spec == jax.P(None, "model")
+    assert rounded({"embedding": shape}, tied=False)["embedding"] is shape

@@ -1,0 +1,28 @@
+"""Where the weights of a pair lie, in the forms that they have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.generation import Generator
+from spec_t5x.inference.placement import Placement
+from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.testing.toy_models import tiny_t5
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tied_embeddings_are_split_by_tokens_in_both_forms(bits):
+    model = tiny_t5(0, logits_via_embedding=True)
+    model = model.replace(weights=model.params, kernels=False).rounded(bits)
+    generator = Generator(target=model, vocabulary=ByteVocabulary(), max_source_len=8)
+    placed = Placement(mesh=make_mesh(model=1)).generator(generator).target
+    tied = placed.weights["token_embedder"]["embedding"]
+    assert tied.table.sharding.spec == jax.P("model", None)
+    assert tied.output.values.sharding.spec == jax.P(None, "model")
+    assert tied.output.scales.sharding.spec == jax.P()
+    states = jnp.ones((1, 2, 16))
+    np.testing.assert_array_equal(
+        *(m.module.apply({"params": m.weights}, states, method="logits") for m in (model, placed))
+    )
