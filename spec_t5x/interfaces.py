@@ -9,6 +9,7 @@ the start token. "Length" counts the tokens after it. A cache of length n holds
 positions 0 … n-1; the logits after feeding position n predict token n+1.
 """
 
+import abc
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
@@ -318,69 +319,12 @@ class StatefulNodeTarget(NodeTarget, StatefulTarget, Protocol):
 class Draft(Protocol):
     """Anything that proposes the tokens that may come next.
 
-    ``DraftBase`` has defaults for all but ``vocab_size`` and ``propose``, and
-    ``testing.laws.check_draft`` tests one of your own.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """Must equal the target's."""
-
-    @property
-    def varies(self) -> bool:
-        """Whether it may propose fewer than gamma tokens.
-
-        The target is then called over as many positions as the longest proposal needs.
-        """
-
-    @property
-    def max_proposal(self) -> int | None:
-        """Most tokens that it ever proposes; None for as many as it is asked for."""
-
-    @property
-    def uses_target_states(self) -> bool:
-        """Whether ``Context.target_states`` is wanted."""
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
-
-    def check(self, target: Target, max_decode_len: int) -> None:
-        """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
-
-    def prefill(
-        self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
-    ) -> DraftState:
-        """State before the first proposal; ``prompts`` start with the start token.
-
-        Every leaf of the state leads with the batch axis, but in caches that repeat their
-        rows themselves (see ``Target.prefill``).
-        """
-
-    def propose(
-        self, state: DraftState, context: Context, gamma: int
-    ) -> tuple[Proposal, DraftState]:
-        """Proposes up to ``gamma`` tokens, at least 1, to follow each row's text."""
-
-    def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
-        """Told what became of the proposal: forget what was rejected."""
-
-    def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
-        """Told that the text may have gone on without it, before it is asked to propose.
-
-        By whoever lets others write: a pace, a draft that asks others first. Where a model
-        has to be fed what is missing, ``width`` tokens of each row at a time, for which the
-        state has room.
-        """
-
-
-class DraftBase:
-    """A draft that keeps nothing between iterations and always proposes gamma tokens.
-
-    A base for drafts of your own. This one proposes the same phrase again and again:
+    To derive drafts of your own from: all but ``vocab_size`` and ``propose`` has a default, for
+    a draft that keeps nothing between iterations and always proposes gamma tokens.
+    ``testing.laws.check_draft`` tests one. This one proposes the same phrase again and again:
 
         @flax.struct.dataclass
-        class Parrot(DraftBase):
+        class Parrot(Draft):
             tokens: Int[Array, "n"]
             vocab_size: int = flax.struct.field(pytree_node=False)
 
@@ -399,38 +343,61 @@ class DraftBase:
             return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
     """
 
+    # Must equal the target's.
+    vocab_size: int
+
     @property
     def varies(self) -> bool:
-        """It always proposes gamma tokens."""
+        """Whether it may propose fewer than gamma tokens.
+
+        The target is then called over as many positions as the longest proposal needs.
+        """
         return False
 
     @property
-    def max_proposal(self) -> None:
-        """As many as it is asked for."""
+    def max_proposal(self) -> int | None:
+        """Most tokens that it ever proposes; None for as many as it is asked for."""
 
     @property
     def uses_target_states(self) -> bool:
-        """It does not."""
+        """Whether ``Context.target_states`` is wanted."""
         return False
 
     @property
     def keeps_text(self) -> bool:
-        """It does not."""
+        """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
         return False
 
-    def check(self, target, max_decode_len):
-        """Drafts for any target, and texts of any length."""
+    def check(self, target: Target, max_decode_len: int) -> None:
+        """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
 
-    def prefill(self, inputs, prompts, max_length):
-        """Nothing to keep."""
+    def prefill(
+        self, inputs: PyTree, prompts: Int[Array, "batch length"], max_length: int
+    ) -> DraftState:
+        """State before the first proposal; ``prompts`` start with the start token.
+
+        Every leaf of the state leads with the batch axis, but in caches that repeat their
+        rows themselves (see ``Target.prefill``).
+        """
         return ()
 
-    def commit(self, state, outcome):
-        """Nothing to forget."""
+    @abc.abstractmethod
+    def propose(
+        self, state: DraftState, context: Context, gamma: int
+    ) -> tuple[Proposal, DraftState]:
+        """Proposes up to ``gamma`` tokens, at least 1, to follow each row's text."""
+
+    def commit(self, state: DraftState, outcome: Outcome) -> DraftState:
+        """Told what became of the proposal: forget what was rejected."""
         return state
 
-    def catch_up(self, state, context, width):
-        """Nothing that could be out of date."""
+    def catch_up(self, state: DraftState, context: Context, width: int) -> DraftState:
+        """Told that the text may have gone on without it, before it is asked to propose.
+
+        By whoever lets others write: a pace, a draft that asks others first. Where a model
+        has to be fed what is missing, ``width`` tokens of each row at a time, for which the
+        state has room.
+        """
         return state
 
 

@@ -6,15 +6,19 @@ of the caches in use, at the machine's read bandwidth (section 3.4 of the paper 
 accesses). Speculation takes fewer steps, and so may go below it.
 """
 
+import math
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.models.roofline import decoder_step, encoder_call
+from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
 
+_OF_SOURCE = re.compile("^encoder/|encoder_decoder_attention/(key|value)/")
 _SECONDS, _REPEATS = 0.05, 5
 
 
@@ -25,13 +29,23 @@ def bytes_read(config: T5Config, lengths: Sequence[tuple[int, int]]) -> tuple[in
       config: the network.
       lengths: tokens of each source and of its output, end of sequence included.
     """
-    encoder = sum(encoder_call(config, source).bytes_read for source, _ in lengths)
+    numbers = {path: math.prod(shape) for path, shape in expected_shapes(config).items()}
+    table = numbers.pop("token_embedder/embedding")
+    # The decoder's projections of the source are read once for each input, too.
+    of_source = sum(n for path, n in numbers.items() if _OF_SOURCE.search(path))
+    # Of the table a token's row alone, unless it is the output layer.
+    of_token = table if config.logits_via_embedding else config.emb_dim
+    of_step = sum(numbers.values()) - of_source + of_token
+    # Keys and values of all heads of all layers, at one position.
+    cached = 2 * config.num_decoder_layers * config.num_heads * config.head_dim
+    encoder = sum(of_source + min(source * config.emb_dim, table) for source, _ in lengths)
     decoder = sum(
-        decoder_step(config, cache_length=position, source_length=source).bytes_read
+        of_step + cached * (position + source)
         for source, tokens in lengths
         for position in range(1, tokens + 1)
     )
-    return encoder, decoder
+    size = jnp.dtype(config.dtype).itemsize
+    return size * encoder, size * decoder
 
 
 def read_bandwidth(num_bytes: int, threads: int) -> float:

@@ -16,7 +16,6 @@ from spec_t5x.interfaces import (
     Cache,
     Context,
     Draft,
-    DraftBase,
     DraftState,
     Outcome,
     Proposal,
@@ -29,7 +28,7 @@ from spec_t5x.loops.decode_state import emitted
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
 from spec_t5x.sampling.distributions import Sampling
-from spec_t5x.sampling.draws import Stream, draft_draws
+from spec_t5x.sampling.draws import draft_draws
 from spec_t5x.types import Array, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
 
@@ -56,7 +55,7 @@ class _Inner:
 
 
 @flax.struct.dataclass
-class CascadeDraft(DraftBase):
+class CascadeDraft(Draft):
     """``model`` drafts for the target, and ``draft`` for ``model``."""
 
     model: Target
@@ -165,7 +164,14 @@ class CascadeDraft(DraftBase):
         """One iteration of Algorithm 1, between the middle model and the cheap draft."""
         settings = self._settings(context)
         stream, coupled = context.draws.stream, context.draws.coupled
-        inner_context = self._inner_context(inner, stream, coupled, settings, live)
+        inner_context = Context(
+            sequences=inner.sequences,
+            lengths=inner.lengths,
+            live=live,
+            draws=draft_draws(stream, inner.lengths, coupled),
+            settings=settings,
+            target_cache=inner.state.cache,
+        )
         draft_state = self.draft.catch_up(
             inner.state.draft_state, inner_context, self.inner_gamma + 1
         )
@@ -187,16 +193,6 @@ class CascadeDraft(DraftBase):
                 cache=self.model.rollback(found.target_cache, lengths),
                 draft_state=self.draft.commit(found.draft_state, outcome),
             ),
-        )
-
-    def _inner_context(self, inner: _Inner, stream: Stream, coupled, settings, live) -> Context:
-        return Context(
-            sequences=inner.sequences,
-            lengths=inner.lengths,
-            live=live,
-            draws=draft_draws(stream, inner.lengths, coupled),
-            settings=settings,
-            target_cache=inner.state.cache,
         )
 
     def _settings(self, context: Context) -> Sampling:

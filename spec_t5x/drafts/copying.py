@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, Proposal
+from spec_t5x.interfaces import Context, Draft, Proposal
 from spec_t5x.types import PAD_ID, Array, Bool, Int
 
 
@@ -23,7 +23,7 @@ class CopyState:
 
 
 @flax.struct.dataclass
-class CopyDraft(DraftBase):
+class CopyDraft(Draft):
     """Proposes the continuation of the longest match; nothing where there is none.
 
     A match ends with the row's last token and is at least ``min_match`` tokens long;

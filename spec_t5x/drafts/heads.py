@@ -7,7 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.drafts.sequential import draw_token
-from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, TreeProposal
+from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.seq2seq import T5Model
@@ -25,7 +25,7 @@ class MedusaState:
 
 
 @flax.struct.dataclass
-class MedusaDraft(DraftBase):
+class MedusaDraft(Draft):
     """Proposes with heads that look 1, 2, … tokens ahead, all at once.
 
     A head does not know what the heads before it propose: a call is cheap, and each

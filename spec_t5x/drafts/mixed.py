@@ -5,11 +5,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.copying import CopyDraft, CopyState
 from spec_t5x.interfaces import (
     Context,
     Draft,
-    DraftBase,
     DraftState,
     Outcome,
     Proposal,
@@ -23,23 +22,26 @@ from spec_t5x.types import Array, Bool, Int, PyTree
 class MixedState:
     """The states of both drafts."""
 
-    first: DraftState
+    first: CopyState
     second: DraftState
-    # Rows that the first draft proposed for in this iteration, and their lengths then.
-    took_first: Bool[Array, "batch"]
+    # Rows that copied in this iteration, and their lengths then.
+    copied: Bool[Array, "batch"]
     lengths: Int[Array, "batch"]
 
 
 @flax.struct.dataclass
-class MixedDraft(DraftBase):
+class MixedDraft(Draft):
     """Two drafts: ``first`` wherever it proposes anything, else ``second``; by row.
 
-    When ``first`` proposes for every live row, ``second`` is not run at all; it catches up
-    with what was copied when it is asked again.
+    When every live row copies, ``second`` is not run at all; it catches up with what was
+    copied when it is asked again.
     """
 
     first: CopyDraft
     second: Draft
+
+    # As copying does.
+    varies = True
 
     @property
     def vocab_size(self) -> int:
@@ -47,24 +49,18 @@ class MixedDraft(DraftBase):
         return self.second.vocab_size
 
     @property
-    def varies(self) -> bool:
-        """As the first one does."""
-        return self.first.varies or self.second.varies
-
-    @property
     def uses_target_states(self) -> bool:
-        """Where either does."""
-        return self.first.uses_target_states or self.second.uses_target_states
+        """Where the second does."""
+        return self.second.uses_target_states
 
     @property
     def keeps_text(self) -> bool:
-        """Where either does."""
-        return self.first.keeps_text or self.second.keeps_text
+        """Where the second does."""
+        return self.second.keeps_text
 
     def check(self, target: Target, max_decode_len: int) -> None:
-        """As of either."""
+        """As of the second."""
         check_vocabularies(self.first, self.second, "first draft", "second draft")
-        self.first.check(target, max_decode_len)
         self.second.check(target, max_decode_len)
 
     def prefill(
@@ -75,19 +71,18 @@ class MixedDraft(DraftBase):
         return MixedState(
             first=self.first.prefill(inputs, prompts, max_length),
             second=self.second.prefill(inputs, prompts, max_length),
-            took_first=jnp.zeros(batch, bool),
+            copied=jnp.zeros(batch, bool),
             lengths=jnp.zeros(batch, jnp.int32),
         )
 
     def propose(
         self, state: MixedState, context: Context, gamma: int
     ) -> tuple[Proposal, MixedState]:
-        """The first draft's proposal, or the second's where that is empty."""
-        first, first_state = self.first.propose(state.first, context, gamma)
-        first = first.checked(self.first.max_proposal)
-        took_first = first.num_proposed > 0
+        """What the first draft copies, or the second's proposal where that is nothing."""
+        copies, _ = self.first.propose(state.first, context, gamma)
+        copied = copies.num_proposed > 0
         # A row that copies does not keep the second draft busy.
-        rest = context.replace(live=context.live & ~took_first)
+        rest = context.replace(live=context.live & ~copied)
 
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
@@ -106,39 +101,29 @@ class MixedDraft(DraftBase):
         (tokens, probs, counts), target_cache, second_state = lax.cond(
             jnp.any(rest.live), ask, skip, state.second
         )
-        if first.probs is not None or probs is not None:
-            second = Proposal(tokens, probs)
-            probs = jnp.where(
-                took_first[:, None, None],
-                first.distributions(self.vocab_size),
-                second.distributions(self.vocab_size),
-            )
+        if probs is not None:
+            of_copies = copies.distributions(self.vocab_size)
+            probs = jnp.where(copied[:, None, None], of_copies, probs)
         proposal = Proposal(
-            tokens=jnp.where(took_first[:, None], first.tokens, tokens),
+            tokens=jnp.where(copied[:, None], copies.tokens, tokens),
             probs=probs,
-            # Each was looked at above.
+            # Looked at above.
             drawn=gamma,
-            counts=jnp.where(took_first, first.num_proposed, counts),
+            counts=jnp.where(copied, copies.num_proposed, counts),
             target_cache=target_cache,
         )
-        return proposal, MixedState(first_state, second_state, took_first, context.lengths)
+        return proposal, MixedState(state.first, second_state, copied, context.lengths)
 
     def commit(self, state: MixedState, outcome: Outcome) -> MixedState:
-        """Tells each draft what became of its own proposal."""
-        # What the second draft proposed beside a copy was not even looked at: to it the
-        # row has stopped where it was, and runs ahead later.
+        """Tells the second draft what became of its own proposal."""
+        # What it proposed beside a copy was not even looked at: to it the row has stopped
+        # where it was, and runs ahead later.
         for_second = Outcome(
-            lengths=jnp.where(state.took_first, state.lengths, outcome.lengths),
-            num_accepted=jnp.where(state.took_first, 0, outcome.num_accepted),
+            lengths=jnp.where(state.copied, state.lengths, outcome.lengths),
+            num_accepted=jnp.where(state.copied, 0, outcome.num_accepted),
         )
-        return state.replace(
-            first=self.first.commit(state.first, outcome),
-            second=self.second.commit(state.second, for_second),
-        )
+        return state.replace(second=self.second.commit(state.second, for_second))
 
     def catch_up(self, state: MixedState, context: Context, width: int) -> MixedState:
-        """Brings both up to the text."""
-        return state.replace(
-            first=self.first.catch_up(state.first, context, width),
-            second=self.second.catch_up(state.second, context, width),
-        )
+        """Brings the second draft up to the text."""
+        return state.replace(second=self.second.catch_up(state.second, context, width))

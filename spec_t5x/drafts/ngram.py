@@ -18,7 +18,7 @@ from jax import lax
 
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
+from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Float32, Int, Integer
 
@@ -86,7 +86,7 @@ class ContextLevel:
 
 
 @flax.struct.dataclass(kw_only=True)
-class NgramDraft(DraftBase):
+class NgramDraft(Draft):
     """Proposes from the distribution of the next token given the last ``order - 1``.
 
     The start token is a context like any other; before it there is nothing, so that the

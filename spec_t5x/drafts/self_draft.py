@@ -11,7 +11,7 @@ import flax.struct
 
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
+from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -20,7 +20,7 @@ from spec_t5x.types import Array
 
 
 @flax.struct.dataclass
-class SelfDraft(DraftBase):
+class SelfDraft(Draft):
     """Decodes with a cheaper form of the target, in the target's cache.
 
     Make it with ``early_exit`` or ``rounded``.

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import flax.struct
 
-from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, DraftBase, Outcome, Proposal, Target, TreeProposal
+from spec_t5x.interfaces import Context, Proposal, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
@@ -25,20 +24,16 @@ from spec_t5x.types import Array, Int, PyTree
 
 
 @flax.struct.dataclass
-class SharedEncoderDraft(DraftBase):
+class SharedEncoderDraft(TransformerDraft):
     """A ``TransformerDraft`` whose source is in the target's cache, and whose text in its own.
 
     Nothing is encoded, and no prompt is fed before the first proposal: then the target's
-    cache is there, and the draft catches up with the text.
+    cache is there, and the draft catches up with the text. Its model has no encoder; make it
+    with ``create``.
     """
 
-    # Without an encoder. Make it with ``create``.
-    draft: TransformerDraft
     # Which decoder layer of the target's each of the draft's was.
-    layers: tuple[int, ...] = flax.struct.field(pytree_node=False)
-
-    # In a cache of its own.
-    keeps_text = True
+    layers: tuple[int, ...] = flax.struct.field(pytree_node=False, kw_only=True)
 
     @classmethod
     def create(
@@ -79,65 +74,35 @@ class SharedEncoderDraft(DraftBase):
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
-        return cls(TransformerDraft(model, settings, stopping), tuple(layers))
-
-    @property
-    def vocab_size(self) -> int:
-        """The target's."""
-        return self.draft.vocab_size
-
-    @property
-    def varies(self) -> bool:
-        """With a stopping rule."""
-        return self.draft.varies
-
-    def check(self, target: Target, max_decode_len: int) -> None:
-        """As of its model."""
-        self.draft.check(target, max_decode_len)
+        return cls(model, settings, stopping, layers=tuple(layers))
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
     ) -> TransformerState:
         """Room for a text; neither source nor prompts are looked at."""
-        config, batch = self.draft.model.config, prompts.shape[0]
+        config, batch = self.model.config, prompts.shape[0]
         cache = DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
-        lengths, stopping = prompt_lengths(prompts), self.draft.stopping
-        history = None if stopping is None else stopping_lib.start(lengths)
-        return TransformerState(cache, history)
+        return TransformerState(cache, self._new_history(prompt_lengths(prompts)))
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int
     ) -> tuple[Proposal, TransformerState]:
         """Up to ``gamma`` tokens, each sampled given the ones before it."""
-        state = self.draft.catch_up(self._with_source(state, context), context, gamma + 1)
-        proposal, state = self.draft.propose(state, context, gamma)
+        state = super().catch_up(self._with_source(state, context), context, gamma + 1)
+        proposal, state = super().propose(state, context, gamma)
         return proposal, _without_source(state)
 
     def propose_tree(
         self, state: TransformerState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, TransformerState]:
-        """A token for each node, drawn without replacement given the path to it.
-
-        Raises:
-          InputError: the draft adapts gamma, which a static tree cannot follow.
-        """
-        state = self.draft.catch_up(self._with_source(state, context), context, width=2)
-        proposal, state = self.draft.propose_tree(state, context, tree)
+        """A token for each node, as of ``TransformerDraft``."""
+        state = super().catch_up(self._with_source(state, context), context, width=2)
+        proposal, state = super().propose_tree(state, context, tree)
         return proposal, _without_source(state)
-
-    def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:
-        """Rolls back what was rejected."""
-        return self.draft.commit(state, outcome)
-
-    def commit_tree(
-        self, state: TransformerState, outcome: Outcome, path: Int[Array, "batch depth"]
-    ) -> TransformerState:
-        """Keeps what was accepted and rolls back the rest."""
-        return self.draft.commit_tree(state, outcome, path)
 
     def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
         """Feeds what is missing before the last two tokens."""
-        state = self.draft.catch_up(self._with_source(state, context), context, width)
+        state = super().catch_up(self._with_source(state, context), context, width)
         return _without_source(state)
 
     def _with_source(self, state: TransformerState, context: Context) -> TransformerState:

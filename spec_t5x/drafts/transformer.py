@@ -4,14 +4,19 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.drafts import stopping as stopping_lib
-from spec_t5x.drafts.model_tree import draft_tree
-from spec_t5x.drafts.sequential import catch_up, draft_tokens, draft_while_worth_it, slices
+from spec_t5x.drafts.sequential import (
+    catch_up,
+    draft_tokens,
+    draft_tree,
+    draft_while_worth_it,
+    slices,
+)
 from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Context,
-    DraftBase,
+    Draft,
     Outcome,
     Proposal,
     Target,
@@ -36,7 +41,7 @@ class TransformerState:
 
 
 @flax.struct.dataclass
-class TransformerDraft(DraftBase):
+class TransformerDraft(Draft):
     """Proposes by plain decoding with a model of its own.
 
     The model's cache trails the committed text by at most one token: proposing
@@ -78,8 +83,7 @@ class TransformerDraft(DraftBase):
         """Encodes the inputs and feeds the prompts to the draft's own model."""
         lengths = prompt_lengths(prompts)
         cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
-        history = None if self.stopping is None else stopping_lib.start(lengths)
-        return TransformerState(cache, history)
+        return TransformerState(cache, self._new_history(lengths))
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int
@@ -141,6 +145,9 @@ class TransformerDraft(DraftBase):
         wanted = jnp.maximum(context.lengths - 1, 0)
         cache = catch_up(self.model, state.cache, context.sequences, wanted, context.live, width)
         return TransformerState(cache, history)
+
+    def _new_history(self, lengths: Int[Array, "batch"]) -> History | None:
+        return None if self.stopping is None else stopping_lib.start(lengths)
 
     def _feed_last_two(self, cache, context: Context):
         """Feeds the last two tokens; logits after the last one ``[batch, vocab]``."""

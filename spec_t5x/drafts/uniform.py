@@ -3,11 +3,11 @@
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.interfaces import Context, DraftBase, DraftState, Proposal
+from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 
 @flax.struct.dataclass
-class UniformDraft(DraftBase):
+class UniformDraft(Draft):
     """Proposes any token with the same probability, at no cost.
 
     Even this one is exact, and at a vocabulary of n tokens accepted about once in n.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from spec_t5x.interfaces import Draft, DraftBase, Proposal
+from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models import cache as cache_lib
@@ -134,7 +134,7 @@ def sharded_rows(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 @flax.struct.dataclass
-class _Given(DraftBase):
+class _Given(Draft):
     """A draft whose proposals have been made elsewhere."""
 
     proposal: Proposal

@@ -342,7 +342,7 @@ class Generator:
         }
         if self.draft is None or options.gamma in (0, AUTO):
             return beam_search(self.target, *arguments, **common)
-        if not isinstance(self.draft, TransformerDraft):
+        if type(self.draft) is not TransformerDraft:
             raise InputError(
                 f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
                 "with a transformer draft, or with none"

@@ -532,11 +532,12 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
     """Raises ``InputError`` for arguments that cannot be decoded with."""
     if gamma < 0:
         raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
-    missing = [name for name in vars(Draft) if name[0] != "_" and not hasattr(draft, name)]
+    parts = ("vocab_size", *(name for name in vars(Draft) if name[0] != "_"))
+    missing = [name for name in parts if not hasattr(draft, name)]
     if missing:
         raise InputError(
             f"{type(draft).__name__} has no {', '.join(missing)}: derive it from "
-            "interfaces.DraftBase, which has what a draft need not have of its own"
+            "interfaces.Draft, which has what a draft need not have of its own"
         )
     check_vocabularies(draft, target)
     if draft.uses_target_states and not isinstance(target, StatefulTarget):

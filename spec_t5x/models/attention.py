@@ -5,6 +5,7 @@ holds the factor) and adds a learned bias by relative position, shared by all
 layers of a stack.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from jax import lax
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.models import cache as cache_lib
+from spec_t5x.models.cache import Cache
 from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -220,35 +223,6 @@ class Attention(nn.Module):
         return heads.transpose(0, 2, 1, 3)
 
 
-# How a layer's self-attention takes in new tokens: from the attention, its inputs and the
-# layer's cache to the outputs and the new keys and values.
-ExtendSelf = Callable[..., tuple[Array, Array, Array]]
-
-
-def by_write(write: Callable[[Array, Array], Array], bias: Float32[Array, "..."]) -> ExtendSelf:
-    """New tokens in whatever places of the cache ``write`` puts them."""
-    return lambda attention, inputs, cache: attention.extend(
-        inputs, cache.keys, cache.values, write, bias
-    )
-
-
-def by_kernel(
-    starts: Int[Array, "batch"], bias: Float32[Array, "heads length"] | None
-) -> ExtendSelf:
-    """New tokens after each row's length, by a CPU kernel; bias by distance, or none."""
-    return lambda attention, inputs, cache: attention.extend_by_kernel(
-        inputs, cache.keys, cache.values, cpu_kernels.extend_attention, starts, bias
-    )
-
-
-def nodes_by_kernel(nodes: Nodes, bias: Float32[Array, "heads length"] | None) -> ExtendSelf:
-    """New tokens in slots of their own, by a CPU kernel; bias by distance, or none."""
-    places = (nodes.slots, nodes.slot_positions, nodes.visible, bias)
-    return lambda attention, inputs, cache: attention.extend_by_kernel(
-        inputs, cache.keys, cache.values, cpu_kernels.extend_attention_nodes, *places
-    )
-
-
 class RelativeBias(nn.Module):
     """T5's bias by relative position: ``rel_embedding [heads, buckets]``."""
 
@@ -272,18 +246,6 @@ class RelativeBias(nn.Module):
         relative = positions[None, :] - positions[:, None]
         buckets = self._bucket(relative, bidirectional)
         return jnp.take(self.rel_embedding, buckets, axis=1)[None]
-
-    def causal_at(
-        self, starts: Int[Array, "batch"], new: int, length: int
-    ) -> Float32[Array, "batch heads new length"]:
-        """Bias of ``new`` queries at ``starts[b] + 0, 1, …`` over a cache of ``length``.
-
-        Keys that come after their query are masked, so whatever the cache holds
-        beyond a row's length has no influence.
-        """
-        queries = starts[:, None] + jnp.arange(new)[None, :]
-        distances = queries[:, :, None] - jnp.arange(length)[None, None, :]
-        return self.at_distances(distances, distances >= 0)
 
     def at_distances(
         self, distances: Int[Array, "batch new length"], visible: Bool[Array, "batch new length"]
@@ -318,6 +280,70 @@ class RelativeBias(nn.Module):
         logarithmic = exact + (np.log(ratio) / log_range * (num_buckets - exact)).astype(np.int32)
         logarithmic = np.minimum(logarithmic, num_buckets - 1)
         return offset + np.where(distance < exact, distance, logarithmic)
+
+
+# How a layer's self-attention takes in new tokens: from the attention, its inputs and the
+# layer's cache to the outputs and the new keys and values.
+ExtendSelf = Callable[..., tuple[Array, Array, Array]]
+
+
+def after_texts(
+    inputs: Float[Array, "batch new embed"], cache: Cache, relpos: RelativeBias | None = None
+) -> ExtendSelf:
+    """New tokens after each row's length, with a bias by relative position or without.
+
+    What the cache holds beyond a row's length has no influence.
+    """
+    if cpu_kernels.in_use(inputs):
+        return _by_kernel(cpu_kernels.extend_attention, cache, relpos, cache.lengths)
+    distances = distances_after(cache, inputs.shape[1])
+    write = functools.partial(cache_lib.write, starts=cache.lengths)
+    return by_write(write, distances, distances >= 0, relpos)
+
+
+def in_slots(
+    inputs: Float[Array, "batch new embed"],
+    cache: Cache,
+    nodes: Nodes,
+    relpos: RelativeBias | None = None,
+) -> ExtendSelf:
+    """New tokens in slots of their own, as ``after_texts``."""
+    if cpu_kernels.in_use(inputs):
+        places = nodes.slots, nodes.slot_positions, nodes.visible
+        return _by_kernel(cpu_kernels.extend_attention_nodes, cache, relpos, *places)
+    distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
+    write = functools.partial(cache_lib.write_nodes, nodes=nodes)
+    return by_write(write, distances, nodes.visible, relpos)
+
+
+def distances_after(cache: Cache, new: int) -> Int[Array, "batch new length"]:
+    """How far before each of ``new`` tokens every position of the cache lies."""
+    queries = cache.lengths[:, None] + jnp.arange(new)[None, :]
+    return queries[:, :, None] - jnp.arange(cache.max_length)[None, None, :]
+
+
+def by_write(
+    write: Callable[[Array, Array], Array],
+    distances: Int[Array, "batch new length"],
+    visible: Bool[Array, "batch new length"],
+    relpos: RelativeBias | None,
+) -> ExtendSelf:
+    """New tokens in whatever places of the cache ``write`` puts them."""
+    if relpos is None:
+        bias = mask_bias(visible)[:, None]
+    else:
+        bias = relpos.at_distances(distances, visible)
+    return lambda attention, inputs, cache: attention.extend(
+        inputs, cache.keys, cache.values, write, bias
+    )
+
+
+def _by_kernel(kernel: Callable, cache: Cache, relpos: RelativeBias | None, *places) -> ExtendSelf:
+    """New tokens by a CPU kernel, which takes the bias by distance."""
+    by_distance = None if relpos is None else relpos.by_distance(cache.max_length)
+    return lambda attention, inputs, cache: attention.extend_by_kernel(
+        inputs, cache.keys, cache.values, kernel, *places, by_distance
+    )
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:

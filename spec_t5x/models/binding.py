@@ -5,12 +5,13 @@ import functools
 import re
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.models import gpt, t5
-from spec_t5x.models.gpt import GPTConfig, GPTModel
+from spec_t5x.models.gpt import GPT, GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
@@ -67,11 +68,16 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
     fraction of the time that all of them would take.
     """
     names = [field.name for field in dataclasses.fields(config)]
-    counts = {name: 1 for name in names if _LAYERS.fullmatch(name)}
-    network = gpt if isinstance(config, GPTConfig) else t5
-    shallow = network.abstract_variables(dataclasses.replace(config, **counts))
+    shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
+    network, inputs = (GPT, 1) if isinstance(config, GPTConfig) else (Transformer, 3)
+
+    def init(tokens):
+        # No weight is drawn here, so the key is without effect.
+        return network(shallow).init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
+
+    variables = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
     return {
-        name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in shallow.items()
+        name: _every_layer(config, flatten_dict(tree, sep="/")) for name, tree in variables.items()
     }
 
 

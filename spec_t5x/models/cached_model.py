@@ -11,6 +11,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import weights as weights_lib
 from spec_t5x.models.cache import Cache
+from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
 
@@ -24,7 +25,7 @@ class CachedModel:
 
     # The parameters; with ``kernels`` as the CPU kernels read them (``models.weights``).
     weights: PyTree
-    # Has a ``config``, ``extend_states`` and ``extend_nodes``.
+    # Has a ``config``, ``extend``, ``extend_nodes`` and ``logits``.
     module: nn.Module = flax.struct.field(pytree_node=False)
     # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
     kernels: bool = flax.struct.field(pytree_node=False, default=False)
@@ -78,7 +79,7 @@ class CachedModel:
         self, cache: Cache, tokens: Int[Array, "batch new"]
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """``score``, with the normed states that the logits were made from."""
-        return self._apply(cache, tokens, method="extend_states")
+        return self._extended("extend", cache, tokens)
 
     @property
     def scores_parts(self) -> bool:
@@ -107,7 +108,15 @@ class CachedModel:
         self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
         """``score_nodes``, with the states that the logits were made from."""
-        return self._apply(cache, nodes, method="extend_nodes")
+        return self._extended("extend_nodes", cache, nodes)
+
+    def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
+        """Of normed states; on a mesh, the vocabulary is gathered once, here.
+
+        What samples takes maxima, sums and single tokens of it, each of which would be
+        a collective of its own, and sums in parts would round otherwise.
+        """
+        return constrain(self._apply(states, method="logits"), ("batch", "length", None))
 
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
@@ -118,6 +127,10 @@ class CachedModel:
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
         """The cache with each row's length set to ``lengths``."""
         return cache.at(lengths)
+
+    def _extended(self, method: str, *args):
+        states, cache = self._apply(*args, method=method)
+        return self.logits(states), states, cache
 
     def _apply(self, *args, method):
         with cpu_kernels.using(self.kernels):

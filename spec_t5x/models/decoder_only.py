@@ -6,6 +6,7 @@ prefix language model the tokens of the prompt see one another in both direction
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -14,7 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import Attention, RelativeBias
+from spec_t5x.models.attention import (
+    Attention,
+    ExtendSelf,
+    RelativeBias,
+    by_write,
+    distances_after,
+)
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
 from spec_t5x.models.t5 import NetworkConfig
@@ -56,16 +63,10 @@ class DecoderOnlyLayer(nn.Module):
         self.pre_mlp_layer_norm = RMSNorm(dtype=cfg.dtype)
         self.mlp = Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype)
 
-    def extend(self, inputs, cache: KeysValues, starts, bias):
-        """The layer over new tokens, and the cache with them from ``starts`` on."""
+    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
+        """The layer over new tokens: their states and the cache."""
         normed = self.pre_self_attention_layer_norm(inputs)
-        attended, keys, values = self.self_attention.extend(
-            normed,
-            cache.keys,
-            cache.values,
-            lambda cached, new: cache_lib.write(cached, new, starts),
-            bias,
-        )
+        attended, keys, values = extend_self(self.self_attention, normed, cache)
         states = inputs + attended
         return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
 
@@ -86,15 +87,14 @@ class _Decoder(nn.Module):
 
     def extend(self, cache: DecoderOnlyCache, tokens, bidirectional):
         starts, new = cache.lengths, tokens.shape[1]
-        queries = starts[:, None] + jnp.arange(new)[None, :]
-        slots = jnp.arange(cache.max_length)
-        distances = queries[:, :, None] - slots[None, None, :]
+        distances = distances_after(cache, new)
         visible = distances >= 0
         if bidirectional is not None:
             known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - new)))
             visible |= bidirectional[:, :, None] & known[:, None, :]
-        bias = self.relpos_bias.at_distances(distances, visible)
-        states, cache = cache.through(self.layers, self.token_embedder(tokens), starts, bias)
+        write = functools.partial(cache_lib.write, starts=starts)
+        extend_self = by_write(write, distances, visible, self.relpos_bias)
+        states, cache = cache.through(self.layers, self.token_embedder(tokens), extend_self)
         states = self.decoder_norm(states)
         if self.config.logits_via_embedding:
             logits = self.token_embedder.attend(states)

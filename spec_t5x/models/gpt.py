@@ -12,26 +12,21 @@ The start token (id 0) is input only: its logit is ``MASKED``, so that it is nev
 """
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
-from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     MASKED,
     Attention,
     ExtendSelf,
-    by_kernel,
-    by_write,
+    after_texts,
+    in_slots,
     mask_bias,
-    nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
 from spec_t5x.models.cached_model import CachedModel
@@ -153,45 +148,25 @@ class GPT(nn.Module):
             states = layer(states, bias, deterministic)
         return self.logits(self.final_layer_norm(states))
 
-    def extend_states(
+    def extend(
         self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[
-        Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderOnlyCache
-    ]:
+    ) -> tuple[Float[Array, "batch new embed"], DecoderOnlyCache]:
         """Feeds ``tokens[b]`` at position ``cache.lengths[b]``.
 
-        Returns the logits after each, the normed states they were made from, and the cache,
-        longer by ``new``. The caller makes sure that all stays within the cache.
+        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
+        ``new``. The caller makes sure that all stays within the cache.
         """
-        starts, new = cache.lengths, tokens.shape[1]
-        positions = starts[:, None] + jnp.arange(new)[None, :]
-        embedded = self._embed(tokens, positions)
-        if cpu_kernels.in_use(embedded):
-            extend_self = by_kernel(starts, None)
-        else:
-            visible = positions[:, :, None] >= jnp.arange(cache.max_length)[None, None, :]
-            write = functools.partial(cache_lib.write, starts=starts)
-            extend_self = by_write(write, mask_bias(visible)[:, None])
-        states, cache = self._extend(embedded, cache, extend_self)
-        return self._whole_logits(states), states, cache.at(starts + new)
+        new = tokens.shape[1]
+        embedded = self._embed(tokens, cache.lengths[:, None] + jnp.arange(new)[None, :])
+        states, extended = self._extend(embedded, cache, after_texts(embedded, cache))
+        return states, extended.at(cache.lengths + new)
 
     def extend_nodes(
         self, cache: DecoderOnlyCache, nodes: Nodes
-    ) -> tuple[
-        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderOnlyCache
-    ]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache.
-
-        Returns the logits after each, the states they were made from, and the cache.
-        """
+    ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache."""
         embedded = self._embed(nodes.tokens, nodes.positions)
-        if cpu_kernels.in_use(embedded):
-            extend_self = nodes_by_kernel(nodes, None)
-        else:
-            write = functools.partial(cache_lib.write_nodes, nodes=nodes)
-            extend_self = by_write(write, mask_bias(nodes.visible)[:, None])
-        states, cache = self._extend(embedded, cache, extend_self)
-        return self._whole_logits(states), states, cache
+        return self._extend(embedded, cache, in_slots(embedded, cache, nodes))
 
     def logits(
         self, states: Float[Array, "batch length embed"]
@@ -213,10 +188,6 @@ class GPT(nn.Module):
         placed = jnp.take(self.position_embedding, positions, axis=0, mode="clip")
         embedded = (rows(self.token_embedding, tokens) + placed).astype(self.config.dtype)
         return constrain(embedded, ("batch", "length", "embed"))
-
-    def _whole_logits(self, states):
-        """Logits for sampling: on a mesh, the vocabulary is gathered once, here."""
-        return constrain(self.logits(states), ("batch", "length", None))
 
 
 @flax.struct.dataclass
@@ -260,13 +231,3 @@ class GPTModel(CachedModel):
             return cache
         _, cache = self.score(cache, prompts)
         return cache
-
-
-def abstract_variables(config: GPTConfig) -> PyTree:
-    """Shapes of what ``GPT(config)`` initializes: ``params`` and ``params_axes``."""
-
-    def init(tokens):
-        # No weight is drawn here, so the key is without effect.
-        return GPT(config).init(jax.random.key(0), tokens, enable_dropout=False)
-
-    return jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))

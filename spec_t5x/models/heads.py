@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.models.logical_axes import param_with_axes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
@@ -38,10 +38,7 @@ class HeadsConfig:
     hidden_dim: int = 256
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"HeadsConfig.{field.name} is {value!r}: give a whole number >= 1")
+        check_at_least(self, **dict.fromkeys(vars(self), 1))
 
 
 class Heads(nn.Module):

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Nodes
-from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import Panels
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float, Float32, Int, PyTree
 
@@ -79,31 +77,9 @@ class NarrowT5(T5Model):
             kernel = Panels.pack(kernel)
         return cls(model.weights, model.module, model.kernels, head=head, kernel=kernel)
 
-    def score_states(
-        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], DecoderCache]:
-        """``score``, with the normed decoder states that the logits were made from."""
-
-        def extend(network: Transformer, cache, tokens):
-            return self._scored(*network.decoder.extend(network.token_embedder(tokens), cache))
-
-        return self._apply(cache, tokens, method=extend)
-
-    def score_node_states(
-        self, cache: DecoderCache, nodes: Nodes
-    ) -> tuple[
-        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderCache
-    ]:
-        """``score_nodes``, with the decoder states that the logits were made from."""
-
-        def extend(network: Transformer, cache, nodes):
-            embedded = network.token_embedder(nodes.tokens)
-            return self._scored(*network.decoder.extend_nodes(embedded, cache, nodes))
-
-        return self._apply(cache, nodes, method=extend)
-
-    def _scored(self, states, cache):
-        return self.head.logits(self.kernel, states), states, cache
+    def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
+        """The narrow layer's."""
+        return self.head.logits(self.kernel, states)
 
 
 def check_number(number: int, vocab_size: int) -> None:

@@ -11,32 +11,28 @@ ways to call it:
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Nodes
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     Attention,
     ExtendSelf,
     PairBias,
     RelativeBias,
-    by_kernel,
-    by_write,
+    after_texts,
+    in_slots,
     mask_bias,
-    nodes_by_kernel,
 )
 from spec_t5x.models.cache import DecoderCache, LayerCache
 from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
 from spec_t5x.models.logical_axes import constrain
-from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 
 class NetworkConfig:
@@ -44,10 +40,8 @@ class NetworkConfig:
 
     def __post_init__(self):
         name = type(self).__name__
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise InputError(f"{name}.{field.name} is {value}: it must be at least 1")
+        sizes = [field.name for field in dataclasses.fields(self) if field.type is int]
+        check_at_least(self, **dict.fromkeys(sizes, 1))
         if hasattr(self, "mlp_activations"):
             # gin and JSON hand lists over; the config must stay hashable.
             object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
@@ -224,23 +218,12 @@ class Decoder(nn.Module):
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
     def extend(self, embedded, cache: DecoderCache):
-        starts, new = cache.lengths, embedded.shape[1]
-        if cpu_kernels.in_use(embedded):
-            extend_self = by_kernel(starts, self.relpos_bias.by_distance(cache.max_length))
-        else:
-            bias = self.relpos_bias.causal_at(starts, new, cache.max_length)
-            extend_self = by_write(functools.partial(cache_lib.write, starts=starts), bias)
-        states, cache = self._extend(embedded, cache, extend_self)
-        return states, cache.at(starts + new)
+        extend_self = after_texts(embedded, cache, self.relpos_bias)
+        states, extended = self._extend(embedded, cache, extend_self)
+        return states, extended.at(cache.lengths + embedded.shape[1])
 
     def extend_nodes(self, embedded, cache: DecoderCache, nodes: Nodes):
-        if cpu_kernels.in_use(embedded):
-            by_distance = self.relpos_bias.by_distance(cache.max_length)
-            return self._extend(embedded, cache, nodes_by_kernel(nodes, by_distance))
-        distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
-        bias = self.relpos_bias.at_distances(distances, nodes.visible)
-        write = functools.partial(cache_lib.write_nodes, nodes=nodes)
-        return self._extend(embedded, cache, by_write(write, bias))
+        return self._extend(embedded, cache, in_slots(embedded, cache, nodes, self.relpos_bias))
 
     def _extend(self, states, cache: DecoderCache, extend_self: ExtendSelf):
         cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
@@ -337,31 +320,19 @@ class Transformer(nn.Module):
 
     def extend(
         self, cache: DecoderCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], DecoderCache]:
+    ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
-        Returns the logits after each of them and the cache, longer by ``new``.
-        The caller makes sure that ``lengths + new`` stays within the cache.
+        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
+        ``new``. The caller makes sure that ``lengths + new`` stays within the cache.
         """
-        logits, _, cache = self.extend_states(cache, tokens)
-        return logits, cache
-
-    def extend_states(self, cache: DecoderCache, tokens: Int[Array, "batch new"]):
-        """``extend``, with the decoder's normed states ``[batch, new, embed]``."""
-        states, cache = self.decoder.extend(self.token_embedder(tokens), cache)
-        return self._whole_logits(states), states, cache
+        return self.decoder.extend(self.token_embedder(tokens), cache)
 
     def extend_nodes(
         self, cache: DecoderCache, nodes: Nodes
-    ) -> tuple[
-        Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], DecoderCache
-    ]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache.
-
-        Returns the logits after each, the states they were made from, and the cache.
-        """
-        states, cache = self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
-        return self._whole_logits(states), states, cache
+    ) -> tuple[Float[Array, "batch nodes embed"], DecoderCache]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
 
     def logits(
         self, states: Float[Array, "batch length embed"]
@@ -370,29 +341,6 @@ class Transformer(nn.Module):
         if self.config.logits_via_embedding:
             return self.token_embedder.attend(states)
         return self.decoder.logits_dense(states)
-
-    def _whole_logits(self, states):
-        """Logits for sampling: on a mesh, the vocabulary is gathered once, here.
-
-        What samples takes maxima, sums and single tokens of it, each of which would be
-        a collective of its own, and sums in parts would round otherwise.
-        """
-        return constrain(self.logits(states), ("batch", "length", None))
-
-
-def abstract_variables(config: T5Config) -> PyTree:
-    """Shapes of what ``Transformer(config)`` initializes: ``params`` and ``params_axes``.
-
-    From the network's code alone: no weight is drawn and no memory taken. Parameters are
-    float32.
-    """
-
-    def init(tokens):
-        # No weight is drawn here, so the key is without effect.
-        key = jax.random.key(0)
-        return Transformer(config).init(key, tokens, tokens, tokens, enable_dropout=False)
-
-    return jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
 
 
 def _norm(cfg: T5Config) -> RMSNorm:

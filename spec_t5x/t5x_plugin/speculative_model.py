@@ -228,7 +228,7 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         }
         if self._gamma == 0:
             return beam_search(target, inputs, prompts, **common)
-        if not isinstance(draft, TransformerDraft):
+        if type(draft) is not TransformerDraft:
             raise InputError(
                 f"decode_fn is beam_search and the draft a {type(draft).__name__}: search with "
                 "a ModelDraft, or with gamma 0"

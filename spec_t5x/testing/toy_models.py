@@ -25,7 +25,7 @@ from jax import lax
 from jaxtyping import UInt32
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Context, DraftBase, Nodes, Outcome, Proposal
+from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
@@ -77,9 +77,7 @@ class PrefixTarget:
         Logits beyond the end of the cache are NaN.
         """
         new = tokens.shape[1]
-        written = jax.vmap(lambda row, update, at: lax.dynamic_update_slice(row, update, (at,)))(
-            cache.tokens, tokens, cache.lengths
-        )
+        written = _write(cache.tokens, tokens, cache.lengths)
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
         logits = self.next_logits(cache.sources, written)
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
@@ -115,10 +113,7 @@ class PrefixTarget:
     ) -> PrefixCache:
         """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
         moved = jnp.take_along_axis(cache.tokens, slots, axis=1)
-        tokens = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
-            cache.tokens, moved, starts
-        )
-        return cache.replace(tokens=tokens)
+        return cache.replace(tokens=_write(cache.tokens, moved, starts))
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
         """The cache with each row's length set to ``lengths``; keeps the rest."""
@@ -187,7 +182,7 @@ class TableTarget(PrefixTarget):
 
 
 @flax.struct.dataclass
-class TableDraft(DraftBase):
+class TableDraft(Draft):
     """Proposes from a table like ``TableTarget``'s, read off the committed text.
 
     It keeps the sources and, at the lengths it was told, nothing else: a loop that
@@ -240,9 +235,7 @@ class TableDraft(DraftBase):
             probs.append(standardize(here, settings))
             token, draws = draws.next(probs[i], settings)
             tokens.append(token)
-            text = jax.vmap(lambda row, token, at: row.at[at].set(token))(
-                text, tokens[i], lengths + i + 1
-            )
+            text = _write(text, token[:, None], lengths + i + 1)
         return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
 
     def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
@@ -255,7 +248,7 @@ class TableDraft(DraftBase):
 
 
 @flax.struct.dataclass
-class ConstantDraft(DraftBase):
+class ConstantDraft(Draft):
     """Proposes the same token for ever, and says so."""
 
     token: Int[Array, ""]
@@ -429,6 +422,12 @@ def _random_params(
     shapes = sorted(expected_shapes(config).items())
     flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}
     return unflatten_dict({path: x.astype(np.float32) for path, x in flat.items()}, sep="/")
+
+
+@jax.vmap
+def _write(row: Int[Array, "length"], tokens: Int[Array, "new"], start: Int[Array, ""]) -> Array:
+    """The row with tokens from a place on."""
+    return lax.dynamic_update_slice(row, tokens, (start,))
 
 
 def _contexts(

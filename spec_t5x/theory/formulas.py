@@ -263,7 +263,7 @@ def memory_factor(alpha: Number, gamma: Number, c_bytes: Number = 0.0) -> Number
     Args:
       alpha: acceptance rate, taken as i.i.d.
       gamma: drafts per iteration.
-      c_bytes: what a draft step reads over what a target step reads (``models.roofline``).
+      c_bytes: what a draft step reads over what a target step reads.
     """
     _check_not_negative("c_bytes", c_bytes)
     return (gamma * c_bytes + 1) / expected_tokens(alpha, gamma)

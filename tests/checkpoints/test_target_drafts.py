@@ -171,7 +171,7 @@ def test_a_narrow_head_is_kept(target, tmp_path):
     np.testing.assert_array_equal(loaded.head.ids, head.ids)
     model = bind(target.params, target.config)
     draft = make_draft(directory, target, model, DraftOptions(dtype="float32"))
-    assert type(draft.draft.model) is NarrowT5 and draft.vocab_size == 96
+    assert type(draft.model) is NarrowT5 and draft.vocab_size == 96
     message = message_of(save_shared_draft, tmp_path / "x", own, config, LAYERS, target, head=head)
     assert "narrow_head/kernel" in message
     edit_config(directory, tokens_known=6)
@@ -192,7 +192,7 @@ def test_a_directory_of_layers_is_a_draft(saved, target, tmp_path):
     options = DraftOptions(settings=sampling(0.5), stopping=Stopping(c=0.1), dtype="float32")
     draft = make_draft(saved, target, model, options)
     assert type(draft) is SharedEncoderDraft and draft.layers == LAYERS
-    assert (draft.draft.settings, draft.draft.stopping) == (options.settings, options.stopping)
+    assert (draft.settings, draft.stopping) == (options.settings, options.stopping)
     mixed = make_draft(f"mixed:{saved}", target, model)
     assert type(mixed) is MixedDraft and type(mixed.second) is SharedEncoderDraft
     save_model(tmp_path / "middle", target.params, target.config, target.vocabulary)

@@ -16,7 +16,7 @@ from spec_t5x.cli.gin_files import read_all
 from spec_t5x.cli.main import _parser, main
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
-from spec_t5x.models.gpt import abstract_variables
+from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.sizes import SIZES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -213,7 +213,7 @@ def test_sizes_that_do_not_exist_are_refused(binding, message, parse):
 @pytest.mark.parametrize(("name", "millions"), [("gpt_97m", 97), ("gpt_6m", 6)])
 def test_the_papers_language_models_have_the_papers_numbers_of_parameters(name, millions, parse):
     parse("train-lm", f"--gin_file=gin_configs/models/{name}.gin")
-    shapes = abstract_variables(build("GPTConfig"))["params"]
+    shapes = abstract_params(build("GPTConfig"))
     assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions
 
 

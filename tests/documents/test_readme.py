@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.types import Array, Int
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,7 +33,7 @@ def test_a_draft_of_your_own_keeps_the_text():
     (example,) = examples("docs/extending.md")
     names = {
         "Array": Array,
-        "DraftBase": DraftBase,
+        "Draft": Draft,
         "Generator": Generator,
         "Int": Int,
         "Proposal": Proposal,

@@ -16,7 +16,7 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Draft, DraftBase, Proposal
+from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -45,8 +45,8 @@ SOURCES = jnp.array(
 
 
 @flax.struct.dataclass
-class Parrot(DraftBase):
-    """The example of ``DraftBase``."""
+class Parrot(Draft):
+    """The example of ``Draft``."""
 
     tokens: Int[Array, "n"]
     vocab_size: int = flax.struct.field(pytree_node=False)

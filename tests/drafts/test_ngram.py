@@ -61,7 +61,7 @@ def context_of(sequences, lengths, keys, settings, coupled=False):
 @functools.partial(jax.jit, static_argnames="gamma")
 def propose(draft, sequences, lengths, keys, settings, gamma):
     context = context_of(sequences, lengths, keys, settings)
-    return draft.propose(draft.prefill(None, None, 0), context, gamma)[0]
+    return draft.propose((), context, gamma)[0]
 
 
 KEYS = row_keys(jax.random.key(0), 3)

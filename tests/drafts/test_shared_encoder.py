@@ -79,9 +79,9 @@ def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
 def test_it_holds_no_encoder_and_encodes_nothing(drafts):
     target, make = drafts()
     shared, whole = make()
-    assert set(shared.draft.model.params) == {"token_embedder", "decoder"}
+    assert set(shared.model.params) == {"token_embedder", "decoder"}
     embedding = target.params["token_embedder"]["embedding"]
-    assert shared.draft.model.params["token_embedder"]["embedding"] is embedding
+    assert shared.model.params["token_embedder"]["embedding"] is embedding
 
     def num_operations(draft):
         lowered = jax.jit(draft.prefill, static_argnums=2).lower(SOURCES, PROMPTS, 20)
@@ -93,6 +93,6 @@ def test_it_holds_no_encoder_and_encodes_nothing(drafts):
 @pytest.mark.parametrize("layers", [(0, 1), (2,), (-1,)])
 def test_layers_that_the_target_does_not_have(drafts, layers):
     target, make = drafts()
-    draft = make()[0].draft.model
+    draft = make()[0].model
     with pytest.raises(InputError, match="of a target of 2: give one of the target's for each"):
         SharedEncoderDraft.create(draft.params, draft.config, layers, target)

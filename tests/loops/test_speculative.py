@@ -746,5 +746,5 @@ def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
         def propose(self, state, context, gamma):
             raise AssertionError("the arguments should have been refused")
 
-    with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*DraftBase"):
+    with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*Draft"):
         decode(WRITER, Bare(), 2)

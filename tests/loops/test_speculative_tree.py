@@ -11,7 +11,7 @@ import pytest
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import DraftBase
+from spec_t5x.interfaces import Draft
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -107,7 +107,7 @@ def test_sampled_texts_follow_the_targets_law():
 
 
 @flax.struct.dataclass
-class Misreporting(DraftBase):
+class Misreporting(Draft):
     """Draws from one draft and reports the probabilities of another temperature."""
 
     draft: TransformerDraft

@@ -228,7 +228,7 @@ def test_the_last_position_is_used():
     ("changes", "message"),
     [
         ({"num_heads": 3}, "emb_dim is 16 and num_heads 3: the heads must divide it"),
-        ({"num_layers": 0}, "GPTConfig.num_layers is 0"),
+        ({"num_layers": 0}, "num_layers is 0: give at least 1"),
         ({"dtype": "float16"}, "GPTConfig.dtype is 'float16'"),
     ],
 )

@@ -118,5 +118,5 @@ def test_heads_of_another_width():
 @pytest.mark.parametrize("sizes", [{"num_heads": 0}, {"hidden_dim": 2.5}])
 def test_impossible_sizes(sizes):
     (name,) = sizes
-    with pytest.raises(InputError, match=f"HeadsConfig.{name} is {sizes[name]}"):
+    with pytest.raises(InputError, match=f"{name} is {sizes[name]}"):
         HeadsConfig(emb_dim=16, vocab_size=30, **sizes)

@@ -1,16 +1,17 @@
 """The published sizes, against the published numbers of parameters."""
 
+import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.models import gpt, t5
 from spec_t5x.models.binding import abstract_variables, expected_shapes
-from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.gpt import GPT, GPTConfig
 from spec_t5x.models.sizes import SIZES, size
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 
 # Of the public checkpoints.
 PARAMETERS = {
@@ -73,11 +74,26 @@ def test_the_network_has_as_many_parameters_as_counted_by_hand():
     ],
 )
 def test_shapes_are_those_of_the_whole_network_in_its_order(config):
-    network = gpt if isinstance(config, GPTConfig) else t5
-    traced = network.abstract_variables(config)
+    is_gpt = isinstance(config, GPTConfig)
+    network, inputs = (GPT(config), 1) if is_gpt else (Transformer(config), 3)
+
+    def init(tokens):
+        return network.init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
+
+    traced = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
     assert abstract_variables(config) == traced
     shapes = [leaf.shape for leaf in jax.tree.leaves(traced["params"])]
     assert list(expected_shapes(config).values()) == shapes
+
+
+def test_parameters_of_the_papers_language_models():
+    """97M and 6M in section 4.2, with output layers of their own."""
+    target = GPTConfig(logits_via_embedding=False)
+    draft = dataclasses.replace(target, emb_dim=256, num_heads=4, num_layers=2, mlp_dim=1024)
+    millions = [
+        sum(map(math.prod, expected_shapes(config).values())) / 1e6 for config in (target, draft)
+    ]
+    assert round(millions[0]) in (97, 98) and round(millions[1]) in (5, 6)
 
 
 def test_an_unknown_size_is_named_with_the_known_ones():

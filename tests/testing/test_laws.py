@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import DraftBase, Proposal
+from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.sampling.distributions import sampling, standardize
 from spec_t5x.sampling.verification import Verdict, token_verification
 from spec_t5x.testing.laws import (
@@ -31,7 +31,7 @@ INPUTS = jnp.array([[5, 6, 1], [7, 1, 0]])
 
 
 @flax.struct.dataclass
-class Wrong(DraftBase):
+class Wrong(Draft):
     """Proposes from one distribution; ``kind`` says what it does wrong."""
 
     logits: Float32[Array, "vocab"]
@@ -69,7 +69,7 @@ def test_a_draft_that_is_right_passes():
 
 
 @flax.struct.dataclass
-class Looped(DraftBase):
+class Looped(Draft):
     """Draws in a loop, and again and again with the draws that it began with."""
 
     logits_of_loop: Float32[Array, "vocab"]

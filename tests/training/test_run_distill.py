@@ -63,7 +63,7 @@ def test_a_draft_in_the_targets_encoder_that_knows_some_tokens(distill, tiny_pai
     (held_out,) = config["held_out"]
     assert 0 < held_out["alpha"]["value"] <= 1 and held_out["temperature"] == 0.0
     # Tokens of the texts that it was trained on; in the target's text are others as well.
-    known = set(np.asarray(generator.draft.draft.model.head.ids).tolist())
+    known = set(np.asarray(generator.draft.model.head.ids).tolist())
     assert len(known) == 10 and 1 in known
     options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
     speculative, plain = (
