@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import weights as weights_lib
-from spec_t5x.models.cache import Cache
+from spec_t5x.models.cache import Cache, DecoderOnlyCache
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Float, Float32, Int, PyTree
 
@@ -135,6 +135,39 @@ class CachedModel:
     def _apply(self, *args, method):
         with cpu_kernels.using(self.kernels):
             return self.module.apply({"params": self.weights}, *args, method=method)
+
+
+@flax.struct.dataclass
+class TextModel(CachedModel):
+    """A decoder alone. It has no source: it continues the prompt.
+
+    Of its inputs only the number of rows counts.
+    """
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.config.num_layers
+
+    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
+        """An empty cache with room for ``max_length`` tokens."""
+        return DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
+
+    def prefill_prompts(
+        self,
+        inputs: Int[Array, "batch source"],
+        prompts: Int[Array, "batch width"],
+        max_length: int,
+    ) -> DecoderOnlyCache:
+        """The cache after ``prompts``, read in one call."""
+        cache = self.prefill(inputs, max_length)
+        return cache if prompts.shape[1] == 1 else self.read_prompts(cache, prompts)
+
+    def read_prompts(
+        self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
+    ) -> DecoderOnlyCache:
+        """An empty cache with prompts of two tokens or more in it."""
+        return self.score(cache, prompts)[1]
 
 
 def _ready(params: PyTree, module: nn.Module) -> tuple[PyTree, bool]:

@@ -14,18 +14,22 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from spec_t5x.interfaces import Nodes
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     Attention,
     ExtendSelf,
     RelativeBias,
+    after_texts,
     by_write,
     distances_after,
+    in_slots,
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
+from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, Embed, Mlp, RMSNorm
 from spec_t5x.models.t5 import NetworkConfig
-from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, PyTree
+from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int, PyTree
 
 # T5X's example has these two as constants.
 _NUM_BUCKETS = 32
@@ -86,21 +90,28 @@ class _Decoder(nn.Module):
             self.logits_dense = Dense(cfg.vocab_size, ("embed", "vocab"))
 
     def extend(self, cache: DecoderOnlyCache, tokens, bidirectional):
-        starts, new = cache.lengths, tokens.shape[1]
-        distances = distances_after(cache, new)
-        visible = distances >= 0
-        if bidirectional is not None:
-            known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - new)))
-            visible |= bidirectional[:, :, None] & known[:, None, :]
-        write = functools.partial(cache_lib.write, starts=starts)
-        extend_self = by_write(write, distances, visible, self.relpos_bias)
-        states, cache = cache.through(self.layers, self.token_embedder(tokens), extend_self)
-        states = self.decoder_norm(states)
-        if self.config.logits_via_embedding:
-            logits = self.token_embedder.attend(states)
+        embedded, new = self.token_embedder(tokens), tokens.shape[1]
+        if bidirectional is None:
+            extend_self = after_texts(embedded, cache, self.relpos_bias)
         else:
-            logits = self.logits_dense(states)
-        return logits, cache.at(starts + new)
+            distances = distances_after(cache, new)
+            known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - new)))
+            visible = (distances >= 0) | (bidirectional[:, :, None] & known[:, None, :])
+            write = functools.partial(cache_lib.write, starts=cache.lengths)
+            extend_self = by_write(write, distances, visible, self.relpos_bias)
+        states, extended = cache.through(self.layers, embedded, extend_self)
+        return self.decoder_norm(states), extended.at(cache.lengths + new)
+
+    def extend_nodes(self, cache: DecoderOnlyCache, nodes: Nodes):
+        embedded = self.token_embedder(nodes.tokens)
+        extend_self = in_slots(embedded, cache, nodes, self.relpos_bias)
+        states, cache = cache.through(self.layers, embedded, extend_self)
+        return self.decoder_norm(states), cache
+
+    def logits(self, states):
+        if self.config.logits_via_embedding:
+            return self.token_embedder.attend(states)
+        return self.logits_dense(states)
 
 
 class DecoderOnlyTransformer(nn.Module):
@@ -112,68 +123,53 @@ class DecoderOnlyTransformer(nn.Module):
         self.decoder = _Decoder(self.config)
 
     def __call__(
+        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
+    ) -> Float32[Array, "batch new vocab"]:
+        """Logits after new tokens, by which all parameters are initialized."""
+        return self.logits(self.extend(cache, tokens)[0])
+
+    def extend(
         self,
         cache: DecoderOnlyCache,
         tokens: Int[Array, "batch new"],
         bidirectional: Bool[Array, "batch new"] | None = None,
-    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
-        """Feeds ``tokens[b]`` at position ``cache.lengths[b]``: logits, longer cache.
+    ) -> tuple[Float[Array, "batch new embed"], DecoderOnlyCache]:
+        """Feeds ``tokens[b]`` at position ``cache.lengths[b]``: normed states, longer cache.
 
         Tokens that are ``bidirectional`` see one another whatever their order; they are
         given to an empty cache.
         """
         return self.decoder.extend(cache, tokens, bidirectional)
 
+    def extend_nodes(
+        self, cache: DecoderOnlyCache, nodes: Nodes
+    ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        return self.decoder.extend_nodes(cache, nodes)
+
+    def logits(
+        self, states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """The output layer: logits of normed states."""
+        return self.decoder.logits(states)
+
 
 @flax.struct.dataclass
-class DecoderOnlyModel:
-    """A decoder-only T5 and its parameters, bound together as the loops' ``Target``.
+class DecoderOnlyModel(TextModel):
+    """A decoder-only T5 that scores tokens against a static cache; T5X gives its parameters."""
 
-    It has no source: of its inputs only the number of rows counts, and the text to go on
-    with is the prompt.
-    """
-
-    params: PyTree
     module: DecoderOnlyTransformer = flax.struct.field(pytree_node=False)
     # Whether a prompt's tokens see one another in both directions.
-    prefix_lm: bool = flax.struct.field(pytree_node=False, default=False)
+    prefix_lm: bool = flax.struct.field(pytree_node=False, default=False, kw_only=True)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits, padding of the vocabulary included."""
-        return self.module.config.vocab_size
-
-    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
-        """An empty cache with room for ``max_length`` tokens."""
-        config = self.module.config
-        return DecoderOnlyCache.empty(config, config.num_layers, inputs.shape[0], max_length)
-
-    def prefill_prompts(
-        self,
-        inputs: Int[Array, "batch source"],
-        prompts: Int[Array, "batch width"],
-        max_length: int,
+    def read_prompts(
+        self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
-        """The cache after ``prompts``, all of whose tokens have seen one another."""
-        cache = self.prefill(inputs, max_length)
-        if prompts.shape[1] == 1:
-            return cache
+        """The cache after ``prompts``, whose tokens see one another in a prefix model."""
+        if not self.prefix_lm:
+            return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)
-        _, cache = self._apply(cache, prompts, known if self.prefix_lm else None)
-        return cache
-
-    def score(
-        self, cache: DecoderOnlyCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], DecoderOnlyCache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache."""
-        return self._apply(cache, tokens)
-
-    def rollback(self, cache: DecoderOnlyCache, lengths: Int[Array, "batch"]) -> DecoderOnlyCache:
-        """The cache with each row's length set to ``lengths``."""
-        return cache.at(lengths)
-
-    def _apply(self, *args):
-        return self.module.apply({"params": self.params}, *args)
+        return self._apply(cache, prompts, known, method="extend")[1]
 
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:

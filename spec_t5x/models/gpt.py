@@ -29,7 +29,7 @@ from spec_t5x.models.attention import (
     mask_bias,
 )
 from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
-from spec_t5x.models.cached_model import CachedModel
+from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import NetworkConfig
@@ -191,12 +191,8 @@ class GPT(nn.Module):
 
 
 @flax.struct.dataclass
-class GPTModel(CachedModel):
-    """A GPT that scores tokens against a static cache.
-
-    It has no source: of its inputs only the number of rows counts, and it continues the
-    prompt.
-    """
+class GPTModel(TextModel):
+    """A GPT that scores tokens against a static cache."""
 
     module: GPT = flax.struct.field(pytree_node=False)
 
@@ -206,28 +202,6 @@ class GPTModel(CachedModel):
         return cls.of_module(params, GPT(config))
 
     @property
-    def num_layers(self) -> int:
-        """Layers of the decoder."""
-        return self.config.num_layers
-
-    @property
     def max_positions(self) -> int:
         """How many tokens of a text can be fed, the start token included."""
         return self.config.max_length
-
-    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
-        """An empty cache with room for ``max_length`` tokens."""
-        return DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
-
-    def prefill_prompts(
-        self,
-        inputs: Int[Array, "batch source"],
-        prompts: Int[Array, "batch width"],
-        max_length: int,
-    ) -> DecoderOnlyCache:
-        """The cache after ``prompts``, read in one call."""
-        cache = self.prefill(inputs, max_length)
-        if prompts.shape[1] == 1:
-            return cache
-        _, cache = self.score(cache, prompts)
-        return cache

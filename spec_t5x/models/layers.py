@@ -7,7 +7,7 @@ checkpoints restore without a map and its partitioning rules apply.
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -161,46 +161,36 @@ class RMSNorm(nn.Module):
 
     epsilon: float = 1e-6
     dtype: str = "float32"
+    # GPT-2's: less their mean first, and with a bias.
+    centred: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
-        scale = param_with_axes(
-            self, "scale", nn.initializers.ones, (inputs.shape[-1],), jnp.float32, axes=("embed",)
-        )
+        scale = self._vector("scale", nn.initializers.ones, inputs)
         if _uses_kernels(self.dtype, inputs):
-            return cpu_kernels.normalize(inputs, scale, self.epsilon)
-        inputs = inputs.astype(jnp.float32)
-        normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
-        scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
-        return normed.astype(self.dtype) * scale
+            normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=self.centred)
+        else:
+            inputs = inputs.astype(jnp.float32)
+            if self.centred:
+                inputs = inputs - _mean(inputs)
+            normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
+            scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
+            normed = normed.astype(self.dtype) * scale
+        if not self.centred:
+            return normed
+        bias = self._vector("bias", nn.initializers.zeros, inputs)
+        return normed + _along_last_axis(bias.astype(self.dtype), inputs.ndim)
+
+    def _vector(self, name: str, init: Initializer, inputs: Array) -> Float[Array, "embed"]:
+        shape = (inputs.shape[-1],)
+        return param_with_axes(self, name, init, shape, jnp.float32, axes=("embed",))
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(RMSNorm):
     """GPT-2's layer norm, with mean and bias; statistics in float32."""
 
     epsilon: float = 1e-5
-    dtype: str = "float32"
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
-        shape = (inputs.shape[-1],)
-        scale = param_with_axes(
-            self, "scale", nn.initializers.ones, shape, jnp.float32, axes=("embed",)
-        )
-        bias = param_with_axes(
-            self, "bias", nn.initializers.zeros, shape, jnp.float32, axes=("embed",)
-        )
-        if _uses_kernels(self.dtype, inputs):
-            normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=True)
-            return normed + _along_last_axis(bias, inputs.ndim)
-        inputs = inputs.astype(jnp.float32)
-        centred = inputs - _mean(inputs)
-        variance = _mean(lax.square(centred))
-        normed = (centred * lax.rsqrt(variance + self.epsilon)).astype(self.dtype)
-        scale, bias = (
-            _along_last_axis(array.astype(self.dtype), inputs.ndim) for array in (scale, bias)
-        )
-        return normed * scale + bias
+    centred: ClassVar[bool] = True
 
 
 def _mean(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows 1"]:

@@ -87,7 +87,7 @@ class ModelDraft:
             )
         if isinstance(target, DecoderOnlyModel):
             module = DecoderOnlyTransformer(self.config)
-            return TransformerDraft(target.replace(params=params, module=module))
+            return TransformerDraft(target.replace(weights=params, module=module))
         return TransformerDraft(T5Model(weights=params, module=Transformer(self.config)))
 
 

@@ -249,7 +249,7 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
 
     def _target(self, params: PyTree) -> DecoderOnlyModel:
         return DecoderOnlyModel(
-            params=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
+            weights=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
         )
 
     def predict_batch_with_aux(

@@ -43,7 +43,8 @@ def model(prefix_lm=False, scale=2.5):
     module = DecoderOnlyTransformer(CONFIG)
     params = jax.jit(functools.partial(init_variables, module))(jax.random.key(0))["params"]
     # Logits wide enough apart to make texts that differ.
-    return DecoderOnlyModel(jax.tree.map(lambda leaf: scale * leaf, params), module, prefix_lm)
+    params = jax.tree.map(lambda leaf: scale * leaf, params)
+    return DecoderOnlyModel(params, module, prefix_lm=prefix_lm)
 
 
 def at_once(target, tokens):
