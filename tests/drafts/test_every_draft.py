@@ -99,15 +99,10 @@ T5_DRAFTS = {
     ),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
-every_draft = pytest.mark.parametrize("name", T5_DRAFTS)
-# Those that keep something between iterations, or decide by it.
-drafts_with_a_state = pytest.mark.parametrize(
-    "name", ["adaptive", "mixed with a cascade", "shared encoder"]
-)
 
 
-def no_prompts(batch):
-    return jnp.zeros((batch, 1), jnp.int32)
+def drafts(*names):
+    return pytest.mark.parametrize("name", names)
 
 
 @functools.cache
@@ -127,7 +122,8 @@ def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, ga
     )
 
 
-@every_draft
+# Those without a name of their own: ``tests/end_to_end/test_named_drafts.py`` has the others.
+@drafts("adaptive", "cascade of a cascade", "mixed with a cascade", "parrot")
 def test_the_greedy_text_is_that_of_plain_decoding(name):
     draft = T5_DRAFTS[name]()
     assert isinstance(draft, Draft)
@@ -140,7 +136,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@pytest.mark.parametrize("name", ["shared encoder", "early exit"])
+@drafts("shared encoder", "early exit")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
     costly = Pace.start(Costs.by_formula(c=0.8, largest=3), tolerance=0.3)
@@ -151,7 +147,7 @@ def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     assert np.any(stats.iterations > 1)
 
 
-@drafts_with_a_state
+@drafts("adaptive", "mixed with a cascade")
 def test_a_row_decodes_as_it_does_beside_other_rows(name):
     draft = T5_DRAFTS[name]()
     keys = outputs_lib.row_keys(KEY, 4)
@@ -183,7 +179,8 @@ def test_several_decodes_share_the_sources_keys_and_values():
     )
 
 
-@drafts_with_a_state
+# Those that keep something between iterations, or decide by it.
+@drafts("adaptive", "mixed with a cascade", "shared encoder")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()

@@ -18,7 +18,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.sampling.distributions import sampling
 
-BATCH, LENGTH, GAMMA = 8, 20, 3
+BATCH, LENGTH, GAMMA = 8, 12, 3
 # Greedy and sampled rows side by side.
 SETTINGS = sampling(np.array([0.0, 1.0] * (BATCH // 2), np.float32))
 

@@ -118,7 +118,7 @@ CHUNKS = st.lists(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@hypothesis_settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=6, deadline=None, derandomize=True)
 @given(chunks=CHUNKS)
 def test_cached_logits_are_the_teacher_forced_ones_for_every_chunking(name, chunks):
     feeder = Feeder(name)

@@ -1,4 +1,4 @@
-"""The decoder-only network: cached equals at once, and the loops decode with it."""
+"""The decoder-only network: its calls agree, and the loops decode with it."""
 
 import functools
 
@@ -18,6 +18,7 @@ from spec_t5x.models.decoder_only import (
     init_variables,
 )
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.laws import check_target
 from spec_t5x.verifiers import CoupledVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -34,9 +35,6 @@ CONFIG = DecoderOnlyConfig(
 )
 TOKENS = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 30).at[:, 0].set(0)
 
-# One program for each number of tokens.
-SCORE = jax.jit(lambda target, cache, tokens: target.score(cache, tokens))
-
 
 @functools.cache
 def model(prefix_lm=False, scale=2.5):
@@ -47,32 +45,9 @@ def model(prefix_lm=False, scale=2.5):
     return DecoderOnlyModel(params, module, prefix_lm=prefix_lm)
 
 
-def at_once(target, tokens):
-    return SCORE(target, target.prefill(tokens, LENGTH + 4), tokens)[0]
-
-
-@pytest.mark.parametrize("widths", [[1] * LENGTH, [4, 1, 5, 2]])
-def test_cached_in_pieces_equals_at_once(widths):
-    target = model()
-    expected = at_once(target, TOKENS)
-    cache, found, start = target.prefill(TOKENS, LENGTH + 4), [], 0
-    for width in widths:
-        logits, cache = SCORE(target, cache, TOKENS[:, start : start + width])
-        found.append(logits)
-        start += width
-    np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected, atol=2e-4)
-
-
-def test_rows_roll_back_on_their_own():
-    target = model()
-    cache = target.prefill(TOKENS, LENGTH + 4)
-    _, cache = SCORE(target, cache, TOKENS.at[:, 3:].set(7))
-    lengths = jnp.array([3, 1, 2])
-    rest = jnp.stack([jnp.roll(row, -n) for row, n in zip(TOKENS, lengths, strict=True)])
-    logits, _ = SCORE(target, target.rollback(cache, lengths), rest[:, :9])
-    expected = at_once(target, TOKENS)
-    for row, length in enumerate(lengths):
-        np.testing.assert_allclose(logits[row], expected[row, length : length + 9], atol=2e-4)
+def test_its_calls_agree_with_one_another():
+    """In pieces and at once, after rollbacks, in trees, and from prompts."""
+    check_target(model(), TOKENS)
 
 
 PROMPTS = jnp.where(jnp.arange(6) <= jnp.array([[5], [0], [3]]), TOKENS[:, :6], 0)
@@ -93,27 +68,18 @@ def test_a_prefix_sees_itself_in_both_directions():
     assert jnp.max(jnp.abs(both[0] - causal[0])) > 1e-2
     alone = next_logits(model(True), PROMPTS.at[0].set(PROMPTS[2]))
     np.testing.assert_allclose(both[2], alone[2], atol=1e-5)
-    # Causal in one piece is causal token by token.
-    expected = at_once(model(), TOKENS)
-    np.testing.assert_allclose(causal[0], expected[0, 5], atol=2e-4)
 
 
 def test_speculative_text_is_the_plain_text():
-    target = model(prefix_lm=True)
+    target, near = model(prefix_lm=True), model(prefix_lm=True, scale=2.2)
     options = {"max_decode_len": LENGTH, "num_decodes": 2, "rescale_log_probs": False}
     arguments = (PROMPTS, PROMPTS, jax.random.key(3), sampling(1.0))
     plain = autoregressive_decode(target, *arguments, coupled=True, **options)
-    for draft_model in (target, model(prefix_lm=True, scale=2.2)):
-        found = speculative_decode(
-            target,
-            TransformerDraft(draft_model),
-            *arguments,
-            gamma=3,
-            verifier=CoupledVerifier(),
-            **options,
-        )
-        np.testing.assert_array_equal(found.tokens, plain.tokens)
-        np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
+    found = speculative_decode(
+        target, TransformerDraft(near), *arguments, gamma=3, verifier=CoupledVerifier(), **options
+    )
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    np.testing.assert_allclose(found.scores, plain.scores, atol=1e-3)
     assert len(np.unique(np.asarray(plain.tokens).reshape(-1, LENGTH), axis=0)) > 2
 
 

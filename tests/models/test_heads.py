@@ -17,6 +17,7 @@ VERSIONS = {
     "1.1": {"logits_via_embedding": False},
 }
 SOURCES = jnp.array([[5, 6, 7, 1], [9, 1, 0, 0], [3, 8, 1, 0]])
+head_logits = jax.jit(T5Heads.head_logits, static_argnums=3)
 PREFIXES = jnp.array([[0, 5, 9, 4, 2], [0, 8, 8, 1, 3], [0, 0, 7, 6, 29]])
 
 
@@ -53,7 +54,7 @@ def test_new_heads_say_what_the_target_says_at_its_own_position(target, scored):
     heads = T5Heads.create(params, target)
     assert (heads.num_heads, heads.vocab_size) == (4, 30)
     logits, states = scored
-    of_heads = heads.head_logits(states[:, 2], PREFIXES[:, 3], 3)
+    of_heads = head_logits(heads, states[:, 2], PREFIXES[:, 3], 3)
     assert of_heads.shape == (3, 3, 30)
     for i in range(3):
         np.testing.assert_allclose(of_heads[:, i], logits[:, 2], rtol=1e-5, atol=1e-5)
@@ -80,10 +81,10 @@ def test_heads_by_hand(target, scored):
         hidden = inputs @ wi
         expected.append((states + hidden / (1 + np.exp(-hidden)) @ wo) @ kernel)
     heads = T5Heads.create(params, target)
-    found = heads.head_logits(scored[1][:, 1], PREFIXES[:, 2], 3)
+    found = head_logits(heads, scored[1][:, 1], PREFIXES[:, 2], 3)
     np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-3, atol=1e-3)
     # A head is the same whatever the number asked for.
-    fewer = heads.head_logits(scored[1][:, 1], PREFIXES[:, 2], 2)
+    fewer = head_logits(heads, scored[1][:, 1], PREFIXES[:, 2], 2)
     np.testing.assert_allclose(fewer, found[:, :2], rtol=1e-5, atol=1e-4)
     assert found.dtype == jnp.float32
 
@@ -103,9 +104,13 @@ def test_states_of_a_whole_text_are_those_of_the_cached_path(target, scored):
         text = jnp.ones_like(PREFIXES)
         return network.decode_states(network.encode(SOURCES), SOURCES, PREFIXES, text)
 
-    whole = target.module.apply({"params": target.params}, method=read)
+    @jax.jit
+    def of_whole(params):
+        whole = target.module.apply({"params": params}, method=read)
+        return whole, target.module.apply({"params": params}, whole, method=Transformer.logits)
+
+    whole, again = of_whole(target.params)
     np.testing.assert_allclose(whole, states, rtol=1e-4, atol=1e-4)
-    again = target.module.apply({"params": target.params}, whole, method=Transformer.logits)
     np.testing.assert_allclose(again, logits, rtol=1e-3, atol=1e-3)
 
 

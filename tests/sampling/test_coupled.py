@@ -49,19 +49,17 @@ def acceptance(decoded):
     return np.sum(decoded.stats.accepted) / np.sum(decoded.stats.verified)
 
 
-@pytest.mark.parametrize("gamma", [0, 2])
-def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma(gamma):
+def test_the_text_is_that_of_plain_decoding_for_every_draft_and_gamma():
     arguments = SOURCES, PROMPTS, KEY, SAMPLED
     plain = plain_decode(TARGET, *arguments)
+    assert_same_text(coupled_decode(TARGET, DRAFTS["good"], *arguments, gamma=0), plain)
     rates = {}
     for name, draft in DRAFTS.items():
-        decoded = coupled_decode(TARGET, draft, *arguments, gamma=gamma)
+        decoded = coupled_decode(TARGET, draft, *arguments, gamma=2)
         assert_same_text(decoded, plain)
-        if gamma:
-            rates[name] = acceptance(decoded)
-    if gamma:
-        assert rates["same"] == 1
-        assert rates["bad"] < rates["good"] < 1
+        rates[name] = acceptance(decoded)
+    assert rates["same"] == 1
+    assert rates["bad"] < rates["good"] < 1
     # Not one text for all rows, and some of them end by themselves.
     assert len(np.unique(plain.tokens[:, 0], axis=0)) == 5
     assert len(np.unique(plain.lengths)) > 1
@@ -90,8 +88,6 @@ def test_a_rows_text_depends_on_its_key_and_not_on_its_batch():
     order = np.array([3, 0, 4, 2, 1])
     moved = decode(SOURCES[order], PROMPTS[order], keys[order], SAMPLED)
     np.testing.assert_array_equal(moved.tokens, together.tokens[order])
-    alone = decode(SOURCES[2:3], PROMPTS[2:3], keys[2:3], SAMPLED)
-    np.testing.assert_array_equal(alone.tokens, together.tokens[2:3])
 
 
 def test_several_decodes_are_those_of_plain_decoding():
@@ -108,10 +104,9 @@ def test_t5_writes_the_text_of_plain_decoding():
     target = tiny_t5(seed=0)
     sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, size=(4, 6)), jnp.int32)
     arguments = sources, jnp.zeros((4, 1), jnp.int32), KEY, sampling(0.5)
-    plain = plain_decode(target, *arguments)
-    for model in (target, tiny_t5(seed=1)):
-        draft = TransformerDraft(model)
-        assert_same_text(coupled_decode(target, draft, *arguments, gamma=4), plain)
+    draft = TransformerDraft(tiny_t5(seed=1))
+    decoded = coupled_decode(target, draft, *arguments, gamma=4)
+    assert_same_text(decoded, plain_decode(target, *arguments))
 
 
 # T5X's chain of keys

@@ -19,7 +19,6 @@ from spec_t5x.sampling.distributions import (
     _search_threshold,
     _unordered,
     argmax,
-    argmax_probs,
     keep_top_k,
     keep_top_p,
     overlap,
@@ -166,7 +165,6 @@ def test_minus_infinity_has_probability_zero_under_every_setting():
     np.testing.assert_array_equal(standardize(logits, sampling(0.0)), [[0, 1, 0, 0]])
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -177,8 +175,8 @@ def test_minus_infinity_has_probability_zero_under_every_setting():
     ],
     ids=["argmax", "temperature", "top_k", "mixed top_p"],
 )
-def test_rows_sum_to_one_in_float32_whatever_the_logits_type(dtype, chosen):
-    probs = standardize(jnp.asarray(LOGITS, dtype), chosen)
+def test_rows_sum_to_one_in_float32_whatever_the_logits_type(chosen):
+    probs = standardize(jnp.asarray(LOGITS, jnp.bfloat16), chosen)
     assert probs.dtype == jnp.float32
     np.testing.assert_allclose(np.asarray(probs, np.float64).sum(-1), 1.0, atol=1e-6)
 
@@ -250,21 +248,6 @@ def test_top_p_equals_sort_and_cut_with_zeros_and_ties(weights, numerator):
 
 
 @hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**31 - 1), sharpness=st.floats(0.1, 8.0))
-def test_top_p_of_real_valued_rows_is_minimal_and_reaches_p(seed, sharpness):
-    rng = np.random.default_rng(seed)
-    probs = softmax(rng.normal(size=(3, 40)) * sharpness).astype(np.float32)
-    p = float(rng.uniform(0.05, 0.99))
-    kept = np.asarray(TOP_P(jnp.asarray(probs), jnp.float32(p))) > 0
-    for row, is_kept in zip(probs.astype(np.float64), kept, strict=True):
-        smallest = row[is_kept].min()
-        assert np.all(row[~is_kept] < smallest)
-        # Sums of 40 float32 numbers differ by less than 1e-6 in any order.
-        assert row[is_kept].sum() >= p - 1e-6
-        assert row[row > smallest].sum() < p + 1e-6
-
-
-@hypothesis_settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     logits=st.lists(st.integers(-3, 3), min_size=6, max_size=6),
     k=st.integers(1, 7),
@@ -315,13 +298,6 @@ def test_the_nucleus_has_the_largest_threshold_that_reaches_the_mass(bits):
 def test_argmax_is_the_first_of_the_largest_as_in_numpy(values):
     values = np.asarray(values, np.float32).reshape(2, 3)
     np.testing.assert_array_equal(argmax(jnp.asarray(values)), np.argmax(values, axis=-1))
-
-
-def test_argmax_takes_all_the_mass():
-    np.testing.assert_array_equal(
-        argmax_probs(jnp.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])),
-        [[0, 1, 0], [1, 0, 0]],
-    )
 
 
 # residual and overlap
@@ -390,13 +366,6 @@ def test_unusable_settings_are_refused_in_one_line_with_their_value(arguments, v
 # drawing
 
 
-def test_a_token_of_probability_zero_is_never_drawn():
-    probs = jnp.array([0.0, 0.5, 0.0, 1e-3, 0.499, 0.0])
-    keys = jax.random.split(jax.random.key(0), 100_000)
-    tokens = jax.jit(jax.vmap(sample, (0, None)))(keys, probs)
-    assert set(np.unique(tokens)) == {1, 3, 4}
-
-
 # 500 is about the number of blocks, and of tokens in a block, of mT5's vocabulary;
 # sums of so many numbers are split up by XLA and rounded part by part.
 @pytest.mark.parametrize("size", [1, 179, 512])
@@ -439,10 +408,3 @@ def test_draws_follow_the_distribution(vocab):
     statistic = np.sum((counts[possible] - expected) ** 2 / expected)
     # Passed by chance once in a million times.
     assert statistic <= stats.chi2.ppf(1 - 1e-6, max(possible.sum() - 1, 1))
-
-
-def test_the_same_key_and_distribution_draw_the_same_token_in_any_batch():
-    probs = jnp.asarray(softmax(np.random.default_rng(1).normal(size=50)), jnp.float32)
-    keys = jax.random.split(jax.random.key(5), 8)
-    draw = jax.jit(jax.vmap(sample, (0, None)))
-    np.testing.assert_array_equal(draw(keys[2:5], probs), draw(keys, probs)[2:5])

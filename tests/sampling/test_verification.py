@@ -292,18 +292,6 @@ def test_emitted_tokens_follow_the_targets_law_exactly(x64, rule, vocab, gamma):
             assert deviation(rule, *pair, place=place) < 1e-12
 
 
-@every_rule
-@pytest.mark.parametrize(("vocab", "gamma"), [(2, 4), (3, 3)])
-def test_the_law_is_exact_with_fewer_proposals_than_gamma(x64, rule, vocab, gamma):
-    rng = np.random.default_rng([vocab, gamma])
-    for zeros in ZEROS:
-        pair = random_pair(rng, vocab, gamma, *zeros)
-        for proposed in range(gamma):
-            law = emission_law(rule, *pair, stop=lambda path, n=proposed: n)
-            assert sum(level.sum() for level in law[proposed + 1 :]) == 0
-            assert np.abs(completed(law, pair[0]) - joint_law(pair[0])).max() < 1e-12
-
-
 def after_a_zero(path):
     """Proposes until a 0 was proposed."""
     return path.index(0) + 1 if 0 in path else len(path)
@@ -323,12 +311,15 @@ def before_a_zero(path):
 
 
 @every_rule
-@pytest.mark.parametrize("stop", [after_a_zero, after_two_of_a_kind])
-def test_whether_to_propose_more_may_depend_on_the_tokens_so_far(x64, rule, stop):
+@pytest.mark.parametrize("stop", [0, 1, 2, after_a_zero, after_two_of_a_kind])
+def test_the_law_is_exact_with_fewer_proposals_as_the_tokens_so_far_have_it(x64, rule, stop):
     rng = np.random.default_rng(9)
     for zeros in ZEROS:
-        pair = random_pair(rng, 3, 3, *zeros)
-        assert deviation(rule, *pair, stop=stop) < 1e-12
+        target, draft = random_pair(rng, 3, 3, *zeros)
+        law = emission_law(rule, target, draft, stop=stop if callable(stop) else lambda path: stop)
+        assert np.abs(completed(law, target) - joint_law(target)).max() < 1e-12
+        if not callable(stop):
+            assert sum(level.sum() for level in law[stop + 1 :]) == 0
 
 
 @every_rule
@@ -448,12 +439,11 @@ def test_token_and_block_are_the_same_for_one_hot_drafts(x64):
 # Lenience (A.5)
 
 
-@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.3, 0.1])
-@pytest.mark.parametrize("zeros", [(0, 0), (0.3, 0.3)], ids=["full", "zeros"])
-def test_lenience_bends_the_law_as_section_a_5_says(x64, lenience, zeros):
-    rule = lenient(lenience)
-    for seed in range(5):
-        target, draft = random_pair(np.random.default_rng(seed), 4, 1, *zeros)
+@pytest.mark.parametrize("lenience", [1.0, 0.3])
+def test_lenience_bends_the_law_as_section_a_5_says(x64, lenience):
+    rule, rng = lenient(lenience), np.random.default_rng(0)
+    for zeros in ZEROS:
+        target, draft = random_pair(rng, 4, 1, *zeros)
         rejected, accepted = emission_law(rule, target, draft)
         found = rejected + accepted.sum(axis=1)
         p, q = target[0], draft[0]
@@ -718,24 +708,6 @@ def test_coupled_texts_follow_the_targets_law_if_the_noise_is_the_same(fresh_noi
     assert (statistic < threshold) != fresh_noise
 
 
-def test_coupled_acceptance_has_its_closed_form():
-    """Of two exponential races over one noise: sum_x 1 / sum_y max(p_y/p_x, q_y/q_x)."""
-    rng = np.random.default_rng(17)
-    p, q = rng.dirichlet(np.ones(8), size=2)
-    with_p, with_q = p[None, :] / p[:, None], q[None, :] / q[:, None]
-    rate = np.sum(1 / np.sum(np.maximum(with_p, with_q), axis=1))
-    noise = jnp.asarray(rng.gumbel(size=(DRAWS, 8)), jnp.float32)
-    choices = [
-        gumbel_argmax(jnp.broadcast_to(jnp.asarray(probs, jnp.float32), noise.shape), noise)
-        for probs in (p, q)
-    ]
-    agreed = int(np.sum(np.asarray(choices[0] == choices[1])))
-    assert stats.binomtest(agreed, DRAWS, rate).pvalue > 1e-6
-    # Below the best that any verifier has, and above what the paper of it guarantees.
-    best = np.minimum(p, q).sum()
-    assert best / (2 - best) <= rate < best
-
-
 # Sampled
 
 
@@ -936,14 +908,6 @@ def test_the_token_at_a_node_follows_the_targets_law_exactly(x64, vocab, num):
             )
             accepted, emitted = node_law(target, draft, num, place=place)
             np.testing.assert_allclose(accepted + emitted, target, atol=1e-12)
-
-
-def test_the_law_at_a_node_holds_to_1e_5_in_float32():
-    rng = np.random.default_rng(18)
-    for zeros in ZEROS:
-        (target,), (draft,) = random_tree(rng, 4, 1, zeros[0]), random_tree(rng, 4, 1, zeros[1])
-        accepted, emitted = node_law(target, draft, 3, dtype=np.float32)
-        np.testing.assert_allclose(accepted + emitted, target, atol=1e-5)
 
 
 def test_one_child_is_token_verification_and_more_children_accept_more(x64):
