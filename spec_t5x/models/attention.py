@@ -77,9 +77,8 @@ class Attention(nn.Module):
     head_dim: int
     dropout_rate: float = 0.0
     dtype: str = "float32"
-    # GPT-2's: biases, and scores divided by ``sqrt(head_dim)``.
-    use_bias: bool = False
-    scales_scores: bool = False
+    # Biases, and scores divided by ``sqrt(head_dim)``.
+    as_gpt2: bool = False
 
     def setup(self):
         features, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
@@ -87,11 +86,11 @@ class Attention(nn.Module):
         def query_init(*args):
             return fan_in_normal(*args) * self.head_dim**-0.5
 
-        first_query = fan_in_normal if self.scales_scores else query_init
-        self.query = Dense(features, axes, self.dtype, first_query, self.use_bias)
-        self.key = Dense(features, axes, self.dtype, fan_in_normal, self.use_bias)
-        self.value = Dense(features, axes, self.dtype, fan_in_normal, self.use_bias)
-        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal, self.use_bias)
+        first_query = fan_in_normal if self.as_gpt2 else query_init
+        self.query = Dense(features, axes, self.dtype, first_query, self.as_gpt2)
+        self.key = Dense(features, axes, self.dtype, fan_in_normal, self.as_gpt2)
+        self.value = Dense(features, axes, self.dtype, fan_in_normal, self.as_gpt2)
+        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal, self.as_gpt2)
         self.weights_dropout = dropout(self.dropout_rate)
 
     def attend(
@@ -211,7 +210,7 @@ class Attention(nn.Module):
 
     @property
     def _scale(self) -> float:
-        return self.head_dim**-0.5 if self.scales_scores else 1.0
+        return self.head_dim**-0.5 if self.as_gpt2 else 1.0
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape

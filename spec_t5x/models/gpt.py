@@ -12,6 +12,8 @@ The start token (id 0) is input only: its logit is ``MASKED``, so that it is nev
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
 import flax.linen as nn
 import flax.struct
@@ -22,17 +24,16 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import (
     MASKED,
-    Attention,
     ExtendSelf,
     after_texts,
     in_slots,
     mask_bias,
 )
-from spec_t5x.models.cache import DecoderOnlyCache, KeysValues
+from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
-from spec_t5x.models.layers import Dense, LayerNorm, Mlp, dropout, table, times_table
+from spec_t5x.models.layers import Dense, LayerNorm, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.t5 import NetworkConfig
+from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer
 from spec_t5x.models.weights import rows
 from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
 
@@ -58,6 +59,10 @@ class GPTConfig(NetworkConfig):
     # What the layers compute in; parameters and logits are float32 regardless.
     dtype: str = "float32"
 
+    has_source: ClassVar[bool] = False
+    as_gpt2: ClassVar[bool] = True
+    mlp_activations: ClassVar[Sequence[str]] = ("gelu",)
+
     def __post_init__(self):
         super().__post_init__()
         if self.emb_dim % self.num_heads:
@@ -70,43 +75,6 @@ class GPTConfig(NetworkConfig):
     def head_dim(self) -> int:
         """Width of a head."""
         return self.emb_dim // self.num_heads
-
-
-class GPTLayer(nn.Module):
-    """Causal self-attention, then feed-forward."""
-
-    config: GPTConfig
-
-    def setup(self):
-        cfg = self.config
-        self.pre_attention_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
-        self.attention = Attention(
-            cfg.emb_dim,
-            cfg.num_heads,
-            cfg.head_dim,
-            cfg.dropout_rate,
-            cfg.dtype,
-            use_bias=True,
-            scales_scores=True,
-        )
-        self.pre_mlp_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
-        self.mlp = Mlp(cfg.mlp_dim, ("gelu",), cfg.dropout_rate, cfg.dtype, use_bias=True)
-        self.residual_dropout = dropout(cfg.dropout_rate)
-
-    def __call__(self, inputs, bias, deterministic):
-        """The layer over whole sequences."""
-        normed = self.pre_attention_layer_norm(inputs)
-        attended = self.attention(normed, normed, bias, deterministic)
-        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
-        update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
-        return states + self.residual_dropout(update, deterministic=deterministic)
-
-    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
-        """The layer over new tokens: their states and the cache."""
-        normed = self.pre_attention_layer_norm(inputs)
-        attended, keys, values = extend_self(self.attention, normed, cache)
-        states = inputs + attended
-        return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
 
 
 class GPT(nn.Module):
@@ -126,7 +94,7 @@ class GPT(nn.Module):
             jnp.float32,
             axes=("length", "embed"),
         )
-        self.layers = [GPTLayer(cfg) for _ in range(cfg.num_layers)]
+        self.layers = [SelfAttentionLayer(cfg) for _ in range(cfg.num_layers)]
         self.final_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
         self.input_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:

@@ -12,7 +12,7 @@ ways to call it:
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -29,14 +29,27 @@ from spec_t5x.models.attention import (
     in_slots,
     mask_bias,
 )
-from spec_t5x.models.cache import DecoderCache, LayerCache
-from spec_t5x.models.layers import ACTIVATIONS, Dense, Embed, Mlp, RMSNorm, dropout
+from spec_t5x.models.cache import Cache, DecoderCache, KeysValues, LayerCache
+from spec_t5x.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Embed,
+    LayerNorm,
+    Mlp,
+    RMSNorm,
+    dropout,
+)
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 
 class NetworkConfig:
     """Of a frozen dataclass with the sizes of a network: what is checked of it, and JSON."""
+
+    # Whether the decoder attends to a source, too.
+    has_source: ClassVar[bool] = True
+    # GPT-2's layers: norms with means, biases in all maps, scores divided by their width.
+    as_gpt2: ClassVar[bool] = False
 
     def __post_init__(self):
         name = type(self).__name__
@@ -96,10 +109,10 @@ class T5Config(NetworkConfig):
     layer_norm_epsilon: float = 1e-6
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention over the whole source, then feed-forward."""
+class SelfAttentionLayer(nn.Module):
+    """Self-attention, then feed-forward: a layer of T5's encoder, and of a GPT."""
 
-    config: T5Config
+    config: NetworkConfig
 
     def setup(self):
         cfg = self.config
@@ -110,24 +123,33 @@ class EncoderLayer(nn.Module):
         self.residual_dropout = dropout(cfg.dropout_rate)
 
     def __call__(self, inputs, bias, deterministic):
+        """The layer over whole sequences."""
         normed = self.pre_attention_layer_norm(inputs)
         attended = self.attention(normed, normed, bias, deterministic)
         states = inputs + self.residual_dropout(attended, deterministic=deterministic)
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
         return states + self.residual_dropout(update, deterministic=deterministic)
 
+    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
+        """The layer over new tokens: their states and the cache."""
+        normed = self.pre_attention_layer_norm(inputs)
+        attended, keys, values = extend_self(self.attention, normed, cache)
+        states = inputs + attended
+        return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
+
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the source, feed-forward."""
+    """Causal self-attention, attention to the source where there is one, feed-forward."""
 
-    config: T5Config
+    config: NetworkConfig
 
     def setup(self):
         cfg = self.config
         self.pre_self_attention_layer_norm = _norm(cfg)
         self.self_attention = _attention(cfg)
-        self.pre_cross_attention_layer_norm = _norm(cfg)
-        self.encoder_decoder_attention = _attention(cfg)
+        if cfg.has_source:
+            self.pre_cross_attention_layer_norm = _norm(cfg)
+            self.encoder_decoder_attention = _attention(cfg)
         self.pre_mlp_layer_norm = _norm(cfg)
         self.mlp = _mlp(cfg)
         self.residual_dropout = dropout(cfg.dropout_rate)
@@ -151,18 +173,19 @@ class DecoderLayer(nn.Module):
         room = constrain(room, cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
 
-    def extend(self, inputs, cache: LayerCache, extend_self: ExtendSelf, cross_bias):
+    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf, cross_bias):
         """The layer over new tokens: their states and the cache."""
         normed = self.pre_self_attention_layer_norm(inputs)
         attended, keys, values = extend_self(self.self_attention, normed, cache)
         states = inputs + attended
-        attended = self.encoder_decoder_attention.attend_to_sources(
-            self.pre_cross_attention_layer_norm(states),
-            cache.cross_keys,
-            cache.cross_values,
-            cross_bias,
-        )
-        states = states + attended
+        if self.config.has_source:
+            attended = self.encoder_decoder_attention.attend_to_sources(
+                self.pre_cross_attention_layer_norm(states),
+                cache.cross_keys,
+                cache.cross_values,
+                cross_bias,
+            )
+            states = states + attended
         states = states + self.mlp(self.pre_mlp_layer_norm(states))
         return states, cache.replace(keys=keys, values=values)
 
@@ -175,7 +198,7 @@ class Encoder(nn.Module):
     def setup(self):
         cfg = self.config
         self.relpos_bias = _relative_bias(cfg)
-        self.layers = [EncoderLayer(cfg) for _ in range(cfg.num_encoder_layers)]
+        self.layers = [SelfAttentionLayer(cfg) for _ in range(cfg.num_encoder_layers)]
         self.encoder_norm = _norm(cfg)
         self.input_dropout = dropout(cfg.dropout_rate)
         self.output_dropout = nn.Dropout(cfg.dropout_rate)
@@ -193,7 +216,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The decoder stack, from embedded tokens to its normed output."""
 
-    config: T5Config
+    config: NetworkConfig
 
     def setup(self):
         cfg = self.config
@@ -217,21 +240,53 @@ class Decoder(nn.Module):
         layers = tuple(layer.empty_cache(encoded, max_length) for layer in self.layers)
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
-    def extend(self, embedded, cache: DecoderCache):
+    def extend(self, embedded, cache: Cache):
         extend_self = after_texts(embedded, cache, self.relpos_bias)
         states, extended = self._extend(embedded, cache, extend_self)
         return states, extended.at(cache.lengths + embedded.shape[1])
 
-    def extend_nodes(self, embedded, cache: DecoderCache, nodes: Nodes):
+    def extend_nodes(self, embedded, cache: Cache, nodes: Nodes):
         return self._extend(embedded, cache, in_slots(embedded, cache, nodes, self.relpos_bias))
 
-    def _extend(self, states, cache: DecoderCache, extend_self: ExtendSelf):
-        cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
+    def _extend(self, states, cache: Cache, extend_self: ExtendSelf):
+        cross_bias = None
+        if self.config.has_source:
+            cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
         states, cache = cache.through(self.layers, states, extend_self, cross_bias)
         return self.decoder_norm(states), cache
 
 
-class Transformer(nn.Module):
+class CachedNetwork(nn.Module):
+    """Calls over a static cache, of a network with a ``token_embedder`` and a ``decoder``."""
+
+    config: NetworkConfig
+
+    def extend(
+        self, cache: Cache, tokens: Int[Array, "batch new"]
+    ) -> tuple[Float[Array, "batch new embed"], Cache]:
+        """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
+
+        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
+        ``new``. The caller makes sure that ``lengths + new`` stays within the cache.
+        """
+        return self.decoder.extend(self.token_embedder(tokens), cache)
+
+    def extend_nodes(
+        self, cache: Cache, nodes: Nodes
+    ) -> tuple[Float[Array, "batch nodes embed"], Cache]:
+        """Feeds tokens that need not follow one another, each to a slot of the cache."""
+        return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
+
+    def logits(
+        self, states: Float[Array, "batch length embed"]
+    ) -> Float32[Array, "batch length vocab"]:
+        """The output layer: logits of the decoder's normed states."""
+        if self.config.logits_via_embedding:
+            return self.token_embedder.attend(states)
+        return self.decoder.logits_dense(states)
+
+
+class Transformer(CachedNetwork):
     """The encoder-decoder T5."""
 
     config: T5Config
@@ -318,44 +373,22 @@ class Transformer(nn.Module):
         encoded = self.encode(encoder_input_tokens)
         return self.decoder.empty_cache(encoded, encoder_input_tokens > 0, max_length)
 
-    def extend(
-        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
-        """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
-        Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller makes sure that ``lengths + new`` stays within the cache.
-        """
-        return self.decoder.extend(self.token_embedder(tokens), cache)
-
-    def extend_nodes(
-        self, cache: DecoderCache, nodes: Nodes
-    ) -> tuple[Float[Array, "batch nodes embed"], DecoderCache]:
-        """Feeds tokens that need not follow one another, each to a slot of the cache."""
-        return self.decoder.extend_nodes(self.token_embedder(nodes.tokens), cache, nodes)
-
-    def logits(
-        self, states: Float[Array, "batch length embed"]
-    ) -> Float32[Array, "batch length vocab"]:
-        """The output layer: logits of the decoder's normed states."""
-        if self.config.logits_via_embedding:
-            return self.token_embedder.attend(states)
-        return self.decoder.logits_dense(states)
+def _norm(cfg: NetworkConfig) -> RMSNorm:
+    kind = LayerNorm if cfg.as_gpt2 else RMSNorm
+    return kind(cfg.layer_norm_epsilon, cfg.dtype)
 
 
-def _norm(cfg: T5Config) -> RMSNorm:
-    return RMSNorm(cfg.layer_norm_epsilon, cfg.dtype)
+def _attention(cfg: NetworkConfig) -> Attention:
+    sizes = cfg.emb_dim, cfg.num_heads, cfg.head_dim
+    return Attention(*sizes, cfg.dropout_rate, cfg.dtype, cfg.as_gpt2)
 
 
-def _attention(cfg: T5Config) -> Attention:
-    return Attention(cfg.emb_dim, cfg.num_heads, cfg.head_dim, cfg.dropout_rate, cfg.dtype)
+def _mlp(cfg: NetworkConfig) -> Mlp:
+    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype, cfg.as_gpt2)
 
 
-def _mlp(cfg: T5Config) -> Mlp:
-    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype)
-
-
-def _relative_bias(cfg: T5Config) -> RelativeBias:
+def _relative_bias(cfg: NetworkConfig) -> RelativeBias:
     return RelativeBias(cfg.num_heads, cfg.relpos_num_buckets, cfg.relpos_max_distance)
 
 
