@@ -7,7 +7,7 @@ layers of a stack.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import flax.struct
@@ -19,7 +19,7 @@ from jax import lax
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.cache import Cache
+from spec_t5x.models.cache import Cache, KeysValues
 from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
@@ -178,35 +178,24 @@ class Attention(nn.Module):
             return self.attend_in_parts(inputs, keys, values, bias)
         return self.attend(inputs, keys, values, bias, deterministic)
 
-    def extend(self, inputs, keys, values, write, bias):
-        """Writes ``inputs`` into the cache, then attends to all of it.
+    def extend(self, inputs, cache: KeysValues, write: Callable[[Array, Array], Array], bias):
+        """Writes new tokens into the cache, then attends to all of it.
 
-        ``write(cached, new)`` puts the new keys, or values, in their places. Returns
-        the output ``[batch, new, embed]`` and the new keys and values.
+        ``write(cached, new)`` puts the new keys, or values, in their places. Returns the
+        output ``[batch, new, embed]`` and the cache.
         """
-        new_keys, new_values = self.keys_values(inputs)
-        keys, values = write(keys, new_keys), write(values, new_values)
-        return self.attend(inputs, keys, values, bias), keys, values
+        keys, values = self.keys_values(inputs)
+        cache = cache.replace(keys=write(cache.keys, keys), values=write(cache.values, values))
+        return self.attend(inputs, cache.keys, cache.values, bias), cache
 
-    def extend_by_kernel(
-        self,
-        inputs: Float32[Array, "batch new embed"],
-        keys: Float32[Array, "batch heads length head_dim"],
-        values: Float32[Array, "batch heads length head_dim"],
-        kernel: Callable[..., tuple[Array, Array, Array]],
-        *places: Array | None,
-    ):
-        """``extend`` by a CPU kernel, which writes the new keys and values and attends.
+    def extend_by_kernel(self, inputs, cache: KeysValues, kernel: Callable, places: Sequence):
+        """``extend`` by a kernel of ``cpu_kernels``.
 
-        Args:
-          inputs: of the new tokens.
-          keys, values: the cache.
-          kernel: of ``cpu_kernels``.
-          places: where new tokens go and what they see, as the kernel takes it.
+        ``places`` are where new tokens go and what they see, as the kernel takes it.
         """
         new = apply_together([self.query, self.key, self.value], inputs)
-        context, keys, values = kernel(*new, keys, values, *places, scale=self._scale)
-        return self.out(context), keys, values
+        context, keys, values = kernel(*new, cache.keys, cache.values, *places, scale=self._scale)
+        return self.out(context), cache.replace(keys=keys, values=values)
 
     @property
     def _scale(self) -> float:
@@ -282,8 +271,8 @@ class RelativeBias(nn.Module):
 
 
 # How a layer's self-attention takes in new tokens: from the attention, its inputs and the
-# layer's cache to the outputs and the new keys and values.
-ExtendSelf = Callable[..., tuple[Array, Array, Array]]
+# layer's cache to the outputs and the cache.
+ExtendSelf = Callable[[Attention, Array, KeysValues], tuple[Array, KeysValues]]
 
 
 def after_texts(
@@ -332,16 +321,14 @@ def by_write(
         bias = mask_bias(visible)[:, None]
     else:
         bias = relpos.at_distances(distances, visible)
-    return lambda attention, inputs, cache: attention.extend(
-        inputs, cache.keys, cache.values, write, bias
-    )
+    return lambda attention, inputs, cache: attention.extend(inputs, cache, write, bias)
 
 
 def _by_kernel(kernel: Callable, cache: Cache, relpos: RelativeBias | None, *places) -> ExtendSelf:
     """New tokens by a CPU kernel, which takes the bias by distance."""
-    by_distance = None if relpos is None else relpos.by_distance(cache.max_length)
+    places = *places, None if relpos is None else relpos.by_distance(cache.max_length)
     return lambda attention, inputs, cache: attention.extend_by_kernel(
-        inputs, cache.keys, cache.values, kernel, *places, by_distance
+        inputs, cache, kernel, places
     )
 
 

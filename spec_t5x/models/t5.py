@@ -133,9 +133,9 @@ class SelfAttentionLayer(nn.Module):
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
         """The layer over new tokens: their states and the cache."""
         normed = self.pre_attention_layer_norm(inputs)
-        attended, keys, values = extend_self(self.attention, normed, cache)
+        attended, cache = extend_self(self.attention, normed, cache)
         states = inputs + attended
-        return states + self.mlp(self.pre_mlp_layer_norm(states)), KeysValues(keys, values)
+        return states + self.mlp(self.pre_mlp_layer_norm(states)), cache
 
 
 class DecoderLayer(nn.Module):
@@ -176,7 +176,7 @@ class DecoderLayer(nn.Module):
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf, cross_bias):
         """The layer over new tokens: their states and the cache."""
         normed = self.pre_self_attention_layer_norm(inputs)
-        attended, keys, values = extend_self(self.self_attention, normed, cache)
+        attended, cache = extend_self(self.self_attention, normed, cache)
         states = inputs + attended
         if self.config.has_source:
             attended = self.encoder_decoder_attention.attend_to_sources(
@@ -186,8 +186,7 @@ class DecoderLayer(nn.Module):
                 cross_bias,
             )
             states = states + attended
-        states = states + self.mlp(self.pre_mlp_layer_norm(states))
-        return states, cache.replace(keys=keys, values=values)
+        return states + self.mlp(self.pre_mlp_layer_norm(states)), cache
 
 
 class Encoder(nn.Module):
