@@ -14,7 +14,7 @@ from spec_t5x.drafts.copying import CopyDraft, CopyState
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context
 from spec_t5x.loops.outputs import row_keys
-from spec_t5x.loops.speculative import call_widths, speculative_decode
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.testing.toy_models import StubTarget
@@ -174,11 +174,6 @@ def test_the_target_is_compiled_for_no_more_than_the_draft_ever_proposes():
     # 5 alone, then two copies and a token each time.
     assert decoded.tokens[0, 0].tolist() == WORDS
     assert int(decoded.stats.target_calls[0, 0]) == 4
-
-
-def test_widths_double_up_to_the_largest():
-    assert call_widths(1) == (1,)
-    assert call_widths(9) == (1, 2, 4, 8, 9)
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 4), (3, 2)])

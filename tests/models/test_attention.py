@@ -39,9 +39,8 @@ def shapes(jaxpr):
     ("limit", "fewest", "sizes"),
     [
         (SCORES, 1, [LENGTH]),
-        # Parts of six, of which the last begins one earlier; of one; no fewer than five.
+        # Parts of six, of which the last begins one earlier; and no fewer than five.
         (SCORES - 1, 1, [0, 5]),
-        (1, 1, list(range(LENGTH))),
         (1, 5, [0, 5]),
     ],
 )

@@ -85,9 +85,11 @@ def test_without_the_kernels_a_packed_model_computes_the_same():
     """What runs where the inputs are not float32, and under XLA alone."""
     model = tiny_t5(0)
     tokens = jnp.asarray([[5, 9, 3, 1]])
-    read = lambda params: model.module.apply(  # noqa: E731
-        {"params": params}, tokens, tokens, tokens, enable_dropout=False
-    )
+
+    @jax.jit
+    def read(params):
+        return model.module.apply({"params": params}, *[tokens] * 3, enable_dropout=False)
+
     np.testing.assert_allclose(read(model.weights), read(model.params), atol=1e-5)
 
 
