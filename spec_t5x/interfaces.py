@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.sampling.distributions import Sampling, check_float32
+from spec_t5x.sampling.distributions import Sampling, check_float32, values_at
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
@@ -130,7 +130,7 @@ class Context:
     @property
     def last_tokens(self) -> Int[Array, "batch"]:
         """Each row's last token, which proposals follow."""
-        return jnp.take_along_axis(self.sequences, self.lengths[:, None], axis=1)[:, 0]
+        return values_at(self.sequences, self.lengths)
 
 
 @flax.struct.dataclass(kw_only=True)

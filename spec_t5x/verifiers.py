@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.interfaces import Proposal
-from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap
+from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, argmax, overlap, values_at
 from spec_t5x.sampling.draws import Stream, purpose_keys, sample_coupled
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import (
@@ -140,16 +140,10 @@ def overlap_chances(
         best = argmax(target_logits)[:, :gamma]
         if proposal.probs is None:
             return (proposal.tokens == best).astype(jnp.float32)
-        return _values_at(proposal.probs, best)
+        return values_at(proposal.probs, best)
     if proposal.probs is None:
-        return jnp.minimum(_values_at(target_probs[:, :gamma], proposal.tokens) / lenience, 1.0)
+        return jnp.minimum(values_at(target_probs[:, :gamma], proposal.tokens) / lenience, 1.0)
     return overlap(target_probs / lenience, proposal.probs)
-
-
-def _values_at(
-    values: Float32[Array, "batch gamma vocab"], tokens: Int[Array, "batch gamma"]
-) -> Float32[Array, "batch gamma"]:
-    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.interfaces import Cache, Context, NodeTarget, Proposal, Target, TreeProposal
 from spec_t5x.loops.tree_nodes import tree_nodes
-from spec_t5x.sampling.distributions import Sampling, argmax, standardize
+from spec_t5x.sampling.distributions import Sampling, argmax, standardize, values_at
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float32, Int
@@ -70,7 +70,7 @@ def draft_while_worth_it(
         offset, cache, logits, drafting, reach, draws, proposal, seen = carry
         token, probs, draws = draw_token(logits, draws, settings)
         # The model's own probability: at temperature 0 all of ``probs`` are certain.
-        confidence = _probability(jax.nn.softmax(logits, axis=-1), token)
+        confidence = values_at(jax.nn.softmax(logits, axis=-1), token)
         proposal = _put(proposal, offset, token, probs)
         proposal = proposal.replace(counts=proposal.counts + drafting)
         reach = reach * stopping_lib.acceptance(history, confidence)
@@ -199,10 +199,6 @@ def slices(
 def _after(model: Target, cache: Cache, token: Int[Array, "batch"]):
     logits, cache = model.score(cache, token[:, None])
     return logits[:, 0], cache
-
-
-def _probability(probs, tokens):
-    return jnp.take_along_axis(probs, tokens[:, None], axis=-1)[:, 0]
 
 
 def _room(logits: Float32[Array, "batch vocab"], gamma: int, settings: Sampling) -> Proposal:

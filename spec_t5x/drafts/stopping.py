@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Outcome
+from spec_t5x.sampling.distributions import values_at
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
 # Bins of confidence in which acceptances are counted.
@@ -92,7 +93,7 @@ def start(lengths: Int[Array, "batch"]) -> History:
 def acceptance(history: History, confidences: Float32[Array, "batch"]) -> Float32[Array, "batch"]:
     """Estimated chance that a draft of this confidence is accepted."""
     rates = history.accepted / history.verified
-    return jnp.take_along_axis(rates, _bins(confidences)[:, None], axis=1)[:, 0]
+    return values_at(rates, _bins(confidences))
 
 
 def worth_another(
@@ -128,11 +129,6 @@ def update(history: History, stopping: Stopping, outcome: Outcome) -> History:
         proposed=jnp.zeros_like(history.proposed),
         lengths=outcome.lengths,
     )
-
-
-def skip(history: History, lengths: Int[Array, "batch"]) -> History:
-    """Passes over tokens that others wrote: what a draft can save is its own time."""
-    return history.replace(lengths=lengths)
 
 
 def observe(

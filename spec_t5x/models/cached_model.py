@@ -1,6 +1,6 @@
 """A network over a static cache and its parameters, bound together as the loops' ``Target``."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
@@ -32,9 +32,13 @@ class CachedModel:
     # Whether ``score`` writes to the cache of another model, whose layout it keeps.
     in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
 
+    # What ``create`` makes of a configuration.
+    network: ClassVar[type[nn.Module]]
+
     @classmethod
-    def of_module(cls, params: PyTree, module: nn.Module) -> "CachedModel":
-        """Binds a parameter tree to its network."""
+    def create(cls, params: PyTree, config: Any) -> "CachedModel":
+        """Binds a parameter tree (T5X's names) to its configuration."""
+        module = cls.network(config)
         weights, kernels = _ready(params, module)
         return cls(weights, module, kernels=kernels)
 

@@ -101,7 +101,7 @@ class DecoderOnlyTransformer(CachedNetwork):
 class DecoderOnlyModel(TextModel):
     """A decoder-only T5 that scores tokens against a static cache; T5X gives its parameters."""
 
-    module: DecoderOnlyTransformer = flax.struct.field(pytree_node=False)
+    network = DecoderOnlyTransformer
     # Whether a prompt's tokens see one another in both directions.
     prefix_lm: bool = flax.struct.field(pytree_node=False, default=False, kw_only=True)
 

@@ -35,7 +35,7 @@ from spec_t5x.models.layers import Dense, LayerNorm, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer
 from spec_t5x.models.weights import rows
-from spec_t5x.types import PAD_ID, Array, Float, Float32, Int, PyTree
+from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
 
 # GPT-2's, of the embeddings.
 _INIT_STDDEV = 0.02
@@ -162,12 +162,7 @@ class GPT(nn.Module):
 class GPTModel(TextModel):
     """A GPT that scores tokens against a static cache."""
 
-    module: GPT = flax.struct.field(pytree_node=False)
-
-    @classmethod
-    def create(cls, params: PyTree, config: GPTConfig) -> "GPTModel":
-        """Binds a parameter tree to its configuration."""
-        return cls.of_module(params, GPT(config))
+    network = GPT
 
     @property
     def max_positions(self) -> int:

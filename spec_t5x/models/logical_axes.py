@@ -6,6 +6,7 @@ without a mesh (``jax.set_mesh``) nothing here has an effect. T5X's partitioner 
 in the older way: there the parameters' shardings decide, and XLA carries them on.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -91,7 +92,5 @@ def partition_spec(
 
 def _extent(names: str | tuple[str, ...], mesh: Mesh | AbstractMesh) -> int:
     """Over how many devices an axis is spread."""
-    extent = 1
-    for name in (names,) if isinstance(names, str) else names:
-        extent *= mesh.shape[name]
-    return extent
+    names = (names,) if isinstance(names, str) else names
+    return math.prod(mesh.shape[name] for name in names)

@@ -6,20 +6,15 @@ import jax.numpy as jnp
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.cached_model import CachedModel
-from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.types import Array, Int, PyTree
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.types import Array, Int
 
 
 @flax.struct.dataclass
 class T5Model(CachedModel):
     """An encoder-decoder T5 that scores tokens against a static cache."""
 
-    module: Transformer = flax.struct.field(pytree_node=False)
-
-    @classmethod
-    def create(cls, params: PyTree, config: T5Config) -> "T5Model":
-        """Binds a parameter tree (T5X's names) to its configuration."""
-        return cls.of_module(params, Transformer(config))
+    network = Transformer
 
     @property
     def num_layers(self) -> int:

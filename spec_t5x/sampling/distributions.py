@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Shaped
 
 from spec_t5x.errors import InputError
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
@@ -156,6 +157,13 @@ def _argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
     last = values.shape[-1] - 1
     indices = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.min(jnp.where(values == largest, indices, last), axis=-1)
+
+
+def values_at(
+    values: Shaped[Array, "*rows vocab"], tokens: Int[Array, "*rows"]
+) -> Shaped[Array, "*rows"]:
+    """Each row's value at its token."""
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows vocab"]:

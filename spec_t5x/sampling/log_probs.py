@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, log_sum_exp
+from spec_t5x.sampling.distributions import MIN_TEMPERATURE, Sampling, log_sum_exp, values_at
 from spec_t5x.types import Array, Float32, Int
 
 
@@ -27,18 +27,14 @@ def token_log_probs(
       Not finite where the logits are not numbers or infinitely large: there no token follows
       the model's distribution.
     """
-
-    def of_tokens(values):
-        return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
-
     if not rescale_log_probs:
-        return of_tokens(logits) - log_sum_exp(logits)
+        return values_at(logits, tokens) - log_sum_exp(logits)
     # Argmax finds a token among any numbers, and scores it 0.
     is_sound = jnp.isfinite(jnp.max(logits, axis=-1))
     if settings.greedy:
         rescaled = jnp.float32(0.0)
     else:
-        rescaled = jnp.log(of_tokens(probs))
+        rescaled = jnp.log(values_at(probs, tokens))
         if settings.temperature.ndim:
             # As where all rows are at temperature 0: also for a token that lenience let pass.
             at_argmax = settings.temperature <= MIN_TEMPERATURE

@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.sampling.distributions import excess, normalize, residual, sample, sample_residual
+from spec_t5x.sampling.distributions import (
+    excess,
+    normalize,
+    residual,
+    sample,
+    sample_residual,
+    values_at,
+)
 from spec_t5x.types import Array, Bool, Float, Int, Key
 
 
@@ -82,8 +89,8 @@ def count_accepted(
     The product needs no guard against division by zero, and a token that the
     target excludes is never accepted, whatever ``u``.
     """
-    of_draft = _probability_of(draft_tokens, draft_probs)
-    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    of_draft = values_at(draft_probs, draft_tokens)
+    of_target = values_at(target_probs[:-1], draft_tokens)
     return _leading((of_draft > 0) & (uniforms * lenience * of_draft < of_target))
 
 
@@ -134,8 +141,8 @@ def block_thresholds(
     probability ``Z_i / (Z_i + 1 - p_i)``. After the last draft d is zero, hence
     ``Z_i = p_i`` and the probability is ``p_i``.
     """
-    of_draft = _probability_of(draft_tokens, draft_probs)
-    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    of_draft = values_at(draft_probs, draft_tokens)
+    of_target = values_at(target_probs[:-1], draft_tokens)
     # A draft has a probability of its own; only what was not proposed has none.
     proposed = of_draft > 0
 
@@ -207,8 +214,8 @@ def count_unrejected(
     target_probs: Float[Array, "gamma+1 vocab"],
 ) -> Int[Array, ""]:
     """Number of leading drafts with ``u M q(x) < p(x)`` (section A.2)."""
-    of_draft = _probability_of(draft_tokens, draft_probs)
-    of_target = _probability_of(draft_tokens, target_probs[:-1])
+    of_draft = values_at(draft_probs, draft_tokens)
+    of_target = values_at(target_probs[:-1], draft_tokens)
     shares = rejection_acceptance(target_probs[:-1], draft_probs)
     return _leading((of_draft > 0) & (uniforms * of_draft < shares * of_target))
 
@@ -267,7 +274,7 @@ def lenient_argmax_acceptable(
 ) -> Bool[Array, "gamma"]:
     """Whether ``p(x) >= l max(p)`` for each draft, before standardization (section A.5)."""
     largest = jnp.max(target_logits, axis=-1)
-    return _probability_of(draft_tokens, target_logits) - largest >= jnp.log(lenience)
+    return values_at(target_logits, draft_tokens) - largest >= jnp.log(lenience)
 
 
 def _accept_leading(
@@ -336,13 +343,6 @@ def _draft_row(draft_probs: Float[Array, "gamma vocab"], index) -> Float[Array, 
     if last < 0:
         return jnp.zeros(draft_probs.shape[1], draft_probs.dtype)
     return jnp.where(index <= last, draft_probs[jnp.minimum(index, last)], 0.0)
-
-
-def _probability_of(
-    tokens: Int[Array, "rows"], values: Float[Array, "rows vocab"]
-) -> Float[Array, "rows"]:
-    """Each row's value at its token."""
-    return jnp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
 
 
 def _divide(masses: Array, by: Array) -> Array:
