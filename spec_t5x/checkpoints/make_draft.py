@@ -42,6 +42,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import Model
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, INT4, INT8
 from spec_t5x.sampling.distributions import Sampling
@@ -154,7 +155,7 @@ class _Maker:
 
     def _medusa(self, argument: str) -> Draft:
         loaded = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
-        return MedusaDraft.create(loaded.params, self.model, self.options.settings)
+        return MedusaDraft(T5Heads.create(loaded.params, self.model), self.options.settings)
 
     def _shared_encoder(self, argument: str) -> Draft:
         loaded = target_drafts.load_shared_draft(argument, self.target)

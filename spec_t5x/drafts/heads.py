@@ -10,7 +10,6 @@ from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.heads import T5Heads
-from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Float32, Int, PyTree
@@ -41,17 +40,6 @@ class MedusaDraft(Draft):
     varies = True
     # It predicts from nothing else, and the row's last token.
     uses_target_states = True
-
-    @classmethod
-    def create(
-        cls, params: PyTree, target: T5Model, settings: Sampling | None = None
-    ) -> "MedusaDraft":
-        """Binds the parameters of heads to their target.
-
-        Raises:
-          InputError: the heads are for states of another width.
-        """
-        return cls(T5Heads.create(params, target), settings)
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.models.heads import T5Heads
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 from spec_t5x.verifiers import TreeVerifier
@@ -38,7 +39,7 @@ def random_heads(num_heads=3, model=None):
     rng, width = np.random.default_rng(0), model.config.emb_dim
     shapes = {"wi": (num_heads, 2 * width, 12), "wo": (num_heads, 12, width)}
     params = {n: rng.normal(scale=0.3, size=s).astype(np.float32) for n, s in shapes.items()}
-    return MedusaDraft.create(params, model)
+    return MedusaDraft(T5Heads.create(params, model))
 
 
 @jax.jit
