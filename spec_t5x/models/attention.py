@@ -276,17 +276,27 @@ ExtendSelf = Callable[[Attention, Array, KeysValues], tuple[Array, KeysValues]]
 
 
 def after_texts(
-    inputs: Float[Array, "batch new embed"], cache: Cache, relpos: RelativeBias | None = None
+    inputs: Float[Array, "batch new embed"],
+    cache: Cache,
+    relpos: RelativeBias | None = None,
+    bidirectional: Bool[Array, "batch new"] | None = None,
 ) -> ExtendSelf:
     """New tokens after each row's length, with a bias by relative position or without.
 
-    What the cache holds beyond a row's length has no influence.
+    What the cache holds beyond a row's length has no influence. Tokens that are
+    ``bidirectional`` see one another whatever their order; they are given to an empty cache.
     """
-    if cpu_kernels.in_use(inputs):
+    if cpu_kernels.in_use(inputs) and bidirectional is None:
         return _by_kernel(cpu_kernels.extend_attention, cache, relpos, cache.lengths)
-    distances = distances_after(cache, inputs.shape[1])
+    new, length = inputs.shape[1], cache.max_length
+    queries = cache.lengths[:, None] + jnp.arange(new)[None, :]
+    distances = queries[:, :, None] - jnp.arange(length)[None, None, :]
+    visible = distances >= 0
+    if bidirectional is not None:
+        known = jnp.pad(bidirectional, ((0, 0), (0, length - new)))
+        visible |= bidirectional[:, :, None] & known[:, None, :]
     write = functools.partial(cache_lib.write, starts=cache.lengths)
-    return by_write(write, distances, distances >= 0, relpos)
+    return _by_write(write, distances, visible, relpos)
 
 
 def in_slots(
@@ -301,16 +311,10 @@ def in_slots(
         return _by_kernel(cpu_kernels.extend_attention_nodes, cache, relpos, *places)
     distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
     write = functools.partial(cache_lib.write_nodes, nodes=nodes)
-    return by_write(write, distances, nodes.visible, relpos)
+    return _by_write(write, distances, nodes.visible, relpos)
 
 
-def distances_after(cache: Cache, new: int) -> Int[Array, "batch new length"]:
-    """How far before each of ``new`` tokens every position of the cache lies."""
-    queries = cache.lengths[:, None] + jnp.arange(new)[None, :]
-    return queries[:, :, None] - jnp.arange(cache.max_length)[None, None, :]
-
-
-def by_write(
+def _by_write(
     write: Callable[[Array, Array], Array],
     distances: Int[Array, "batch new length"],
     visible: Bool[Array, "batch new length"],

@@ -6,7 +6,6 @@ prefix language model the tokens of the prompt see one another in both direction
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -14,13 +13,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from spec_t5x.models import cache as cache_lib
-from spec_t5x.models.attention import by_write, distances_after
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Embed
 from spec_t5x.models.t5 import CachedNetwork, Decoder, NetworkConfig
-from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, PyTree
+from spec_t5x.types import PAD_ID, Array, Float32, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +55,6 @@ class _Decoder(Decoder):
         super().setup()
         self.token_embedder = Embed(self.config.vocab_size, self.config.emb_dim, self.config.dtype)
 
-    def extend_prompts(self, embedded, cache: DecoderOnlyCache, bidirectional):
-        distances = distances_after(cache, embedded.shape[1])
-        known = jnp.pad(bidirectional, ((0, 0), (0, cache.max_length - embedded.shape[1])))
-        visible = (distances >= 0) | (bidirectional[:, :, None] & known[:, None, :])
-        write = functools.partial(cache_lib.write, starts=cache.lengths)
-        extend_self = by_write(write, distances, visible, self.relpos_bias)
-        _, cache = self._extend(embedded, cache, extend_self)
-        return cache.at(cache.lengths + embedded.shape[1])
-
 
 class DecoderOnlyTransformer(CachedNetwork):
     """The decoder-only T5, to be called over a static cache."""
@@ -87,15 +75,6 @@ class DecoderOnlyTransformer(CachedNetwork):
         """Logits after new tokens, by which all parameters are initialized."""
         return self.logits(self.extend(cache, tokens)[0])
 
-    def extend_prompts(
-        self,
-        cache: DecoderOnlyCache,
-        tokens: Int[Array, "batch new"],
-        bidirectional: Bool[Array, "batch new"],
-    ) -> DecoderOnlyCache:
-        """Feeds tokens to an empty cache, of which some see one another whatever their order."""
-        return self.decoder.extend_prompts(self.token_embedder(tokens), cache, bidirectional)
-
 
 @flax.struct.dataclass
 class DecoderOnlyModel(TextModel):
@@ -112,7 +91,7 @@ class DecoderOnlyModel(TextModel):
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)
-        return self._apply(cache, prompts, known, method="extend_prompts")
+        return self._apply(cache, prompts, known, method="extend")[1]
 
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:

@@ -239,8 +239,8 @@ class Decoder(nn.Module):
         layers = tuple(layer.empty_cache(encoded, max_length) for layer in self.layers)
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
-    def extend(self, embedded, cache: Cache):
-        extend_self = after_texts(embedded, cache, self.relpos_bias)
+    def extend(self, embedded, cache: Cache, bidirectional=None):
+        extend_self = after_texts(embedded, cache, self.relpos_bias, bidirectional)
         states, extended = self._extend(embedded, cache, extend_self)
         return states, extended.at(cache.lengths + embedded.shape[1])
 
@@ -261,14 +261,18 @@ class CachedNetwork(nn.Module):
     config: NetworkConfig
 
     def extend(
-        self, cache: Cache, tokens: Int[Array, "batch new"]
+        self,
+        cache: Cache,
+        tokens: Int[Array, "batch new"],
+        bidirectional: Bool[Array, "batch new"] | None = None,
     ) -> tuple[Float[Array, "batch new embed"], Cache]:
         """Feeds ``tokens[b]`` to the decoder at position ``cache.lengths[b]``.
 
         Returns the normed states after each, which ``logits`` takes, and the cache, longer by
-        ``new``. The caller makes sure that ``lengths + new`` stays within the cache.
+        ``new``. The caller makes sure that ``lengths + new`` stays within the cache. Which
+        tokens are ``bidirectional``: see ``attention.after_texts``.
         """
-        return self.decoder.extend(self.token_embedder(tokens), cache)
+        return self.decoder.extend(self.token_embedder(tokens), cache, bidirectional)
 
     def extend_nodes(
         self, cache: Cache, nodes: Nodes
