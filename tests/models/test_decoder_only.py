@@ -30,7 +30,7 @@ CONFIG = DecoderOnlyConfig(
     num_heads=2,
     head_dim=8,
     mlp_dim=24,
-    num_layers=2,
+    num_layers=1,
     mlp_activations=("gelu", "linear"),
 )
 TOKENS = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 30).at[:, 0].set(0)

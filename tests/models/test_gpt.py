@@ -23,7 +23,7 @@ from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import PrefixTarget, disturbed, tiny_gpt
-from spec_t5x.verifiers import DEFAULT_VERIFIER, TokenVerifier, TreeVerifier
+from spec_t5x.verifiers import BlockVerifier, TokenVerifier, TreeVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -91,7 +91,7 @@ def test_the_greedy_text_is_that_of_plain_decoding_up_to_the_last_position():
         model(), SOURCES, PROMPTS, KEY, GREEDY, max_decode_len=LENGTH, eos_id=-1
     )
     np.testing.assert_array_equal(plain.lengths, LENGTH)
-    for verifier in (DEFAULT_VERIFIER, TreeVerifier((2, 2))):
+    for verifier in (BlockVerifier(), TreeVerifier((2, 2))):
         decoded = speculative(TransformerDraft(near()), verifier=verifier)
         np.testing.assert_array_equal(decoded.tokens, plain.tokens)
         assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)

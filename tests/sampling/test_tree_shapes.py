@@ -69,9 +69,10 @@ def test_every_node_is_scored_as_the_end_of_its_own_text():
         for node in range(tree.num_nodes):
             path = [n for n in np.flatnonzero(tree.ancestors[node]) if n]
             whole = text + [int(drafts[row, n - 1]) for n in path]
-            alone = jnp.tile(jnp.array(whole), (2, 1))
+            # Of one width: what comes after a token has no influence on it.
+            alone = jnp.tile(jnp.array(whole + [0] * (5 - len(whole))), (2, 1))
             expected, _ = SCORE(target, empty, alone)
-            np.testing.assert_allclose(logits[row, node], expected[row, -1], atol=1e-4)
+            np.testing.assert_allclose(logits[row, node], expected[row, len(whole) - 1], atol=1e-4)
 
 
 def test_the_nodes_of_one_level_see_those_above():
