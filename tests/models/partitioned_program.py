@@ -49,15 +49,14 @@ def random_params(config: T5Config) -> dict:
     return unflatten_dict(params, sep="/")
 
 
-def decode(target: T5Model, draft: TransformerDraft, rows, speculate: bool):
-    """The loops' programs, and what they decode: the plain one, the speculative one."""
-    plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
-    programs, decoded = [plain], [texts(plain(target, *rows))]
-    if speculate:
-        options = {"gamma": GAMMA, "max_decode_len": LENGTH}
-        programs.append(speculative_decode.lower(target, draft, *rows, **options).compile())
-        decoded.append(texts(programs[1](target, draft, *rows)))
-    return programs, decoded
+def decode(target: T5Model, draft: TransformerDraft | None, rows):
+    """The program of the loop, and what it decodes."""
+    if draft is None:
+        plain = autoregressive_decode.lower(target, *rows, max_decode_len=LENGTH).compile()
+        return plain, texts(plain(target, *rows))
+    options = {"gamma": GAMMA, "max_decode_len": LENGTH}
+    program = speculative_decode.lower(target, draft, *rows, **options).compile()
+    return program, texts(program(target, draft, *rows))
 
 
 def texts(decoded) -> dict:
@@ -92,19 +91,23 @@ def main(num_heads: int, speculate: bool) -> dict:
     keys = jax.random.split(jax.random.key(2), BATCH)
     rows = (sources, np.zeros((BATCH, 1), np.int32), keys, SETTINGS)
 
-    draft = TransformerDraft(T5Model.create(draft_params, small))
-    _, alone = decode(T5Model.create(params, big), draft, rows, speculate)
+    target = T5Model.create(params, big)
+    draft = TransformerDraft(T5Model.create(draft_params, small)) if speculate else None
+    alone = decode(target, draft, rows)[1]
+    plain = decode(target, None, rows)[1] if speculate else alone
 
     mesh = partitioning.make_mesh(data=2, model=4)
     with partitioning.partitioned(mesh):
         target = T5Model.create(partitioning.shard_params(params, big, mesh), big)
         draft_params = partitioning.shard_params(draft_params, small, mesh)
-        draft = TransformerDraft(T5Model.create(draft_params, small))
+        if speculate:
+            draft = TransformerDraft(T5Model.create(draft_params, small))
         spread = tuple(partitioning.shard_batch(row, mesh) for row in rows)
-        programs, on_mesh = decode(target, draft, spread, speculate)
+        program, on_mesh = decode(target, draft, spread)
 
-    takes = programs[-1].input_shardings[0]
+    takes = program.input_shardings[0]
     return {
+        "plain": plain,
         "alone": alone,
         "on_mesh": on_mesh,
         "target": shardings(takes[0].params, partitioning.param_shardings(big, mesh)),
@@ -113,9 +116,8 @@ def main(num_heads: int, speculate: bool) -> dict:
         else {},
         "rows": [_axes(sharding.spec) for sharding in takes[2:4]],
         "gathered": sorted(
-            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", programs[-1].as_text()))
+            set(re.findall(r"= (\w+\[[\d,]+\])\S* all-gather\(", program.as_text()))
         ),
-        "bytes": [partitioning.bytes_per_device(t) for t in (target.params, draft_params)],
     }
 
 

@@ -13,7 +13,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import t5x_stream
-from spec_t5x.testing.toy_models import ConstantDraft, TableDraft, TableTarget, tiny_t5
+from spec_t5x.testing.toy_models import ConstantDraft, TableDraft, TableTarget
 from spec_t5x.types import EOS_ID, PAD_ID
 from spec_t5x.verifiers import CoupledVerifier
 
@@ -100,15 +100,6 @@ def test_several_decodes_are_those_of_plain_decoding():
     assert len(np.unique(plain.tokens[0], axis=0)) == 3
 
 
-def test_t5_writes_the_text_of_plain_decoding():
-    target = tiny_t5(seed=0)
-    sources = jnp.asarray(np.random.default_rng(0).integers(2, 30, size=(4, 6)), jnp.int32)
-    arguments = sources, jnp.zeros((4, 1), jnp.int32), KEY, sampling(0.5)
-    draft = TransformerDraft(tiny_t5(seed=1))
-    decoded = coupled_decode(target, draft, *arguments, gamma=4)
-    assert_same_text(decoded, plain_decode(target, *arguments))
-
-
 # T5X's chain of keys
 
 next_logits = jax.jit(lambda target, prefixes: target.next_logits(SOURCES, prefixes))
@@ -152,12 +143,11 @@ def t5x_texts(target, rng, settings, prompts, max_decode_len):
 @pytest.mark.parametrize(
     ("target", "settings"),
     [
-        (TARGET, sampling(0.7, top_k=3)),
-        (TARGET, sampling([1.0, 0.5, 2.0, 1.0, 0.8])),
+        (TARGET, sampling([1.0, 0.5, 2.0, 1.0, 0.8], top_k=3)),
         # T5X's default: of logits that tie, the noise chooses.
         (TIED, sampling(1.0, top_k=1)),
     ],
-    ids=["warped", "each its own", "tied"],
+    ids=["each its own", "tied"],
 )
 def test_with_t5xs_chain_the_text_is_t5xs(target, settings):
     starts = jnp.sum(PROMPTS != PAD_ID, axis=1)
