@@ -8,3 +8,5 @@ NO_DRAFT = "none"
 INT8 = "int8"
 INT4 = "int4"
 WEIGHTS = (AUTO, INT8, INT4)
+# What weights are written to disk as.
+STORED_DTYPES = ("bfloat16", "float32")

@@ -3,7 +3,6 @@
 ``loading`` lists the formats that are read and ``convert`` those that are written; each is a
 folder, whose ``open_model`` makes a ``storage.stored_model.StoredModel``: ``own``,
 ``huggingface`` and ``t5x``. ``storage`` has what they share: files that are written whole
-(``files``), directories and buckets (``locations``), weights that are read by slices
-(``weights``), and checks of names, shapes and types (``validate``). ``make_draft`` makes
-drafts by name.
+(``files``), directories and buckets (``locations``), and weights that are checked and read by
+slices (``tensors``). ``make_draft`` makes drafts by name.
 """

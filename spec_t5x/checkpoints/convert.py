@@ -7,7 +7,6 @@ memory at a time (of Hugging Face's format, those of one file, 1 GB).
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.loading import open_model
@@ -24,8 +23,8 @@ from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.names import AUTO, WEIGHTS
 
 # Each writes a ``StoredModel`` tensor by tensor, completely or not at all. Beside directory and
-# model it takes ``dtype`` (of the stored weights), ``extra`` (entries for its description of the
-# model), ``overwrite`` (whether an earlier checkpoint may be replaced) and ``report``.
+# model it takes ``dtype`` (of the stored weights), ``overwrite`` (whether an earlier checkpoint
+# may be replaced) and ``report``.
 WRITERS: dict[str, Callable[..., None]] = {
     "t5x": t5x.write_model,
     "huggingface": huggingface_t5.write_model,
@@ -85,7 +84,6 @@ def convert(
         directory,
         stored if weights == AUTO else dataclasses.replace(stored, weights=weights),
         dtype=dtype or _common_dtype(stored),
-        extra=_extra_entries(stored),
         overwrite=overwrite,
         report=report,
     )
@@ -96,10 +94,3 @@ def _common_dtype(stored: StoredModel) -> str:
     """What holds all weights of a model as they are: bfloat16 only where all of them are."""
     types = {tensor.dtype for tensor in stored.tensors.values()}
     return "bfloat16" if types == {"bfloat16"} else "float32"
-
-
-def _extra_entries(stored: StoredModel) -> dict[str, Any]:
-    """Entries of config.json beyond the model that hold for the copy, too."""
-    if "format" in stored.metadata:
-        return native.extra_entries(stored.metadata)
-    return {"model_type": stored.metadata["model_type"]}

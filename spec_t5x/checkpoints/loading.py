@@ -10,11 +10,10 @@ from spec_t5x.checkpoints.huggingface import gpt2
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
-from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location, locate
+from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary
 from spec_t5x.checkpoints.t5x import reading as t5x
-from spec_t5x.checkpoints.t5x.index import find_t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 
@@ -30,8 +29,6 @@ FORMATS: dict[str, Opener] = {
     "gpt2": gpt2.open_model,
     "huggingface": huggingface_t5.open_model,
 }
-
-_GIVE = "give a spec_t5x, Hugging Face or T5X checkpoint"
 
 
 def load(
@@ -165,23 +162,21 @@ def _format_of(values: dict[str, Any] | None, directory: Location) -> str:
     if "model_type" in values:
         return "huggingface"
     raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: {_GIVE}"
+        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: "
+        "give a spec_t5x, Hugging Face or T5X checkpoint"
     )
 
 
 def _read_config(directory: Location) -> dict[str, Any] | None:
-    path, in_bucket = directory / CONFIG_NAME, isinstance(directory, GcsPath)
-    if path.is_file():
-        if in_bucket:
-            raise InputError(
-                f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
-                "checkpoints are read"
-            )
-        return read_json(path)
-    if find_t5x(directory) is None:
-        remedy = f"check the name and the credentials ({LOG_IN})" if in_bucket else _GIVE
-        raise InputError(f"{directory} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
-    return None
+    path = directory / CONFIG_NAME
+    if not path.is_file():
+        return None
+    if isinstance(directory, GcsPath):
+        raise InputError(
+            f"{directory} holds a {CONFIG_NAME}: copy it to this machine; from a bucket T5X "
+            "checkpoints are read"
+        )
+    return read_json(path)
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x import state_utils
 
-from spec_t5x.checkpoints.storage.validate import listed
+from spec_t5x.checkpoints.storage.tensors import listed
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 

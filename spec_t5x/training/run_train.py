@@ -16,13 +16,12 @@ from typing import Any
 import gin
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.directory import check_stored_dtype
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.target_drafts import save_heads
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.progress import say
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
@@ -30,6 +29,7 @@ from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
+from spec_t5x.names import STORED_DTYPES
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.learners import HeadsLearner, Network
 from spec_t5x.training.optimizers import OptimizerOptions
@@ -181,7 +181,7 @@ def check_settings(
         InputError: a schedule longer than the training, too few devices, an unknown optimizer or
             dtype, or files in the place of the export.
     """
-    check_stored_dtype(export_dtype)
+    check_choice("stored dtype", export_dtype, STORED_DTYPES)
     check_destination(exported, overwrite=True, marks=(CONFIG_NAME,))
     optimizer.build(options.steps)
     count_replicas(options.data_parallel, options.model_parallel)

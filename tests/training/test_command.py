@@ -74,7 +74,7 @@ def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose bfloat16 or float32"),
+        ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose one of bfloat16,"),
         ({"OptimizerOptions__warmup_steps": 4}, "4 warm-up"),
         ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
         ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),

@@ -89,6 +89,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         vocabulary=vocabulary,
         directory=directory,
         metadata=values,
+        extra={"model_type": values["model_type"]},
     )
 
 

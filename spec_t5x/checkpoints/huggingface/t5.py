@@ -14,7 +14,6 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     transposed,
     write_safetensors,
 )
-from spec_t5x.checkpoints.own.directory import check_stored_dtype
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
     describing,
@@ -30,9 +29,10 @@ from spec_t5x.data.vocabulary import (
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import EOS_ID, PAD_ID
 
 # Their names for activations. "gelu_new" and the gated "gelu" are the tanh
@@ -124,6 +124,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
+        extra={"model_type": values["model_type"]},
     )
 
 
@@ -132,7 +133,6 @@ def write_model(
     stored: StoredModel,
     *,
     dtype: str,
-    extra: dict[str, Any] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -142,15 +142,13 @@ def write_model(
     Args:
         directory, dtype, overwrite, report: as ``convert.WRITERS``.
         stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
-            decide.
-        extra: has no effect: transformers owns config.json.
+            decide. Its ``extra`` entries are left out: transformers owns config.json.
         shard_bytes: larger models are written in files of at most this size, and an index.
 
     Raises:
         InputError: the directory is taken, transformers has no such T5, or the weights are
             damaged or do not fit.
     """
-    del extra
     values = config_values(stored.config, dtype, _model_type(stored))
     vocabulary = stored.known_vocabulary()
     stored.check()
@@ -267,7 +265,7 @@ def _model_type(stored: StoredModel) -> str:
     in the network.
     """
     by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
-    return stored.metadata.get("model_type") or by_size
+    return stored.extra.get("model_type") or by_size
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
@@ -276,7 +274,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
     Raises:
         InputError: a dtype or an activation that is not among T5's there.
     """
-    check_stored_dtype(dtype)
+    check_choice("stored dtype", dtype, STORED_DTYPES)
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
         raise InputError(

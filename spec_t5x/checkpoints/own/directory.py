@@ -16,12 +16,6 @@ from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.errors import InputError
 
 
-def check_stored_dtype(dtype: str) -> None:
-    """Raises ``InputError`` for a type that weights are not stored in."""
-    if dtype not in ("bfloat16", "float32"):
-        raise InputError(f"stored dtype is {dtype!r}: choose bfloat16 or float32")
-
-
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """A config.json with entries of the caller's.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.own import rounded
-from spec_t5x.checkpoints.own.directory import check_format, check_stored_dtype, with_extra
+from spec_t5x.checkpoints.own.directory import check_format, with_extra
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
     describing,
@@ -32,12 +32,12 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x"
@@ -79,8 +79,8 @@ def save_model(
     vocabulary = vocabulary_or_path
     if isinstance(vocabulary, str | Path):
         vocabulary = SentencePieceVocabulary(vocabulary)
-    stored = StoredModel.of_params(directory, params, config, vocabulary)
-    write_model(directory, stored, dtype=dtype, extra=extra, overwrite=overwrite)
+    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
 
 
 def write_model(
@@ -88,14 +88,13 @@ def write_model(
     stored: StoredModel,
     *,
     dtype: str,
-    extra: dict[str, Any] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> None:
     """``save_model`` of a stored model; see ``convert.WRITERS``."""
     vocabulary = stored.known_vocabulary()
     stored.check()
-    metadata = describe(stored.config, vocabulary, dtype, extra or {}, stored.weights)
+    metadata = describe(stored, dtype)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
         vocabulary.save(stage)
@@ -126,22 +125,18 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=values,
+        extra=extra_entries(values),
     )
 
 
-def describe(
-    config: ModelConfig,
-    vocabulary: Vocabulary | None,
-    dtype: str,
-    extra: dict[str, Any],
-    weights: str = AUTO,
-) -> dict[str, Any]:
-    """What config.json holds of a model, with ``extra`` entries.
+def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
+    """What config.json holds of a model, ``extra`` entries included.
 
     Raises:
         InputError: an unknown ``dtype``, or an extra entry of a name of the format's own.
     """
-    check_stored_dtype(dtype)
+    check_choice("stored dtype", dtype, STORED_DTYPES)
+    config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
         "version": VERSION if weights == AUTO else _ROUNDED_VERSION,
@@ -152,7 +147,7 @@ def describe(
     }
     if weights != AUTO:
         metadata["weights"] = weights
-    return with_extra(metadata, extra)
+    return with_extra(metadata, stored.extra)
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -21,22 +21,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.own.directory import (
-    check_format,
-    check_stored_dtype,
-    read_arrays,
-    write_draft,
-)
+from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_draft
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.tensors import array_tensors, read_params
-from spec_t5x.checkpoints.storage.validate import check_tensors
-from spec_t5x.errors import InputError
+from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_params
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PyTree
 
 HEADS, SHARED = "spec_t5x_heads", "spec_t5x_shared_draft"
@@ -194,7 +189,7 @@ def _write(
     overwrite: bool = False,
 ) -> None:
     """Parameters, stored as ``dtype``, and ``exact`` arrays, which are stored as they are."""
-    check_stored_dtype(dtype)
+    check_choice("stored dtype", dtype, STORED_DTYPES)
     marks = {
         "vocabulary": target.vocabulary.fingerprint(),
         "fingerprint": target_fingerprint(target),

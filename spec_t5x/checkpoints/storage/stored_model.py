@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.storage.locations import Location
-from spec_t5x.checkpoints.storage.tensors import Tensors, array_tensors, read_params
-from spec_t5x.checkpoints.storage.validate import check_tensors
+from spec_t5x.checkpoints.storage.tensors import (
+    Tensors,
+    array_tensors,
+    check_tensors,
+    read_params,
+)
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
@@ -29,7 +33,7 @@ class LoadedModel:
     vocabulary: Vocabulary
     # Where the model was read from.
     directory: Location
-    # config.json as it stands there; of a T5X checkpoint its format, version and step.
+    # config.json as it stands there; of a T5X checkpoint its step, and what it was given.
     metadata: dict[str, Any]
     # "int8" or "int4" where the matrices were rounded before they were stored.
     weights: str = AUTO
@@ -51,6 +55,8 @@ class StoredModel:
     # As in ``LoadedModel``; a format that writes the model rounds it so.
     metadata: dict[str, Any]
     weights: str = AUTO
+    # Entries of config.json beside the model's that hold for a copy, too.
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_params(
@@ -59,6 +65,7 @@ class StoredModel:
         params: PyTree,
         config: ModelConfig,
         vocabulary: Vocabulary | None,
+        extra: dict[str, Any] | None = None,
     ) -> "StoredModel":
         """A model in memory that a format is to write to ``directory``."""
         return cls(
@@ -67,6 +74,7 @@ class StoredModel:
             vocabulary=vocabulary,
             directory=Path(directory),
             metadata={},
+            extra=extra or {},
         )
 
     def check(self) -> None:

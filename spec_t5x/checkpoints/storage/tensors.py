@@ -1,13 +1,13 @@
 """Weights on disk: opened by a format, read by slices on demand.
 
-``read_params`` brings them onto devices or into host memory; ``read_tensors`` hands them to a
-format that writes them.
+``check_tensors`` looks at their names, shapes and types. ``read_params`` brings them onto devices
+or into host memory; ``read_tensors`` hands them to a format that writes them.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,7 +19,6 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.storage.validate import listed
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
@@ -31,6 +30,11 @@ _FINITE_BLOCK = 1 << 24
 
 # Called with the bytes that are done, and with their total.
 Report = Callable[[int, int], None]
+
+# What weights may be stored as.
+_TYPES = ("float32", "bfloat16", "float16", "float64")
+# Faults of a kind that a message names.
+_NAMED = 6
 
 # One slice for each axis; and the same as numbers, which can be compared.
 Index = tuple[slice, ...]
@@ -72,6 +76,42 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
 
     flat = flatten_dict(params, sep="/")
     return {path: tensor(path, array) for path, array in flat.items()}
+
+
+def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
+    """Compares tensors with the shapes expected.
+
+    Raises:
+        InputError: one line with every kind of fault: missing, unexpected, of the wrong shape
+            or of a type that weights do not have.
+    """
+    common = [name for name in expected if name in found]
+    faults = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "of the wrong shape": [
+            f"{name} is {list(found[name].shape)}, not {list(expected[name])}"
+            for name in common
+            if tuple(found[name].shape) != tuple(expected[name])
+        ],
+        f"not stored as {', '.join(_TYPES[:-1])} or {_TYPES[-1]}": [
+            f"{name} is {found[name].dtype}"
+            for name in common
+            if str(found[name].dtype) not in _TYPES
+        ],
+    }
+    texts = [f"{len(names)} {kind} ({listed(names)})" for kind, names in faults.items() if names]
+    if texts:
+        raise InputError(
+            f"{source}: tensors do not fit the model's configuration: {', '.join(texts)}: copy the "
+            "whole checkpoint again, with the configuration the weights were saved with"
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def read_params(

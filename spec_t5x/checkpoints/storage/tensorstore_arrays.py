@@ -23,8 +23,7 @@ from spec_t5x.checkpoints.storage.files import (
     write_json,
 )
 from spec_t5x.checkpoints.storage.locations import Location, kvstore_spec
-from spec_t5x.checkpoints.storage.tensors import Tensor
-from spec_t5x.checkpoints.storage.validate import listed
+from spec_t5x.checkpoints.storage.tensors import Tensor, listed
 from spec_t5x.errors import InputError
 
 METADATA_NAME = "_METADATA"

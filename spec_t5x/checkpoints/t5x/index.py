@@ -10,7 +10,6 @@ A leaf of the msgpack file is an array, TensorStore's specification of one, or, 
 early Orbax wrote the file, ``PLACEHOLDER://name``. The optimizer's state is left alone.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,8 +28,6 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
 )
 from spec_t5x.errors import InputError
 
-LEGACY, ORBAX = "t5x_legacy", "t5x_orbax"
-
 # Versions of the legacy format that are read. 2 differs in bfloat16 alone, stored as uint16,
 # which is refused.
 VERSIONS = (2, 3)
@@ -45,18 +42,6 @@ _COPY_AGAIN = "copy the whole checkpoint again"
 # Where the parameters and the step are in the tree, in the order of looking.
 _TARGETS = ("target", "optimizer/target", "_optimizer/target")
 _STEPS = ("state/step", "optimizer/state/step", "_optimizer/state/step")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class T5XIndex:
-    """The parameters of a checkpoint by their paths, before any is opened."""
-
-    format: str
-    # Of the legacy format; None for Orbax.
-    version: int | None
-    location: Location
-    entries: Mapping[str, ArrayEntry]
-    step: ArrayEntry | None
 
 
 def find_t5x(location: Location) -> Location | None:
@@ -85,8 +70,8 @@ def find_t5x(location: Location) -> Location | None:
     return found
 
 
-def read_index(location: Location) -> T5XIndex:
-    """The index of a checkpoint in the directory that ``find_t5x`` found.
+def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | None]:
+    """The parameters of the checkpoint that ``find_t5x`` found, by their paths, and its step.
 
     Raises:
         InputError: it is damaged, of another version or of another program.
@@ -94,25 +79,20 @@ def read_index(location: Location) -> T5XIndex:
     path = location / CHECKPOINT_NAME
     is_orbax = (location / METADATA_NAME).is_file()
     if is_orbax and not path.is_file():
-        return _index(ORBAX, None, location, orbax_entries(location))
-    tree = _read_msgpack(path)
-    leaves = dict(_leaves(tree))
-    # Early Orbax, too, wrote such a file, and says nothing of a version.
-    if is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values()):
-        return _index(ORBAX, None, location, _stored(leaves, location))
-    version = tree.get("version")
-    if version not in VERSIONS:
-        raise InputError(
-            f"{path} has version {version!r}, this spec_t5x reads "
-            f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
-        )
-    return _index(LEGACY, version, location, _stored(leaves, location))
-
-
-def _index(
-    kind: str, version: int | None, location: Location, stored: Mapping[Keys, ArrayEntry]
-) -> T5XIndex:
-    flat = {"/".join(path): entry for path, entry in stored.items()}
+        stored = orbax_entries(location)
+    else:
+        tree = _read_msgpack(path)
+        leaves, version = dict(_leaves(tree)), tree.get("version")
+        # Early Orbax, too, wrote such a file, and says nothing of a version.
+        of_orbax = is_orbax or any(isinstance(leaf, str | bytes) for leaf in leaves.values())
+        if not of_orbax and version not in VERSIONS:
+            raise InputError(
+                f"{path} has version {version!r}, this spec_t5x reads "
+                f"{' and '.join(map(str, VERSIONS))}: save it again with a T5X of 2021 or later"
+            )
+        kvstore = arrays_kvstore(location)
+        stored = {keys: _entry(leaf, kvstore, keys, location) for keys, leaf in leaves.items()}
+    flat = {"/".join(keys): entry for keys, entry in stored.items()}
     for prefix in _TARGETS:
         entries = {
             path.removeprefix(f"{prefix}/"): entry
@@ -120,10 +100,7 @@ def _index(
             if path.startswith(f"{prefix}/")
         }
         if entries:
-            step = next((flat[path] for path in _STEPS if path in flat), None)
-            return T5XIndex(
-                format=kind, version=version, location=location, entries=entries, step=step
-            )
+            return entries, next((flat[path] for path in _STEPS if path in flat), None)
     found = sorted({path.partition("/")[0] for path in flat})
     raise InputError(
         f"{location} holds no parameters under {_TARGETS[0]!r}, but "
@@ -165,11 +142,6 @@ def _leaves(tree: Mapping, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 def _is_spec(value: Mapping) -> bool:
     return "driver" in value and ("kvstore" in value or "base" in value)
-
-
-def _stored(leaves: Mapping[Keys, Any], location: Location) -> dict[Keys, ArrayEntry]:
-    kvstore = arrays_kvstore(location)
-    return {path: _entry(leaf, kvstore, path, location) for path, leaf in leaves.items()}
 
 
 def _entry(leaf: Any, kvstore: Mapping[str, Any], path: Keys, location: Location) -> ArrayEntry:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import read_json
-from spec_t5x.checkpoints.storage.locations import Location
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors
 from spec_t5x.checkpoints.t5x.index import find_t5x, read_index
@@ -40,12 +40,13 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     """
     found = find_t5x(location)
     if found is None:
-        raise InputError(
-            f"{location} holds no T5X checkpoint: give a directory such as …/checkpoint_1000000"
-        )
-    index = read_index(found)
+        remedy = "give a spec_t5x, Hugging Face or T5X checkpoint"
+        if isinstance(location, GcsPath):
+            remedy = f"check the name and the credentials ({LOG_IN})"
+        raise InputError(f"{location} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
+    entries, step = read_index(found)
     directory = found.parent if found.name == "state" else found
-    tensors = open_tensors(index.entries, str(directory))
+    tensors = open_tensors(entries, str(directory))
     path, vocabulary = directory / SIDECAR_NAME, None
     sidecar = read_json(path) if path.is_file() else {}
     if sidecar.get("vocabulary") is not None:
@@ -55,18 +56,16 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     else:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
-    step = open_tensors({"step": index.step}, str(found)) if index.step is not None else {}
-    own = {
-        "format": index.format,
-        "version": index.version,
-        "step": int(step["step"].read(())) if step else None,
-    }
+    metadata = native.extra_entries(sidecar)
+    if step is not None:
+        metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
     return StoredModel(
         tensors=tensors,
         config=config,
         vocabulary=vocabulary,
         directory=directory,
-        metadata={**native.extra_entries(sidecar), **own},
+        metadata=metadata,
+        extra=metadata,
     )
 
 

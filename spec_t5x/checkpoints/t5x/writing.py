@@ -4,6 +4,7 @@ What T5X restores for inference, evaluation and fine-tuning: the parameters and 
 There is no optimizer state.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
 from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO
 
 # The legacy format's since June 2021.
 _VERSION = 3
@@ -33,21 +35,20 @@ def write_model(
     stored: StoredModel,
     *,
     dtype: str,
-    extra: dict[str, Any] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> None:
     """Writes ``…/checkpoint_N``, where N is the step, as T5X wants it; see ``convert.WRITERS``.
 
-    T5X has the network in gin. It is noted beside what T5X reads, with the vocabulary and
-    ``extra`` entries, for those who read the checkpoint without T5X (``spec_t5x.json``).
+    T5X has the network in gin. It is noted beside what T5X reads, with the vocabulary, for those
+    who read the checkpoint without T5X (``spec_t5x.json``).
 
     Raises:
         InputError: the directory is taken or of another name, or the parameters do not fit
             the configuration or are not finite.
     """
     step = step_of(Path(directory))
-    sidecar = native.describe(stored.config, stored.vocabulary, dtype, dict(extra or {}))
+    sidecar = native.describe(dataclasses.replace(stored, weights=AUTO), dtype)
     stored.check()
     with staged_directory(directory, overwrite=overwrite, marks=(CHECKPOINT_NAME,)) as stage:
         write_json(stage / SIDECAR_NAME, sidecar)
