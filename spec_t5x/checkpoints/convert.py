@@ -11,13 +11,12 @@ from pathlib import Path
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
-from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.names import AUTO, WEIGHTS
@@ -74,8 +73,7 @@ def convert(
     # Before anything is read.
     if to == "t5x":
         t5x.step_of(directory)
-    mark = CHECKPOINT_NAME if to == "t5x" else CONFIG_NAME
-    check_destination(directory, overwrite, (mark,))
+    check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")

@@ -18,7 +18,7 @@ import gin
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.target_drafts import save_heads
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, check_destination
+from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice
@@ -182,7 +182,7 @@ def check_settings(
             dtype, or files in the place of the export.
     """
     check_choice("stored dtype", export_dtype, STORED_DTYPES)
-    check_destination(exported, overwrite=True, marks=(CONFIG_NAME,))
+    check_destination(exported, overwrite=True)
     optimizer.build(options.steps)
     count_replicas(options.data_parallel, options.model_parallel)
 

@@ -7,13 +7,15 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from spec_t5x.errors import InputError
 
 CONFIG_NAME = "config.json"
+# Beside T5X's files, which it does not read: the config.json of our own format.
+SIDECAR_NAME = "spec_t5x.json"
 
 # What a directory is called while it is written, and while another takes its place.
 _STAGE, _RETIRED = "writing", "old"
@@ -92,16 +94,13 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def staged_directory(
-    directory: str | Path, *, overwrite: bool, marks: Sequence[str] = (CONFIG_NAME,)
-) -> Iterator[Path]:
+def staged_directory(directory: str | Path, *, overwrite: bool) -> Iterator[Path]:
     """Yields a directory beside ``directory`` that takes its place at the end.
 
     When the body fails, nothing has changed. With ``overwrite`` an earlier
-    checkpoint is removed, once the new one is complete; it is recognized by a file of one of
-    the names ``marks``. A process that is killed, wherever, leaves the earlier checkpoint or
-    the new one under the name, once ``recover`` was called, as whatever reads checkpoints does;
-    what else it leaves goes when the name is written next.
+    checkpoint is removed, once the new one is complete. A process that is killed, wherever, leaves
+    the earlier checkpoint or the new one under the name, once ``recover`` was called, as whatever
+    reads checkpoints does; what else it leaves goes when the name is written next.
 
     Raises:
         InputError: something is there already, and it is not an empty directory
@@ -109,7 +108,7 @@ def staged_directory(
     """
     directory = Path(directory).resolve()
     recover(directory)
-    check_destination(directory, overwrite, marks)
+    check_destination(directory, overwrite)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _stage_of(directory) as stage:
         yield stage
@@ -127,7 +126,7 @@ def recover(directory: Path) -> None:
             os.rename(_beside(directory, _RETIRED)[0], directory)
 
 
-def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) -> None:
+def check_destination(directory: Path, overwrite: bool) -> None:
     """Whether ``staged_directory`` would begin.
 
     Raises:
@@ -142,9 +141,9 @@ def check_destination(directory: Path, overwrite: bool, marks: Sequence[str]) ->
     if not overwrite:
         raise InputError(f"{directory} exists: choose another directory or set overwrite=True")
     # A wrong path must not cost anybody their files.
-    if not any((directory / mark).is_file() for mark in marks):
+    if not any((directory / name).is_file() for name in (CONFIG_NAME, SIDECAR_NAME)):
         raise InputError(
-            f"{directory} holds no {' or '.join(marks)}, so it is no checkpoint to "
+            f"{directory} holds no {CONFIG_NAME} and no {SIDECAR_NAME}, so it is no checkpoint to "
             "overwrite: choose another directory"
         )
 

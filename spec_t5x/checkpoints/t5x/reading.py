@@ -10,17 +10,13 @@ import re
 from collections.abc import Mapping
 
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, read_json
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors
 from spec_t5x.checkpoints.t5x.index import find_t5x, read_index
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
-
-# Beside T5X's files, which it does not read: the config.json of our own format. With it a
-# checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
-SIDECAR_NAME = "spec_t5x.json"
 
 _EMBEDDING = "token_embedder/embedding"
 _LOGITS = "decoder/logits_dense/kernel"
@@ -48,6 +44,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     directory = found.parent if found.name == "state" else found
     tensors = open_tensors(entries, str(directory))
     path, vocabulary = directory / SIDECAR_NAME, None
+    # With it a checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
     sidecar = read_json(path) if path.is_file() else {}
     if sidecar.get("vocabulary") is not None:
         vocabulary = native.read_vocabulary(directory, sidecar)

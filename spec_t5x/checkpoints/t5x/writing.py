@@ -14,13 +14,17 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import one_line, staged_directory, write_json
+from spec_t5x.checkpoints.storage.files import (
+    SIDECAR_NAME,
+    one_line,
+    staged_directory,
+    write_json,
+)
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr_spec
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
-from spec_t5x.checkpoints.t5x.reading import SIDECAR_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO
 
@@ -50,7 +54,7 @@ def write_model(
     step = step_of(Path(directory))
     sidecar = native.describe(dataclasses.replace(stored, weights=AUTO), dtype)
     stored.check()
-    with staged_directory(directory, overwrite=overwrite, marks=(CHECKPOINT_NAME,)) as stage:
+    with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / SIDECAR_NAME, sidecar)
         if stored.vocabulary is not None:
             stored.vocabulary.save(stage)
