@@ -115,7 +115,7 @@ def known_costs(monkeypatch):
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
     # Nor is anything said that depends on one.
-    monkeypatch.setattr(compilation_cache_lib, "announce", lambda say: None)
+    monkeypatch.setattr(compilation_cache_lib, "announce", lambda: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

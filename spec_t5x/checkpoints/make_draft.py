@@ -23,9 +23,14 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_t5x.checkpoints.loading import PACKAGED_MODELS, check_same_vocabulary, open_model
+from spec_t5x.checkpoints.loading import (
+    PACKAGED_MODELS,
+    check_same_vocabulary,
+    find_directory,
+    open_model,
+)
 from spec_t5x.checkpoints.own import ngram_tables, target_drafts
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.cascade import CascadeDraft
@@ -149,13 +154,12 @@ class _Maker:
         return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
 
     def _uniform(self, argument: str) -> Draft:
-        if argument:
-            raise InputError(f"draft uniform:{argument}: uniform takes no argument")
+        _refuse_argument("uniform", argument)
         return UniformDraft(self.model.vocab_size)
 
     def _medusa(self, argument: str) -> Draft:
-        loaded = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
-        return MedusaDraft(T5Heads.create(loaded.params, self.model), self.options.settings)
+        params = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
+        return MedusaDraft(T5Heads.create(params, self.model), self.options.settings)
 
     def _shared_encoder(self, argument: str) -> Draft:
         loaded = target_drafts.load_shared_draft(argument, self.target)
@@ -175,8 +179,7 @@ class _Maker:
         return SelfDraft.early_exit(self.model, layers, self.options.settings)
 
     def _rounded(self, argument: str, weights: str) -> Draft:
-        if argument:
-            raise InputError(f"draft {weights}:{argument}: {weights} takes no argument")
+        _refuse_argument(weights, argument)
         return SelfDraft.rounded(self.model, BITS[weights], self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
@@ -237,19 +240,22 @@ _OF_ENCODER_DECODERS = ("medusa", "early_exit", _SHARED)
 
 def _kind_of(text: str) -> str:
     """The name of the draft in a directory, here or in a bucket, or of a packaged name."""
-    directory = locate(text)
-    if isinstance(directory, GcsPath):
+    if isinstance(locate(text), GcsPath):
         return "transformer"
-    recover(directory)
-    if not directory.is_dir():
-        directory = PACKAGED_MODELS / text
-    if not directory.is_dir() or not text:
+    try:
+        directory = find_directory(text)
+    except InputError as error:
         raise InputError(
             f"no draft {text!r}: give the directory of a checkpoint or one of {', '.join(NAMES)}"
-        )
+        ) from error
     config = directory / CONFIG_NAME
     kind = read_json(config).get("format") if config.is_file() else None
     return FORMATS.get(kind, "transformer")
+
+
+def _refuse_argument(name: str, argument: str) -> None:
+    if argument:
+        raise InputError(f"draft {name}:{argument}: {name} takes no argument")
 
 
 def _number(name: str, argument: str) -> int:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     _check_flags(args, options, draft)
     source = _source(args)
     enable()
-    announce(say)
+    announce()
 
     from spec_t5x.generation import Generator
     from spec_t5x.generation.left_out import Memory

@@ -4,13 +4,13 @@ import atexit
 import functools
 import os
 import shutil
-import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
+
+from spec_t5x.machine.progress import say
 
 # Bytes of compiled programs; of more, those that were not used for longest go. A program for a
 # CPU takes a few megabytes.
@@ -58,13 +58,15 @@ def enable() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def announce(say: Callable[[str], None]) -> None:
+def announce() -> None:
     """Says once that a program is being compiled, where that takes more than a moment."""
     state = {"waiting": None}
 
     def is_long() -> None:
         state["said"] = True
-        say(f"compiling for these models and shapes, which is done once{_where()}")
+        directory = jax.config.jax_compilation_cache_dir
+        where = f" (kept in {directory})" if directory else ""
+        say(f"compiling for these models and shapes, which is done once{where}")
 
     def event(name: str, **_) -> None:
         if name.endswith("compile_requests_use_cache") and "said" not in state:
@@ -79,11 +81,6 @@ def announce(say: Callable[[str], None]) -> None:
 
     jax.monitoring.register_event_listener(event)
     jax.monitoring.register_event_duration_secs_listener(ended)
-
-
-def _where() -> str:
-    directory = jax.config.jax_compilation_cache_dir
-    return f" (kept in {directory})" if directory else ""
 
 
 def _bounded(directory: Path) -> Path | None:
@@ -119,8 +116,5 @@ def _checked(directory: Path) -> Path:
 
 @functools.cache
 def _in_place_of(directory: Path | str, why: str) -> Path:
-    print(
-        f"spec-t5x: nothing that is compiled is kept, {directory} cannot be used ({why})",
-        file=sys.stderr,
-    )
+    say(f"nothing that is compiled is kept, {directory} cannot be used ({why})")
     return temporary_cache()

@@ -3,11 +3,12 @@
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
+
+from spec_t5x.machine.cpu_kernels import library
 
 
 def machine() -> dict[str, Any]:
@@ -28,11 +29,9 @@ def machine() -> dict[str, Any]:
 
 def processor() -> str:
     """The processor's name where the system gives it, its architecture elsewhere."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in library.processor().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.machine()
 
 

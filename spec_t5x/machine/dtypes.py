@@ -8,11 +8,11 @@ equal token for token; in bfloat16 two logits may tie.
 """
 
 import functools
-import sys
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import check_choice
+from spec_t5x.machine.progress import say
+from spec_t5x.names import AUTO
 
-AUTO = "auto"
 DTYPES = (AUTO, "float32", "bfloat16")
 
 
@@ -35,8 +35,7 @@ def resolve_dtype(dtype: str, platform: str | None = None) -> str:
     >>> [resolve_dtype("auto", platform) for platform in ("cpu", "gpu", "tpu")]
     ['float32', 'bfloat16', 'bfloat16']
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype is {dtype!r}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    check_choice("dtype", dtype, DTYPES)
     if dtype == "float32":
         return dtype
     if platform is None:
@@ -52,8 +51,7 @@ def resolve_dtype(dtype: str, platform: str | None = None) -> str:
 
 @functools.cache  # once in a process
 def _say_slow() -> None:
-    print(
-        "spec-t5x: bfloat16 on a CPU is about 20 times slower than float32 (XLA): "
-        "leave --dtype out, or give float32",
-        file=sys.stderr,
+    say(
+        "bfloat16 on a CPU is about 20 times slower than float32 (XLA): leave --dtype out, or give "
+        "float32"
     )

@@ -5,35 +5,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from spec_t5x.machine import compilation_cache
 
-PROGRAM = """
-import jax
-from spec_t5x.machine.compilation_cache import enable
-enable()
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.jit(lambda x: x * 2 + 1)(1.0)
-"""
+
+@pytest.fixture
+def settings(monkeypatch):
+    """JAX's own, which are put back."""
+    names = [name for name in jax.config.values if name.startswith(("jax_comp", "jax_persistent"))]
+    before = {name: jax.config.values[name] for name in names}
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    yield jax.config.values
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @pytest.mark.parametrize(
-    ("variables", "kept"),
-    [
-        ({"XDG_CACHE_HOME": "{tmp}/user"}, "user/spec_t5x/compiled"),
-        ({"JAX_COMPILATION_CACHE_DIR": "{tmp}/own"}, "own"),
-        ({"XDG_CACHE_HOME": "{tmp}/user", "JAX_COMPILATION_CACHE_DIR": ""}, None),
-    ],
-    ids=["by default", "named", "switched off"],
+    ("named", "kept"), [(None, "user/spec_t5x/compiled"), ("own", "own"), ("", None)]
 )
-def test_programs_are_kept_where_the_environment_says(tmp_path, variables, kept):
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    environment |= {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert bool(files) == bool(kept)
-    assert all(path.is_relative_to(tmp_path / kept) for path in files)
+def test_programs_are_kept_where_the_environment_says(tmp_path, monkeypatch, settings, named, kept):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    if named is not None:
+        named = named and str(tmp_path / named)
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", named)
+    compilation_cache.enable()
+    assert settings["jax_compilation_cache_dir"] == (str(tmp_path / kept) if kept else "")
 
 
 FILL = """
@@ -45,55 +43,48 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 for number in range(3):
     jax.jit(lambda x: x * number + 1)(1.0)
 """
+# The first is compiled in less than a moment.
+COMPILE = """
+import jax
+from spec_t5x.machine import compilation_cache
+compilation_cache.enable()
+compilation_cache.announce()
+for number, moment in enumerate((60.0, 0.0, 0.0)):
+    compilation_cache._A_MOMENT = moment
+    jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
+    print(number, file=__import__("sys").stderr)
+"""
+
+
+def run(program, **variables):
+    """What a process of its own prints on standard error."""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | variables,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr
 
 
 def test_the_users_cache_is_bounded(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     programs = tmp_path / "spec_t5x" / "compiled"
     programs.mkdir(parents=True, mode=0o700)
     programs.parent.chmod(0o700)
     # Of a cache that had no bound: JAX has not noted when it was used.
     (programs / "old-cache").write_bytes(bytes(5900))
-    run = subprocess.run(
-        [sys.executable, "-c", FILL],
-        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stderr == ""
+    assert run(FILL, XDG_CACHE_HOME=str(tmp_path)) == ""
     kept = list(programs.glob("*-cache"))
     assert kept and programs / "old-cache" not in kept
     assert sum(path.stat().st_size for path in kept) <= 6000
 
 
-COMPILE = """
-import jax
-from spec_t5x.machine import compilation_cache
-compilation_cache._A_MOMENT = {moment}
-compilation_cache.enable()
-compilation_cache.announce(print)
-for number in range(2):
-    jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
-"""
-
-
-@pytest.mark.parametrize(
-    ("moment", "said"),
-    [(0.0, ["compiling for these models and shapes, which is done once (kept in {cache})"])]
-    + [(60.0, [])],
-    ids=["long", "short"],
-)
-def test_it_is_said_once_that_a_program_is_compiled(tmp_path, moment, said):
-    cache = tmp_path / "own"
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE.format(moment=moment)],
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout.splitlines() == [line.format(cache=cache) for line in said]
+def test_it_is_said_once_that_a_program_is_compiled(tmp_path):
+    said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
+    line = "spec-t5x: compiling for these models and shapes, which is done once"
+    assert said == ["0", f"{line} (kept in {tmp_path})", "1", "2"]
 
 
 @pytest.fixture

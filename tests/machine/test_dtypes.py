@@ -33,7 +33,7 @@ def test_a_slow_choice_is_followed_and_said_once(capsys):
 
 
 def test_another_type_is_refused():
-    with pytest.raises(InputError, match="dtype is 'int8': choose auto, float32 or bfloat16"):
+    with pytest.raises(InputError, match="dtype is 'int8': choose one of auto, float32, bfloat16"):
         resolve_dtype("int8")
 
 

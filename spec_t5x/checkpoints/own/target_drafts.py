@@ -45,17 +45,6 @@ _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadedHeads:
-    """Heads read from disk, checked against their target."""
-
-    # ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
-    params: PyTree
-    config: HeadsConfig
-    # config.json as it stands there.
-    metadata: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedSharedDraft:
     """What is a draft's own, read from disk and checked against its target."""
 
@@ -79,12 +68,15 @@ def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **opt
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
-    shapes, entries = _shapes_of_heads(config), {"heads": dataclasses.asdict(config)}
-    _write(directory, HEADS, entries, params, shapes, target, **options)
+    entries = {"heads": dataclasses.asdict(config)}
+    _write(directory, HEADS, entries, params, _shapes_of_heads(config), target, **options)
 
 
-def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHeads:
+def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
     """Reads heads that ``save_heads`` wrote, or packaged ones, for the target of theirs.
+
+    Returns:
+        ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
 
     Raises:
         InputError: the directory holds no heads or damaged ones, or the heads are for
@@ -99,8 +91,7 @@ def load_heads(directory_or_name: str | Path, target: LoadedModel) -> LoadedHead
     }
     _check_belongs("heads", directory, metadata, target, sizes)
     stored = read_arrays(directory / _FILES[HEADS])
-    params = _checked(stored, _shapes_of_heads(config), directory, "float32")
-    return LoadedHeads(params=params, config=config, metadata=metadata)
+    return _checked(stored, _shapes_of_heads(config), directory, "float32")
 
 
 def save_shared_draft(

