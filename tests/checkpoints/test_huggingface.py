@@ -2,16 +2,17 @@
 
 import functools
 import json
+import shutil
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.huggingface import t5
-from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
+from spec_t5x.checkpoints.huggingface import weight_files
+from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
@@ -25,9 +26,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Differences in float32 between two implementations of one network.
 TOLERANCE = 2e-4
-
-# (source, target) lengths; distances beyond 128 share the last relative bucket.
-LONG, SHORT = (150, 140), (20, 9)
 
 SIZES = {
     "vocab_size": 160,
@@ -67,6 +65,7 @@ def torch_model(version: str, **changes):
 
 
 def add_vocabulary(directory, spiece, extra_ids=100):
+    """What transformers writes beside a model."""
     (directory / "spiece.model").write_bytes(spiece.read_bytes())
     values = {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids}
     (directory / "tokenizer_config.json").write_text(json.dumps(values))
@@ -85,14 +84,47 @@ def write(tmp_path, spiece):
     return save
 
 
-def batch(source_length: int, target_length: int, vocab_size: int = 160):
-    """Three rows of ids with padding at the end of all but the first."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, spiece):
+    """``made("1.0")``: a model and where it is saved, once."""
+
+    @functools.cache
+    def make(version):
+        model, directory = torch_model(version), tmp_path_factory.mktemp(version)
+        model.save_pretrained(directory)
+        add_vocabulary(directory, spiece)
+        return model, directory
+
+    return make
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """``copied("1.0")``: the model, and a copy of its directory to spoil."""
+
+    def copy(version):
+        model, directory = made(version)
+        return model, Path(shutil.copytree(directory, tmp_path / "theirs"))
+
+    return copy
+
+
+@pytest.fixture
+def directory(copied):
+    """A copy of the T5 1.0 alone."""
+    return copied("1.0")[1]
+
+
+def batch():
+    """Three rows of ids with padding at the end of all but the first.
+
+    Long ones: distances beyond 128 share the last relative bucket.
+    """
     rng = np.random.default_rng(0)
-    sources = rng.integers(2, vocab_size, (3, source_length))
-    targets = rng.integers(2, vocab_size, (3, target_length))
+    sources, targets = rng.integers(2, 160, (3, 150)), rng.integers(2, 160, (3, 140))
     for row in (1, 2):
-        sources[row, source_length // (row + 1) :] = 0
-        targets[row, target_length // (row + 1) :] = 0
+        sources[row, 150 // (row + 1) :] = 0
+        targets[row, 140 // (row + 1) :] = 0
     return sources.astype(np.int32), targets.astype(np.int32)
 
 
@@ -102,8 +134,8 @@ def forward(config):
     return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
 
 
-def assert_same_logits(loaded, model, lengths=SHORT):
-    sources, targets = batch(*lengths)
+def assert_same_logits(loaded, model):
+    sources, targets = batch()
     inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     ours = forward(loaded.config)({"params": loaded.params}, sources, inputs, targets)
     with torch.no_grad():
@@ -117,23 +149,21 @@ def assert_same_logits(loaded, model, lengths=SHORT):
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1", "mt5"])
-def test_logits_equal_those_of_transformers(write, version):
-    model = torch_model(version, num_layers=3)
-    loaded = load(write(model))
-    assert loaded.config.num_encoder_layers == 3
-    assert loaded.config.num_decoder_layers == 2
+def test_logits_equal_those_of_transformers(made, version):
+    model, directory = made(version)
+    loaded = load(directory)
+    assert (loaded.config.num_encoder_layers, loaded.config.num_decoder_layers) == (1, 2)
     assert loaded.config.logits_via_embedding == (version == "1.0")
-    assert_same_logits(loaded, model, LONG)
+    assert_same_logits(loaded, model)
 
 
 @pytest.mark.parametrize(
     ("version", "removed", "changes"),
     [("1.1", [], {"tie_word_embeddings": False}), ("1.0", ["tie_word_embeddings"], {})],
 )
-def test_configurations_of_version_4(write, version, removed, changes):
+def test_configurations_of_version_4(copied, version, removed, changes):
     """Before version 5, tie_word_embeddings alone said whether logits are rescaled."""
-    model = torch_model(version)
-    directory = write(model)
+    model, directory = copied(version)
     edit_config(directory, "scale_decoder_outputs", *removed, **changes)
     assert_same_logits(load(directory), model)
 
@@ -156,9 +186,8 @@ def test_other_activations_and_a_tied_layer_that_is_not_rescaled(write, options)
 
 
 @pytest.mark.parametrize(("version", "sharded"), [("1.0", False), ("1.1", True)])
-def test_torch_files(write, version, sharded):
-    model = torch_model(version)
-    directory = write(model)
+def test_torch_files(copied, version, sharded):
+    model, directory = copied(version)
     (directory / "model.safetensors").unlink()
     # With every alias of the embedding and the leftover that old files carry.
     state = model.state_dict()
@@ -178,8 +207,8 @@ def test_torch_files(write, version, sharded):
     assert_same_logits(load(directory), model)
 
 
-def test_sharded_safetensors(write):
-    model = torch_model("1.1")
+def test_sharded_safetensors(made, write):
+    model, _ = made("1.1")
     directory = write(model, max_shard_size="20KB")
     shards = list(directory.glob("*.safetensors"))
     assert len(shards) > 2
@@ -200,21 +229,17 @@ def test_half_precision_is_read_exactly(write, dtype, file):
 
 
 def test_bytes(write):
-    model = torch_model("1.1", vocab_size=384)
-    directory = write(model)
+    directory = write(torch_model("1.1", vocab_size=384))
     (directory / "spiece.model").unlink()
     values = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
     (directory / "tokenizer_config.json").write_text(json.dumps(values))
-    loaded = load(directory)
-    assert isinstance(loaded.vocabulary, ByteVocabulary)
-    assert loaded.vocabulary.vocab_size == 384
+    assert isinstance(load_vocabulary(directory), ByteVocabulary)
+    assert load_vocabulary(directory).vocab_size == 384
     (directory / "tokenizer_config.json").unlink()
-    assert isinstance(load(directory).vocabulary, ByteVocabulary)
-    assert_same_logits(loaded, model)
+    assert isinstance(load_vocabulary(directory), ByteVocabulary)
 
 
-def test_number_of_extra_ids(write, spiece):
-    directory = write(torch_model("1.0"))
+def test_number_of_extra_ids(directory, spiece):
     assert load_vocabulary(directory).vocab_size == 40 + 100
     add_vocabulary(directory, spiece, extra_ids=7)
     assert load_vocabulary(directory).vocab_size == 40 + 7
@@ -243,15 +268,14 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
     assert again.vocabulary.fingerprint() == loaded.vocabulary.fingerprint()
 
 
-def test_export_of_a_large_model_is_in_several_files(tmp_path, saved):
-    dtype = "bfloat16"
-    stored = open_model(saved)
+def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatch):
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 4000)
     done = []
-    t5.write_model(
+    convert(
+        saved,
         tmp_path / "theirs",
-        stored,
-        dtype=dtype,
-        shard_bytes=4000,
+        to="huggingface",
+        dtype="bfloat16",
         report=lambda *progress: done.append(progress),
     )
     files = sorted((tmp_path / "theirs").glob("*.safetensors"))
@@ -267,9 +291,8 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved):
     )
     assert not any(report.values())
     again, loaded = load(tmp_path / "theirs"), load(saved)
-    expected = jax.tree.map(lambda leaf: leaf.astype(dtype).astype(jnp.float32), loaded.params)
-    jax.tree.map(np.testing.assert_array_equal, again.params, expected)
-    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 # --- what is refused ---------------------------------------------------------
@@ -292,8 +315,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved):
         ({"num_decoder_layers": 1}, "13 unexpected (decoder.block.1"),
     ],
 )
-def test_unsuitable_configurations(write, changes, expected):
-    directory = write(torch_model("1.0"))
+def test_unsuitable_configurations(directory, changes, expected):
     edit_config(directory, **changes)
     assert_refused(directory, expected)
 
@@ -309,8 +331,7 @@ def edit_tensors(directory, **changes):
     save_file({k: v for k, v in tensors.items() if v is not None}, path)
 
 
-def test_unsuitable_tensors(write):
-    directory = write(torch_model("1.1"))
+def test_unsuitable_tensors(directory):
     original = (directory / "model.safetensors").read_bytes()
     name = "encoder.final_layer_norm.weight"
     for value, expected in (
@@ -323,8 +344,8 @@ def test_unsuitable_tensors(write):
         assert_refused(directory, expected)
 
 
-def test_output_layer_that_contradicts_the_configuration(write):
-    directory = write(torch_model("1.1"))
+def test_output_layer_that_contradicts_the_configuration(copied):
+    _, directory = copied("1.1")
     edit_config(directory, "scale_decoder_outputs", tie_word_embeddings=True)
     assert_refused(directory, "lm_head.weight differs from shared.weight")
     edit_config(directory, tie_word_embeddings=False)
@@ -333,9 +354,8 @@ def test_output_layer_that_contradicts_the_configuration(write):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_truncated_weights(write, file):
-    model = torch_model("1.0")
-    directory = write(model)
+def test_truncated_weights(copied, file):
+    model, directory = copied("1.0")
     if file == "pytorch_model.bin":
         (directory / "model.safetensors").unlink()
         torch.save(model.state_dict(), directory / file)
@@ -344,15 +364,13 @@ def test_truncated_weights(write, file):
     assert_refused(directory, f"cannot read the weights in {directory / file}")
 
 
-def test_torch_files_run_no_code(write):
-    directory = write(torch_model("1.0"))
+def test_torch_files_run_no_code(directory):
     (directory / "model.safetensors").unlink()
     torch.save({"shared.weight": print}, directory / "pytorch_model.bin")
     assert_refused(directory, "cannot read the weights")
 
 
-def test_a_torch_that_would_run_code_is_not_asked(write, monkeypatch):
-    directory = write(torch_model("1.0"))
+def test_a_torch_that_would_run_code_is_not_asked(directory, monkeypatch):
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     monkeypatch.setattr(torch, "load", None)
@@ -360,8 +378,7 @@ def test_a_torch_that_would_run_code_is_not_asked(write, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["shards/../../{name}", "{directory}/{name}"])
-def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
-    directory = write(torch_model("1.0"))
+def test_weights_outside_of_the_checkpoint_are_not_read(directory, name):
     # Where the name would lead to.
     name = name.format(directory=directory.parent, name="model.safetensors")
     (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
@@ -382,15 +399,13 @@ def test_weights_outside_of_the_checkpoint_are_not_read(write, name):
         ),
     ],
 )
-def test_unsuitable_files_beside_the_configuration(write, file, values, expected):
-    directory = write(torch_model("1.0"))
+def test_unsuitable_files_beside_the_configuration(directory, file, values, expected):
     edit_config(directory, "decoder_start_token_id")
     (directory / file).write_text(json.dumps(values))
     assert_refused(directory, expected)
 
 
-def test_missing_files(write):
-    directory = write(torch_model("1.0"))
+def test_missing_files(directory):
     (directory / "spiece.model").unlink()
     assert_refused(directory, "holds no vocabulary: give one")
     (directory / "model.safetensors").unlink()

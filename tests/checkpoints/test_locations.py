@@ -24,7 +24,6 @@ class Bucket(http.server.BaseHTTPRequestHandler):
     """Answers reads and lists of ``gs://bucket`` from ``directory``."""
 
     directory: Path
-    requests: list[str]
     # Connections are kept: there are many requests.
     protocol_version = "HTTP/1.1"
     # An answer goes out in one piece.
@@ -33,7 +32,6 @@ class Bucket(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         address = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(address.query))
-        self.requests.append(self.path)
         prefix = "/storage/v1/b/bucket/o"
         if not address.path.startswith(prefix):
             self._answer(403, b"{}")
@@ -84,11 +82,11 @@ def bucket(tmp_path, monkeypatch):
     """``gs://bucket`` is the directory that this returns."""
     directory = tmp_path / "bucket"
     directory.mkdir()
-    handler = type("Handler", (Bucket,), {"directory": directory, "requests": []})
+    handler = type("Handler", (Bucket,), {"directory": directory})
     # Many connections come at once.
     kind = type("Server", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128})
     server = kind(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

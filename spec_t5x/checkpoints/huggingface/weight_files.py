@@ -181,20 +181,16 @@ def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
     return read_named
 
 
-def write_safetensors(
-    directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Writes ``model.safetensors``, or files of ``shard_bytes`` at most and their index.
+def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes ``model.safetensors``, or files of ``SHARD_BYTES`` at most and their index.
 
-    Args:
-        directory: where.
-        tensors: by name; those of one file are in memory at a time.
-        shard_bytes: a tensor that is larger has a file of its own.
+    Tensors come by name, those of one file are in memory at a time; one that is larger has a file
+    of its own.
     """
     shards: list[list[str]] = []
     total, size, pending = 0, 0, {}
     for name, tensor in tensors:
-        if pending and size + tensor.nbytes > shard_bytes:
+        if pending and size + tensor.nbytes > SHARD_BYTES:
             shards.append(_write_shard(directory, len(shards), pending))
             size, pending = 0, {}
         # Of a transposed array the memory lies in another order.
