@@ -1,4 +1,4 @@
-"""XLA's settings before JAX starts: flags that matter for decoding, and no libtpu without a TPU.
+"""XLA's settings before JAX starts: what matters for decoding, and no libtpu without a TPU.
 
 * GPU: a decoder step is dozens of small operations, and launching each from the host takes
   longer than a T5-small step itself. XLA can record them into command buffers (CUDA graphs);
@@ -19,12 +19,7 @@ import glob
 import importlib.util
 import os
 
-FLAGS = {
-    "gpu": ("--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL",),
-    "cpu": (),
-    "tpu": (),
-}
-
+GPU_FLAG = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 
 # How Linux shows a TPU's chips: v2 to v4, then the later ones.
 _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
@@ -33,10 +28,10 @@ _SET_BY_JAX = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}
 
 
 def apply() -> None:
-    """Adds the flags to ``XLA_FLAGS``, and leaves libtpu alone where there is no TPU.
+    """Adds the flag to ``XLA_FLAGS``, and leaves libtpu alone where there is no TPU.
 
-    A flag that is there already stays as it is. Those of all platforms: which one JAX will
-    use is not known before it starts, and flags of another have no effect.
+    If it is there already it stays as it is. Which platform JAX will use is not known before it
+    starts; on another the flag has no effect.
     """
     os.environ["XLA_FLAGS"] = combined(os.environ.get("XLA_FLAGS", ""))
     if importlib.util.find_spec("libtpu") and not _tpu_is_likely():
@@ -66,14 +61,15 @@ def _leave_tpu_out() -> None:
 
 
 def combined(given: str) -> str:
-    """``given`` and the flags that it does not name.
+    """``given`` and the flag, where it does not name it.
 
     >>> combined("--xla_gpu_enable_command_buffer=")
     '--xla_gpu_enable_command_buffer='
     """
-    named = {flag.partition("=")[0] for flag in given.split()}
-    ours = [flag for flags in FLAGS.values() for flag in flags]
-    return " ".join([*given.split(), *(f for f in ours if f.partition("=")[0] not in named)])
+    flags = given.split()
+    name = GPU_FLAG.partition("=")[0]
+    is_named = any(flag.partition("=")[0] == name for flag in flags)
+    return " ".join(flags if is_named else [*flags, GPU_FLAG])
 
 
 if __name__ == "__main__":

@@ -13,18 +13,17 @@ Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``M
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.core
 import jax
-import jax.numpy as jnp
 from t5x import models, partitioning, train_state, trainer, utils
 
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
 from spec_t5x.t5x_plugin.networks import t5x_network
@@ -77,15 +76,8 @@ class FrozenTarget:
 
     def mesh_axes(self, partitioner: partitioning.BasePartitioner) -> PyTree:
         """The ``PartitionSpec`` of each parameter, by T5X's rules."""
-        tokens = jnp.ones((1, 1), jnp.int32)
-        variables = jax.eval_shape(
-            functools.partial(self.module.init, enable_dropout=False),
-            jax.random.PRNGKey(0),
-            tokens,
-            tokens,
-            tokens,
-        )
-        state = train_state.InferenceState.create(flax.core.freeze(variables))
+        variables = flax.core.freeze(abstract_variables(self._stored.config))
+        state = train_state.InferenceState.create(variables)
         return partitioner.get_mesh_axes(state).params
 
     def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:

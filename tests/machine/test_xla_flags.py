@@ -23,7 +23,7 @@ def test_the_installed_xla_knows_them():
 
 
 def test_the_users_own_come_first():
-    ours = xla_flags.FLAGS["gpu"][0]
+    ours = xla_flags.GPU_FLAG
     name = ours.partition("=")[0]
     assert xla_flags.combined("") == ours
     assert xla_flags.combined(f"{name}= --xla_dump_to=x") == f"{name}= --xla_dump_to=x"
@@ -33,7 +33,7 @@ def test_the_users_own_come_first():
 
 def test_a_launch_on_a_gpu_sets_the_same():
     script = Path(__file__).parents[2] / "scripts" / "gpu" / "launch.sh"
-    line = f'export XLA_FLAGS="{" ".join(xla_flags.FLAGS["gpu"])} ${{XLA_FLAGS:-}}"'
+    line = f'export XLA_FLAGS="{xla_flags.GPU_FLAG} ${{XLA_FLAGS:-}}"'
     assert line in script.read_text(encoding="utf-8").splitlines()
 
 
@@ -43,7 +43,7 @@ def test_the_command_sets_them(monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", "")
     # A mistake, so that nothing runs.
     assert main(["convert", "no-such-model", "out", "--to", "huggingface"]) == 2
-    assert os.environ["XLA_FLAGS"] == xla_flags.FLAGS["gpu"][0]
+    assert os.environ["XLA_FLAGS"] == xla_flags.GPU_FLAG
     capsys.readouterr()
 
 

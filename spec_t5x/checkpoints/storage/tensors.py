@@ -6,6 +6,7 @@ or into host memory; ``read_tensors`` hands them to a format that writes them.
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from spec_t5x.errors import InputError
 from spec_t5x.types import PyTree
 
-# What is read at once, and what of it may wait to be handed on: two bounds on memory.
-_THREADS = 8
-_BYTES_AHEAD = 1 << 29
+# Tensors that are read at once, or wait to be handed on: a bound on memory.
+_AHEAD = 8
 # Elements looked at in one go: bounds the memory that the check for NaN takes.
 _FINITE_BLOCK = 1 << 24
 
@@ -216,23 +216,16 @@ def _read(tensor: Tensor, index: Index, dtype: str) -> np.ndarray:
 
 
 def _read_ahead(tensors: Tensors, read: Callable[[str], _Result]) -> Iterator[tuple[str, _Result]]:
-    """``read`` of each path, in order; later ones are read meanwhile, up to a limit of bytes."""
-    pending, ahead = collections.deque(), 0
-    pool = ThreadPoolExecutor(_THREADS)
+    """``read`` of each path, in order; the next ones are read meanwhile."""
+    pool = ThreadPoolExecutor(_AHEAD)
+    paths, pending = iter(tensors), collections.deque()
     try:
-        for path, tensor in tensors.items():
-            size = _num_bytes(tensor)
-            while pending and ahead + size > _BYTES_AHEAD:
-                done, future = pending.popleft()
-                ahead -= _num_bytes(tensors[done])
-                yield done, future.result()
-            pending.append((path, pool.submit(read, path)))
-            ahead += size
-        for path, future in pending:
+        while True:
+            for path in itertools.islice(paths, _AHEAD - len(pending)):
+                pending.append((path, pool.submit(read, path)))
+            if not pending:
+                return
+            path, future = pending.popleft()
             yield path, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return np.dtype(tensor.dtype).itemsize * math.prod(tensor.shape)

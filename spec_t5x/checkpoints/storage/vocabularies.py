@@ -12,7 +12,6 @@ and otherwise inferred from the rows of the embedding, which T5 pads to a multip
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from spec_t5x.checkpoints.storage.locations import Location, locate
@@ -25,6 +24,7 @@ from spec_t5x.data.vocabulary import (
 from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
+from spec_t5x.machine.compilation_cache import user_cache
 
 BYTES = "bytes"
 
@@ -90,9 +90,8 @@ def local_file(location: Location) -> Path:
     """The file itself, or the copy of one in a bucket, fetched once."""
     if isinstance(location, Path):
         return location
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     digest = hashlib.sha256(str(location).encode()).hexdigest()[:16]
-    path = cache / "spec_t5x" / "vocabularies" / f"{digest}-{location.name}"
+    path = user_cache() / "vocabularies" / f"{digest}-{location.name}"
     if not path.is_file():
         try:
             content = location.read_bytes()
