@@ -5,7 +5,6 @@ memory at a time (of Hugging Face's format, those of one file, 1 GB).
 """
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
@@ -13,7 +12,7 @@ from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
 from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
@@ -21,10 +20,8 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.names import AUTO, WEIGHTS
 
-# Each writes a ``StoredModel`` tensor by tensor, completely or not at all. Beside directory and
-# model it takes ``dtype`` (of the stored weights), ``overwrite`` (whether an earlier checkpoint
-# may be replaced) and ``report``.
-WRITERS: dict[str, Callable[..., None]] = {
+# What ``StoredModel.write`` takes.
+WRITERS: dict[str, Writer] = {
     "t5x": t5x.write_model,
     "huggingface": huggingface_t5.write_model,
     "native": native.write_model,
@@ -71,20 +68,16 @@ def convert(
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
     directory = Path(locate(destination))
     # Before anything is read.
-    if to == "t5x":
-        t5x.step_of(directory)
+    step = {"step": t5x.step_of(directory)} if to == "t5x" else {}
     check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
-    stored.check()
-    WRITERS[to](
-        directory,
-        stored if weights == AUTO else dataclasses.replace(stored, weights=weights),
-        dtype=dtype or _common_dtype(stored),
-        overwrite=overwrite,
-        report=report,
-    )
+    if weights == AUTO and to == "native":
+        weights = stored.weights
+    written = dataclasses.replace(stored, extra=stored.extra | step, weights=weights)
+    dtype = dtype or _common_dtype(stored)
+    written.write(directory, WRITERS[to], dtype=dtype, overwrite=overwrite, report=report)
     return stored
 
 

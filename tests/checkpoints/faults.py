@@ -1,11 +1,12 @@
 """Checkpoints that are written or damaged, and what is said of them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
-from spec_t5x.checkpoints.t5x.writing import write_model
+from spec_t5x.checkpoints.t5x.writing import step_of, write_model
 from spec_t5x.errors import InputError
 
 
@@ -25,10 +26,11 @@ def edit_config(directory, *remove, **changes):
     path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
 
 
-def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32", overwrite=False):
+def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
     """A checkpoint of T5X's legacy format, of parameters in memory."""
-    stored = StoredModel.of_params(directory, params, config, vocabulary)
-    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
+    extra = {"step": step_of(Path(directory))}
+    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    stored.write(directory, write_model, dtype=dtype)
 
 
 def check_params(params, config, source):

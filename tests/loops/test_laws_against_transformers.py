@@ -113,7 +113,7 @@ def law(model, directory):
     What follows the end of a text is 0, as in the loop's output.
     """
     stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
-    write_model(directory, stored, dtype="float32")
+    stored.write(directory, write_model, dtype="float32")
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(directory).double().eval()
     prefixes = torch.tensor([[0, *prefix] for prefix in np.ndindex(VOCAB, VOCAB)])
     texts = np.zeros((len(SOURCES), VOCAB, VOCAB, VOCAB))

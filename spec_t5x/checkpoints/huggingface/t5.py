@@ -17,7 +17,6 @@ from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
     describing,
     read_json,
-    staged_directory,
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -28,10 +27,9 @@ from spec_t5x.data.vocabulary import (
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import EOS_ID, PAD_ID
 
 # Their names for activations. "gelu_new" and the gated "gelu" are the tanh
@@ -127,40 +125,24 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     )
 
 
-def write_model(
-    directory: str | Path,
-    stored: StoredModel,
-    *,
-    dtype: str,
-    overwrite: bool = False,
-    report: Report | None = None,
-) -> None:
-    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads.
+def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
+    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``convert.WRITERS``.
 
-    Args:
-        directory, dtype, overwrite, report: as ``convert.WRITERS``.
-        stored: the model. It stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes
-            decide. Its ``extra`` entries are left out: transformers owns config.json.
+    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes decide. Its ``extra``
+    entries are left out: transformers owns config.json.
 
     Raises:
-        InputError: the directory is taken, transformers has no such T5, or the weights are
-            damaged or do not fit.
+        InputError: transformers has no such T5.
     """
-    values = config_values(stored.config, dtype, _model_type(stored))
-    vocabulary = stored.known_vocabulary()
-    stored.check()
+    write_json(stage / CONFIG_NAME, config_values(stored.config, dtype, _model_type(stored)))
+    write_json(stage / "generation_config.json", _SPECIAL_IDS)
+    write_json(stage / _TOKENIZER, tokenizer_values(stored.known_vocabulary()))
     names = tensor_names(stored.config)
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, values)
-        write_json(stage / "generation_config.json", _SPECIAL_IDS)
-        write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
-        vocabulary.save(stage)
-        source = str(stored.directory)
-        tensors = (
-            (names[path][0], tensor.T if names[path][1] else tensor)
-            for path, tensor in read_tensors(stored.tensors, source, dtype, report)
-        )
-        write_safetensors(stage, tensors)
+    tensors = (
+        (names[path][0], tensor.T if names[path][1] else tensor)
+        for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report)
+    )
+    write_safetensors(stage, tensors)
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
@@ -269,9 +251,8 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
     """config.json for transformers, of version 4 and 5.
 
     Raises:
-        InputError: a dtype or an activation that is not among T5's there.
+        InputError: an activation that is not among T5's there.
     """
-    check_choice("stored dtype", dtype, STORED_DTYPES)
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
         raise InputError(

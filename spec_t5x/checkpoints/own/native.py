@@ -13,12 +13,7 @@ from typing import Any
 
 from spec_t5x.checkpoints.own import rounded
 from spec_t5x.checkpoints.own.directory import check_format, with_extra
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    describing,
-    staged_directory,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
@@ -32,12 +27,12 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary
-from spec_t5x.errors import InputError, check_choice
+from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.weights import BITS
-from spec_t5x.names import AUTO, STORED_DTYPES, WEIGHTS
+from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
 
 FORMAT = "spec_t5x"
@@ -80,33 +75,20 @@ def save_model(
     if isinstance(vocabulary, str | Path):
         vocabulary = SentencePieceVocabulary(vocabulary)
     stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
-    write_model(directory, stored, dtype=dtype, overwrite=overwrite)
+    stored.write(directory, write_model, dtype=dtype, overwrite=overwrite)
 
 
-def write_model(
-    directory: str | Path,
-    stored: StoredModel,
-    *,
-    dtype: str,
-    overwrite: bool = False,
-    report: Report | None = None,
-) -> None:
+def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
     """``save_model`` of a stored model; see ``convert.WRITERS``."""
-    vocabulary = stored.known_vocabulary()
-    stored.check()
-    metadata = describe(stored, dtype)
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / CONFIG_NAME, metadata)
-        vocabulary.save(stage)
-        source = str(stored.directory)
-        if stored.weights == AUTO:
-            tensors = read_tensors(stored.tensors, source, dtype, report)
-        else:
-            whole = read_tensors(stored.tensors, source, "float32", report)
-            tensors = rounded.split(whole, BITS[stored.weights], dtype)
-        write_tree(
-            stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors)
-        )
+    stored.known_vocabulary()
+    write_json(stage / CONFIG_NAME, describe(stored, dtype))
+    source = str(stored.directory)
+    if stored.weights == AUTO:
+        tensors = read_tensors(stored.tensors, source, dtype, report)
+    else:
+        whole = read_tensors(stored.tensors, source, "float32", report)
+        tensors = rounded.split(whole, BITS[stored.weights], dtype)
+    write_tree(stage / PARAMS_NAME, ((tuple(path.split("/")), array) for path, array in tensors))
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
@@ -133,9 +115,8 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     """What config.json holds of a model, ``extra`` entries included.
 
     Raises:
-        InputError: an unknown ``dtype``, or an extra entry of a name of the format's own.
+        InputError: an extra entry of a name of the format's own.
     """
-    check_choice("stored dtype", dtype, STORED_DTYPES)
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,

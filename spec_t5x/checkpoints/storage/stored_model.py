@@ -5,17 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.checkpoints.storage.files import staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensors import (
+    Report,
     Tensors,
     array_tensors,
     check_tensors,
     read_params,
 )
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.names import AUTO
+from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
 
 # From the configuration to a tree of shardings like the parameters.
@@ -121,6 +123,35 @@ class StoredModel:
         source = str(self.directory)
         return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
 
+    def write(
+        self,
+        directory: str | Path,
+        writer: "Writer",
+        *,
+        dtype: str,
+        overwrite: bool = False,
+        report: Report | None = None,
+    ) -> None:
+        """Has a format write the model to a directory, completely or not at all.
+
+        Args:
+            directory: where; its parents are made.
+            writer: of the format.
+            dtype: "bfloat16" or "float32", of the stored weights.
+            overwrite: whether an earlier checkpoint may be replaced.
+            report: called after each tensor with the bytes written so far and in all.
+
+        Raises:
+            InputError: the directory is taken, the weights do not fit the configuration or are
+                damaged, or the format has no such model.
+        """
+        check_choice("stored dtype", dtype, STORED_DTYPES)
+        self.check()
+        with staged_directory(directory, overwrite=overwrite) as stage:
+            writer(stage, self, dtype, report)
+            if self.vocabulary is not None:
+                self.vocabulary.save(stage)
+
     def known_vocabulary(self) -> Vocabulary:
         """The vocabulary.
 
@@ -133,3 +164,8 @@ class StoredModel:
                 "model's file or 'bytes'"
             )
         return self.vocabulary
+
+
+# Writes a model to an empty directory, tensor by tensor, as this type; the vocabulary is saved
+# by ``StoredModel.write``.
+Writer = Callable[[Path, StoredModel, str, Report | None], None]

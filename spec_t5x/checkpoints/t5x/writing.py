@@ -4,7 +4,6 @@ What T5X restores for inference, evaluation and fine-tuning: the parameters and 
 There is no optimizer state.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,19 +13,13 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import (
-    SIDECAR_NAME,
-    one_line,
-    staged_directory,
-    write_json,
-)
+from spec_t5x.checkpoints.storage.files import SIDECAR_NAME, one_line, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr_spec
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
 from spec_t5x.errors import InputError
-from spec_t5x.names import AUTO
 
 # The legacy format's since June 2021.
 _VERSION = 3
@@ -34,32 +27,15 @@ _VERSION = 3
 _NAME = re.compile(r"checkpoint_(\d+)")
 
 
-def write_model(
-    directory: str | Path,
-    stored: StoredModel,
-    *,
-    dtype: str,
-    overwrite: bool = False,
-    report: Report | None = None,
-) -> None:
-    """Writes ``…/checkpoint_N``, where N is the step, as T5X wants it; see ``convert.WRITERS``.
+def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
+    """Writes what T5X restores of ``…/checkpoint_STEP``; see ``convert.WRITERS``.
 
-    T5X has the network in gin. It is noted beside what T5X reads, with the vocabulary, for those
-    who read the checkpoint without T5X (``spec_t5x.json``).
-
-    Raises:
-        InputError: the directory is taken or of another name, or the parameters do not fit
-            the configuration or are not finite.
+    The step is among the model's ``extra`` entries. T5X has the network in gin: it is noted
+    beside what T5X reads, for those who read the checkpoint without T5X (``spec_t5x.json``).
     """
-    step = step_of(Path(directory))
-    sidecar = native.describe(dataclasses.replace(stored, weights=AUTO), dtype)
-    stored.check()
-    with staged_directory(directory, overwrite=overwrite) as stage:
-        write_json(stage / SIDECAR_NAME, sidecar)
-        if stored.vocabulary is not None:
-            stored.vocabulary.save(stage)
-        specs = _write_arrays(stage, stored, dtype, report)
-        _write_index(stage / CHECKPOINT_NAME, specs, step)
+    write_json(stage / SIDECAR_NAME, native.describe(stored, dtype))
+    specs = _write_arrays(stage, stored, dtype, report)
+    _write_index(stage / CHECKPOINT_NAME, specs, stored.extra["step"])
 
 
 def step_of(directory: Path) -> int:
