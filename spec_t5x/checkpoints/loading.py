@@ -35,7 +35,6 @@ def load(
     directory_or_name: str | Path | GcsPath,
     *,
     dtype: str = "float32",
-    on_host: bool = False,
     vocabulary: VocabularyLike | None = None,
     shardings: Shardings | None = None,
 ) -> LoadedModel:
@@ -47,20 +46,19 @@ def load(
             (``…/checkpoint_1000000``) or the model's, of which the latest is taken, and
             may lie in a bucket (``gs://…``).
         dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
-        on_host: leave the parameters in host memory as numpy arrays; else they go to
-            JAX's default device.
         vocabulary: of a checkpoint without one, as T5X's are (see ``vocabularies``): a
             SentencePiece file, ``FILE:100`` with that many extra ids, "bytes", or another
             model that has it. One that disagrees with the checkpoint's own is refused.
         shardings: from the configuration to a tree of shardings like the parameters, such
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
-            slices that devices of this process hold are read, each of them once.
+            slices that devices of this process hold are read, each of them once. Without it
+            the parameters go to JAX's default device.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
-    return stored.load(dtype=dtype, on_host=on_host, shardings=shardings)
+    return stored.load(dtype=dtype, shardings=shardings)
 
 
 def open_model(

@@ -36,4 +36,4 @@ def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
 def check_params(params, config, source):
     """Names, shapes and values of parameters in memory."""
     stored = StoredModel.of_params(source, params, config, None)
-    stored.read_params(dtype="float32", on_host=True)
+    stored.read_params(dtype="float32")

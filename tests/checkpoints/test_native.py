@@ -74,7 +74,7 @@ def test_orbax_restores_what_is_written(tmp_path, vocabulary, configs, random_pa
     save_model(tmp_path / "model", params, configs["1.1"], vocabulary, dtype="float32")
     with ocp.PyTreeCheckpointer() as checkpointer:
         assert_trees_equal(checkpointer.restore(tmp_path / "model/params"), params)
-    assert_trees_equal(load(tmp_path / "model", on_host=True).params, params)
+    assert_trees_equal(load(tmp_path / "model").params, params)
 
 
 def test_what_orbax_writes_is_read(saved, configs, random_params):
@@ -83,7 +83,7 @@ def test_what_orbax_writes_is_read(saved, configs, random_params):
     shutil.rmtree(saved / "params")
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(saved / "params", params)
-    assert_trees_equal(load(saved, on_host=True).params, params)
+    assert_trees_equal(load(saved).params, params)
 
 
 def test_overwrites_only_when_told(saved, vocabulary, configs, random_params):

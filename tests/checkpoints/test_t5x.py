@@ -26,7 +26,7 @@ def assert_trees_equal(actual, expected):
 
 
 def weights_of(directory) -> dict[str, np.ndarray]:
-    return open_model(directory).read_params(dtype="float32", on_host=True)
+    return open_model(directory).read_params(dtype="float32")
 
 
 def edit_index(checkpoint, change):

@@ -24,7 +24,12 @@ from spec_t5x.checkpoints.loading import find_directory
 from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_draft
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
-from spec_t5x.checkpoints.storage.tensors import array_tensors, check_tensors, read_params
+from spec_t5x.checkpoints.storage.tensors import (
+    array_tensors,
+    check_tensors,
+    read_params,
+    read_tensors,
+)
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.heads import HeadsConfig
@@ -192,8 +197,9 @@ def _write(
         "target": marks,
         "stored_dtype": dtype,
     }
-    stored = _checked(params, shapes, directory, dtype, on_host=True)
-    arrays = flatten_dict(stored, sep="/") | dict(exact or {})
+    tensors = array_tensors(params)
+    check_tensors(tensors, shapes, str(directory))
+    arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
     write_draft(directory, metadata, _FILES[kind], arrays, extra=extra, overwrite=overwrite)
 
 
@@ -206,16 +212,15 @@ def _read_config(directory_or_name: str | Path, kind: str) -> tuple[Path, dict[s
 
 
 def _checked(
-    params: PyTree,
+    arrays: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
-    source: object,
+    directory: Path,
     dtype: str,
-    on_host: bool = False,
 ) -> PyTree:
-    """Parameters of the shapes that are wanted, all finite, as ``dtype``."""
-    tensors = array_tensors(params)
-    check_tensors(tensors, shapes, str(source))
-    return read_params(tensors, str(source), dtype=dtype, on_host=on_host)
+    """Arrays by path as parameters of the shapes that are wanted, all finite, as ``dtype``."""
+    tensors = array_tensors(arrays)
+    check_tensors(tensors, shapes, str(directory))
+    return read_params(tensors, str(directory), dtype=dtype)
 
 
 def _shapes_of_heads(config: HeadsConfig) -> dict[str, tuple[int, ...]]:

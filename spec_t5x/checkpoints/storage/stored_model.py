@@ -94,9 +94,7 @@ class StoredModel:
             )
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 
-    def load(
-        self, *, dtype: str, on_host: bool = False, shardings: Shardings | None = None
-    ) -> LoadedModel:
+    def load(self, *, dtype: str, shardings: Shardings | None = None) -> LoadedModel:
         """Reads the weights, only those that devices of this process hold.
 
         Raises:
@@ -107,7 +105,7 @@ class StoredModel:
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
         return LoadedModel(
-            params=self.read_params(dtype=dtype, on_host=on_host, shardings=tree),
+            params=self.read_params(dtype=dtype, shardings=tree),
             config=config,
             vocabulary=vocabulary,
             directory=self.directory,
@@ -115,13 +113,10 @@ class StoredModel:
             weights=self.weights,
         )
 
-    def read_params(
-        self, *, dtype: str, on_host: bool = False, shardings: PyTree | None = None
-    ) -> PyTree:
-        """The checked weights; the arguments are those of ``weights.read_params``."""
+    def read_params(self, *, dtype: str, shardings: PyTree | None = None) -> PyTree:
+        """The checked weights; the arguments are those of ``tensors.read_params``."""
         self.check()
-        source = str(self.directory)
-        return read_params(self.tensors, source, dtype=dtype, on_host=on_host, shardings=shardings)
+        return read_params(self.tensors, str(self.directory), dtype=dtype, shardings=shardings)
 
     def write(
         self,

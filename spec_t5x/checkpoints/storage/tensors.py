@@ -115,12 +115,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def read_params(
-    tensors: Tensors,
-    source: str,
-    *,
-    dtype: str,
-    on_host: bool = False,
-    shardings: PyTree | None = None,
+    tensors: Tensors, source: str, *, dtype: str, shardings: PyTree | None = None
 ) -> PyTree:
     """The weights as our tree of parameters.
 
@@ -128,9 +123,9 @@ def read_params(
         tensors: what to read.
         source: begins every message.
         dtype: what each slice is cast to, as it is read (``Tensor.keeps_dtype``).
-        on_host: numpy arrays; else arrays on JAX's default device, or as ``shardings`` has it.
-        shardings: a tree like the parameters. Only the slices that devices of this process
-            hold are read, each of them once, whatever the number of devices that hold it.
+        shardings: a tree like the parameters; None is JAX's default device. Only the slices that
+            devices of this process hold are read, each of them once, whatever the number of
+            devices that hold it.
 
     Raises:
         InputError: weights that are damaged or not finite.
@@ -142,7 +137,7 @@ def read_params(
             params[path] = _on_devices(parts, tensors[path].shape, flat[path])
             continue
         (whole,) = parts.values()
-        params[path] = whole if on_host else jax.device_put(whole)
+        params[path] = jax.device_put(whole)
     return unflatten_dict(params, sep="/")
 
 
