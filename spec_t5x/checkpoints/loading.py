@@ -64,11 +64,7 @@ def load(
 def open_model(
     directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
-    """Opens what ``load`` loads; the weights are read later.
-
-    Raises:
-        InputError: as ``load``, for all but the weights themselves.
-    """
+    """Opens what ``load`` loads; the weights are read later."""
     location = locate(directory_or_name)
     directory = location if isinstance(location, GcsPath) else find_directory(location)
     values = _read_config(directory)
@@ -83,11 +79,7 @@ def open_model(
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """The vocabulary of a model; its weights are not read.
-
-    Raises:
-        InputError: as ``open_model``, or there is none.
-    """
+    """The vocabulary of a model; its weights are not read."""
     return open_model(directory_or_name).known_vocabulary()
 
 
@@ -123,11 +115,7 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
 
 
 def find_directory(directory_or_name: str | Path) -> Path:
-    """The directory of that path, or the packaged one of that name.
-
-    Raises:
-        InputError: there is neither.
-    """
+    """The directory of that path, or the packaged one of that name."""
     directory = Path(directory_or_name).expanduser()
     recover(directory)
     if directory.is_dir():

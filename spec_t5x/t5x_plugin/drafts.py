@@ -130,11 +130,7 @@ class NamedDraft:
         return {"params": params, "params_axes": unflatten_dict(axes)}
 
     def params(self, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
-        """Its parameters alone; where the target's are arrays, it is known to be theirs.
-
-        Raises:
-          InputError: as of ``variables``.
-        """
+        """Its parameters alone; where the target's are arrays, it is known to be theirs."""
         leaves, _ = jax.tree.flatten_with_path(self._read(target, vocabulary))
         shared = _ids(target)
         return unflatten_dict({_names(p): leaf for p, leaf in leaves if id(leaf) not in shared})
@@ -194,11 +190,7 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def as_vocabulary(vocabulary: seqio.Vocabulary) -> Vocabulary:
-    """A seqio vocabulary as the package's own.
-
-    Raises:
-      InputError: neither SentencePiece nor bytes.
-    """
+    """A seqio vocabulary as the package's own."""
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
     if isinstance(vocabulary, seqio.ByteVocabulary):

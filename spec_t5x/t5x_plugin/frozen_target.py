@@ -81,11 +81,7 @@ class FrozenTarget:
         return partitioner.get_mesh_axes(state).params
 
     def restore(self, partitioner: partitioning.BasePartitioner) -> PyTree:
-        """The parameters on the partitioner's mesh; each device reads what it holds.
-
-        Raises:
-          InputError: weights that are damaged or do not fit the network.
-        """
+        """The parameters on the partitioner's mesh; each device reads what it holds."""
         shardings = jax.tree.map(
             lambda axes: jax.sharding.NamedSharding(
                 partitioner.mesh, jax.sharding.PartitionSpec() if axes is None else axes

@@ -65,22 +65,13 @@ def t5x_network(config: T5Config) -> network.Transformer:
 def t5x_network_of_size(
     size: str, *, dropout_rate: float, dtype: str = "bfloat16"
 ) -> network.Transformer:
-    """The same of a name of ``models.sizes``, for gin.
-
-    Raises:
-      InputError: no such size.
-    """
+    """The same of a name of ``models.sizes``, for gin."""
     config = dataclasses.replace(config_of_size(size), dropout_rate=dropout_rate, dtype=dtype)
     return t5x_network(config)
 
 
 def decoder_only_config(module: Any) -> DecoderOnlyConfig:
-    """The sizes of a decoder of T5X, such as ``t5x.examples.decoder_only.network``.
-
-    Raises:
-      InputError: layers that are scanned, or a config that lacks a size or has settings that
-        are not known.
-    """
+    """The sizes of a decoder of T5X, such as ``t5x.examples.decoder_only.network``."""
     return DecoderOnlyConfig(**_sizes(module, (*_COMMON, "num_layers")))
 
 

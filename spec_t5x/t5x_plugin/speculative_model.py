@@ -57,11 +57,7 @@ class SpeculativeModel:
         c: float | None = None,
         position: float = 0.0,
     ) -> None:
-        """Sets what this model has beyond the stock one's attributes; see ``speculate``.
-
-        Raises:
-          InputError: ``gamma`` below 0, times below 0, or a network that cannot be run.
-        """
+        """Sets what this model has beyond the stock one's attributes; see ``speculate``."""
         if gamma < 0:
             raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
         self._network = self._make_network()
@@ -100,11 +96,7 @@ class SpeculativeModel:
         return flax.core.freeze(variables)
 
     def read_draft(self, params: PyTree) -> PyTree:
-        """Parameters of a draft by name, for the stock model with these ``params``.
-
-        Raises:
-          InputError: a draft of another target.
-        """
+        """Parameters of a draft by name, for the stock model with these ``params``."""
         return self._draft.params(self._target(params), self.output_vocabulary)
 
     def _compute_logits(self, params, *args, **kwargs):

@@ -64,9 +64,6 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
             ``merges.txt``.
         values: its config.json, whose ``bos_token_id`` and ``eos_token_id`` start and end a
             text.
-
-    Raises:
-        InputError: files are absent or damaged, or the network is not GPT-2's.
     """
     config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)

@@ -102,9 +102,6 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
     Args:
         directory, values: the checkpoint and its config.json.
-
-    Raises:
-        InputError: files are absent or damaged, or the model does not decode as T5 does.
     """
     _check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
@@ -130,9 +127,6 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
     The model stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes decide. Its ``extra``
     entries are left out: transformers owns config.json.
-
-    Raises:
-        InputError: transformers has no such T5.
     """
     write_json(stage / CONFIG_NAME, config_values(stored.config, dtype, _model_type(stored)))
     write_json(stage / "generation_config.json", _SPECIAL_IDS)
@@ -248,11 +242,7 @@ def _model_type(stored: StoredModel) -> str:
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
-    """config.json for transformers, of version 4 and 5.
-
-    Raises:
-        InputError: an activation that is not among T5's there.
-    """
+    """config.json for transformers, of version 4 and 5."""
     projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.mlp_activations not in projections:
         raise InputError(
@@ -288,11 +278,7 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
-
-    Raises:
-        InputError: one that is not T5's kind.
-    """
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
     extra_ids = tokenizer.get("extra_ids")
     if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):

@@ -50,11 +50,7 @@ SHARD_BYTES = 10**9
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor in a directory by its name there; none is read yet.
-
-    Raises:
-        InputError: there are no weights, or files of them are missing or damaged.
-    """
+    """Every tensor in a directory by its name there; none is read yet."""
     tensors = {}
     for path in _weight_files(directory):
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch

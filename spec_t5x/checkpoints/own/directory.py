@@ -17,11 +17,7 @@ from spec_t5x.errors import InputError
 
 
 def with_extra(metadata: dict[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config.json with entries of the caller's.
-
-    Raises:
-        InputError: an extra entry of a name of the format's own.
-    """
+    """A config.json with entries of the caller's, whose names must be others."""
     extra = extra or {}
     taken = sorted(set(metadata) & set(extra))
     if taken:
@@ -51,11 +47,7 @@ def write_draft(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes config.json and, to ``file``, arrays by name, completely or not at all.
-
-    Raises:
-        InputError: the directory is taken, or an extra entry has a name of the format's own.
-    """
+    """Writes config.json and, to ``file``, arrays by name, completely or not at all."""
     # Imported where weights move: the command line starts without it.
     from safetensors.numpy import save
 
@@ -69,11 +61,7 @@ def write_draft(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in a file that ``write_draft`` wrote, as they are stored.
-
-    Raises:
-        InputError: there is no such file, or it is damaged.
-    """
+    """The arrays in a file that ``write_draft`` wrote, as they are stored."""
     from safetensors.numpy import load_file
 
     try:

@@ -112,11 +112,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
-    """What config.json holds of a model, ``extra`` entries included.
-
-    Raises:
-        InputError: an extra entry of a name of the format's own.
-    """
+    """What config.json holds of a model, ``extra`` entries included."""
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
@@ -146,11 +142,7 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
-    """The model that ``metadata``, read from ``path``, describes.
-
-    Raises:
-        InputError: it is of another format or version, or describes none.
-    """
+    """The model that ``metadata``, read from ``path``, describes."""
     version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", "t5")
@@ -180,11 +172,7 @@ def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
-    """The vocabulary that ``values`` describes.
-
-    Raises:
-        InputError: there is none, or it is not the one that was saved.
-    """
+    """The vocabulary that ``values`` describes."""
     entry = values.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
     extra_ids = entry.get("extra_ids", 0)

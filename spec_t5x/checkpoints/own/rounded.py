@@ -31,11 +31,7 @@ def split(
 
 
 def join(stored: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The weights of a model that ``split`` made, matrices in float32.
-
-    Raises:
-      InputError: a matrix without its scales.
-    """
+    """The weights of a model that ``split`` made, matrices in float32."""
     tensors = {}
     for path, tensor in stored.items():
         if path.endswith(_MATRIX):

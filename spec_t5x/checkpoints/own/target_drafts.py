@@ -67,9 +67,6 @@ def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **opt
     """Writes heads (the tree of ``models.heads.Heads``) for a target, completely or not at all.
 
     ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
-
-    Raises:
-        InputError: as of ``native.save_model``.
     """
     num_heads, _, hidden_dim = np.shape(params["wi"])
     config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
@@ -120,9 +117,6 @@ def save_shared_draft(
         target: the model it was trained for.
         head: which tokens its narrow output layer knows.
         **options: as of ``save_heads``.
-
-    Raises:
-        InputError: as of ``native.save_model``.
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}

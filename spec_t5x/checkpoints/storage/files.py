@@ -22,11 +22,7 @@ _STAGE, _RETIRED = "writing", "old"
 
 
 def read_json(path: Any) -> dict[str, Any]:
-    """The JSON object in a file, a ``Path`` or one in a bucket.
-
-    Raises:
-        InputError: the file is absent, unreadable, not JSON or not an object.
-    """
+    """The JSON object in a file, a ``Path`` or one in a bucket."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -58,11 +54,7 @@ def describing(path: object, what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object for people to read.
-
-    Raises:
-        InputError: a value that JSON cannot hold.
-    """
+    """Writes a JSON object for people to read."""
     try:
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -127,11 +119,7 @@ def recover(directory: Path) -> None:
 
 
 def check_destination(directory: Path, overwrite: bool) -> None:
-    """Whether ``staged_directory`` would begin.
-
-    Raises:
-        InputError: as ``staged_directory``.
-    """
+    """Refuses what ``staged_directory`` would refuse."""
     if not directory.exists():
         return
     if not directory.is_dir():

@@ -106,11 +106,7 @@ Location = Path | GcsPath
 
 
 def locate(name: str | Path | GcsPath) -> Location:
-    """The place that a path or a gs:// address names; whether it exists is not asked.
-
-    Raises:
-        InputError: an address of another kind, or no bucket in it.
-    """
+    """The place that a path or a gs:// address names; whether it exists is not asked."""
     if isinstance(name, GcsPath):
         return name
     text = str(name)

@@ -80,11 +80,7 @@ class StoredModel:
         )
 
     def check(self) -> None:
-        """Compares vocabulary, names, shapes and types with the configuration; reads nothing.
-
-        Raises:
-            InputError: one line with what is missing, unexpected or otherwise wrong.
-        """
+        """Refuses vocabulary and weights that do not fit the configuration; reads none of them."""
         # Every id needs a row in the embedding; more rows are padding.
         if self.vocabulary and self.vocabulary.vocab_size > self.config.vocab_size:
             raise InputError(
@@ -95,12 +91,7 @@ class StoredModel:
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 
     def load(self, *, dtype: str, shardings: Shardings | None = None) -> LoadedModel:
-        """Reads the weights, only those that devices of this process hold.
-
-        Raises:
-            InputError: weights that do not fit the configuration or are damaged, or no
-                vocabulary.
-        """
+        """Reads the weights, only those that devices of this process hold."""
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
@@ -148,11 +139,7 @@ class StoredModel:
                 self.vocabulary.save(stage)
 
     def known_vocabulary(self) -> Vocabulary:
-        """The vocabulary.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The vocabulary, which has to be there."""
         if self.vocabulary is None:
             raise InputError(
                 f"{self.directory} holds no vocabulary: give one (--vocabulary), a SentencePiece "

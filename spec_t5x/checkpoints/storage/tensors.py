@@ -79,12 +79,7 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
 
 
 def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Compares tensors with the shapes expected.
-
-    Raises:
-        InputError: one line with every kind of fault: missing, unexpected, of the wrong shape
-            or of a type that weights do not have.
-    """
+    """Refuses tensors that do not fit the shapes expected, with every fault in one line."""
     common = [name for name in expected if name in found]
     faults = {
         "missing": [name for name in expected if name not in found],
@@ -126,9 +121,6 @@ def read_params(
         shardings: a tree like the parameters; None is JAX's default device. Only the slices that
             devices of this process hold are read, each of them once, whatever the number of
             devices that hold it.
-
-    Raises:
-        InputError: weights that are damaged or not finite.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
@@ -146,8 +138,7 @@ def read_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor, whole and as ``dtype``, in order; a few are read ahead.
 
-    Raises:
-        InputError: weights that are damaged or, at the end, not finite.
+    Weights that are not finite are refused at the end.
     """
     sizes = (math.prod(tensor.shape) for tensor in tensors.values())
     done, total = 0, jnp.dtype(dtype).itemsize * sum(sizes)

@@ -66,9 +66,6 @@ def open_tensors(entries: Mapping[str, ArrayEntry], source: str) -> dict[str, Te
     Args:
         entries: by path.
         source: where they are; messages name it.
-
-    Raises:
-        InputError: arrays are absent, or the description of one is damaged.
     """
     import tensorstore as ts
 
@@ -125,11 +122,7 @@ def _unreadable(path: str, source: str, error: Exception) -> InputError:
 
 
 def zarr_spec(kvstore: Mapping[str, Any], name: str, driver: str = "zarr") -> dict[str, Any]:
-    """The specification of the array ``name`` in a directory.
-
-    Raises:
-        InputError: the name leads out of it.
-    """
+    """The specification of the array ``name`` in a directory, which it must not lead out of."""
     path = f"{kvstore.get('path', '')}{check_inside(name, 'the index of arrays')}/"
     return {"driver": driver, "kvstore": {**kvstore, "path": path}}
 
@@ -162,11 +155,7 @@ def arrays_kvstore(location: Location) -> dict[str, Any]:
 
 
 def orbax_entries(location: Location) -> dict[Keys, ArrayEntry]:
-    """The arrays of a tree that Orbax saved in ``location``, by the keys on the way to them.
-
-    Raises:
-        InputError: the description of the tree is damaged.
-    """
+    """The arrays of a tree that Orbax saved in ``location``, by the keys on the way to them."""
     path = location / METADATA_NAME
     metadata = read_json(path)
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
@@ -186,9 +175,6 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
     Args:
         location: a directory that is not there yet.
         arrays: taken one after another; a few are in memory at a time.
-
-    Raises:
-        InputError: they cannot be written.
     """
     import tensorstore as ts
 

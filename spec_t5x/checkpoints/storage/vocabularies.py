@@ -66,9 +66,6 @@ def choose_vocabulary(
     """A checkpoint's own vocabulary, if it has one, which a given one must not contradict.
 
     Without either, a ``spiece.model`` is looked for in the directory and in the one above.
-
-    Raises:
-        InputError: the two differ, or as ``make_vocabulary``.
     """
     if given is None and own is None and isinstance(directory, Path):
         # Resolved: the directory above "." is its parent.

@@ -71,11 +71,7 @@ def find_t5x(location: Location) -> Location | None:
 
 
 def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | None]:
-    """The parameters of the checkpoint that ``find_t5x`` found, by their paths, and its step.
-
-    Raises:
-        InputError: it is damaged, of another version or of another program.
-    """
+    """The parameters of the checkpoint that ``find_t5x`` found, by their paths, and its step."""
     path = location / CHECKPOINT_NAME
     is_orbax = (location / METADATA_NAME).is_file()
     if is_orbax and not path.is_file():

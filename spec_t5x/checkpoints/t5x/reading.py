@@ -30,9 +30,6 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
             such directories, of which the latest is taken; on this machine or in a bucket.
         values: None; see ``loading.FORMATS``.
-
-    Raises:
-        InputError: there is no such checkpoint, it is damaged, or of another network.
     """
     found = find_t5x(location)
     if found is None:
@@ -72,9 +69,6 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
     Args:
         shapes: by path, such as ``decoder/layers_0/mlp/wo/kernel``.
         source: where they come from; messages begin with it.
-
-    Raises:
-        InputError: they are of another network, or too few to determine it.
     """
     _refuse_other_networks(shapes, source)
     bias = "encoder/relpos_bias/rel_embedding"

@@ -39,11 +39,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def step_of(directory: Path) -> int:
-    """The step in a checkpoint's name.
-
-    Raises:
-        InputError: it is not named as T5X names them.
-    """
+    """The step in a checkpoint's name."""
     match = _NAME.fullmatch(directory.name)
     if not match:
         raise InputError(
