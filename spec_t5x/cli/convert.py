@@ -5,7 +5,6 @@ import functools
 import json
 
 from spec_t5x.cli import settings
-from spec_t5x.errors import InputError
 from spec_t5x.names import AUTO, WEIGHTS
 
 HELP = "convert a checkpoint between T5X, Hugging Face and the project's own format"
@@ -39,26 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints one JSON object about the model."""
     from spec_t5x.checkpoints.convert import convert
-    from spec_t5x.checkpoints.storage.files import one_line
     from spec_t5x.machine.progress import Progress
 
     with Progress("bytes") as progress:
-        try:
-            stored = convert(
-                args.source,
-                args.destination,
-                to=args.to,
-                dtype=args.dtype,
-                weights=args.weights or AUTO,
-                vocabulary=args.vocabulary,
-                overwrite=bool(args.overwrite),
-                report=functools.partial(progress.update, text="converting"),
-            )
-        except OSError as error:
-            raise InputError(
-                f"cannot write {args.destination} ({one_line(error)}): choose another directory "
-                "or make room"
-            ) from error
+        stored = convert(
+            args.source,
+            args.destination,
+            to=args.to,
+            dtype=args.dtype,
+            weights=args.weights or AUTO,
+            vocabulary=args.vocabulary,
+            overwrite=bool(args.overwrite),
+            report=functools.partial(progress.update, text="converting"),
+        )
     shown = {"source": str(stored.directory), "destination": args.destination, "format": args.to}
     print(json.dumps(shown | {"model": stored.config.to_dict()}, indent=2))
     return 0

@@ -337,6 +337,16 @@ def test_conversions_that_cannot_be(saved, tmp_path, configs, random_params):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("to", ["t5x", "huggingface", "native"])
+def test_a_disk_that_is_full_is_one_line(saved, tmp_path, disk, to):
+    disk.fill()
+    message = message_of(convert, saved, tmp_path / "new" / "checkpoint_0", to=to)
+    disk.clear()
+    assert f"cannot write {tmp_path / 'new' / 'checkpoint_0'} (" in message
+    assert "make room there or choose another directory" in message
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_entries_of_its_own_come_along(tmp_path, vocabulary, configs, random_params):
     config = configs["1.1"]
     extra = {"max_source_length": 33}

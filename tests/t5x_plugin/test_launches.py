@@ -60,7 +60,7 @@ network.T5Config:
   emb_dim = 32
   num_heads = 2
   num_encoder_layers = 2
-  num_decoder_layers = 3
+  num_decoder_layers = 2
   head_dim = 8
   mlp_dim = 48
   mlp_activations = ("gelu", "linear")

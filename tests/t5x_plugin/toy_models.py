@@ -55,7 +55,6 @@ SIZES = {
         "emb_dim": 24,
         "num_heads": 3,
     },
-    "deep": {"vocab_size": VOCAB, "num_encoder_layers": 3, "num_decoder_layers": 4, "head_dim": 4},
 }
 # T5X's networks have these as constants.
 BUCKETS = {"relpos_num_buckets": 32, "relpos_max_distance": 128}

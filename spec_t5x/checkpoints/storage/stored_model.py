@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.storage.files import staged_directory
+from spec_t5x.checkpoints.storage.files import one_line, staged_directory
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.tensors import (
     Report,
@@ -133,10 +133,19 @@ class StoredModel:
         """
         check_choice("stored dtype", dtype, STORED_DTYPES)
         self.check()
-        with staged_directory(directory, overwrite=overwrite) as stage:
-            writer(stage, self, dtype, report)
-            if self.vocabulary is not None:
-                self.vocabulary.save(stage)
+        try:
+            with staged_directory(directory, overwrite=overwrite) as stage:
+                writer(stage, self, dtype, report)
+                if self.vocabulary is not None:
+                    self.vocabulary.save(stage)
+        except InputError:
+            raise
+        # The second is TensorStore's for some of the system's errors.
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot write {directory} ({one_line(error)}): make room there or choose another "
+                "directory"
+            ) from error
 
     def known_vocabulary(self) -> Vocabulary:
         """The vocabulary, which has to be there."""

@@ -181,29 +181,21 @@ def write_tree(location: Path, arrays: Iterable[tuple[Keys, np.ndarray]]) -> Non
     location.mkdir(parents=True)
     kvstore = {"driver": "ocdbt", "base": kvstore_spec(location)}
     context, tree, pending, size = ts.Context(), {}, ts.Transaction(), 0
-    try:
-        for keys, array in arrays:
-            spec = zarr_spec(kvstore, ".".join(keys))
-            spec |= {"dtype": str(array.dtype), "metadata": array_metadata(array, "zstd")}
-            store = ts.open(spec, create=True, context=context, transaction=pending).result()
-            store.write(array).result()
-            tree[str(keys)] = {
-                # Of a dict all keys are of type 2.
-                "key_metadata": [{"key": key, "key_type": 2} for key in keys],
-                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
-            }
-            size += array.nbytes
-            if size > _COMMIT_BYTES:
-                pending.commit_async().result()
-                pending, size = ts.Transaction(), 0
-        pending.commit_async().result()
-    except InputError:
-        raise
-    except (ValueError, OSError) as error:
-        raise InputError(
-            f"cannot write to {location} ({one_line(error)}): make room there or choose another "
-            "directory"
-        ) from error
+    for keys, array in arrays:
+        spec = zarr_spec(kvstore, ".".join(keys))
+        spec |= {"dtype": str(array.dtype), "metadata": array_metadata(array, "zstd")}
+        store = ts.open(spec, create=True, context=context, transaction=pending).result()
+        store.write(array).result()
+        tree[str(keys)] = {
+            # Of a dict all keys are of type 2.
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+            "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        }
+        size += array.nbytes
+        if size > _COMMIT_BYTES:
+            pending.commit_async().result()
+            pending, size = ts.Transaction(), 0
+    pending.commit_async().result()
     metadata = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False}
     metadata |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": None}
     write_json(location / METADATA_NAME, metadata)

@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from spec_t5x.checkpoints.own import native
-from spec_t5x.checkpoints.storage.files import SIDECAR_NAME, one_line, write_json
+from spec_t5x.checkpoints.storage.files import SIDECAR_NAME, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
@@ -60,14 +60,8 @@ def _write_arrays(
         name = ".".join(("target", *path.split("/")))
         metadata = array_metadata(tensor, "gzip")
         common = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
-        try:
-            store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
-            store.result().write(tensor).result()
-        except (ValueError, OSError) as error:
-            raise InputError(
-                f"cannot write {path} below {stage.parent} ({one_line(error)}): make room there "
-                "or choose another directory"
-            ) from error
+        store = ts.open({**zarr_spec(kvstore_spec(stage), name), **common}, create=True)
+        store.result().write(tensor).result()
         # Relative: a checkpoint may be moved.
         specs[path] = {**common, "kvstore": {"driver": "file", "path": f"{name}/"}}
     return specs
