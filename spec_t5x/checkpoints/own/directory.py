@@ -1,6 +1,6 @@
 """What the project's own formats share: config.json and, of drafts, one safetensors file."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,15 @@ def check_format(
     """Refuses a config.json of another format or version; ``remedy`` is for the former."""
     if metadata.get("format") != name:
         raise InputError(f"{path} has format {metadata.get('format')!r}, not {name!r}: {remedy}")
-    if metadata.get("version") != version:
+    check_known(path, "version", metadata.get("version"), (version,))
+
+
+def check_known(path: Location, name: str, value: Any, known: Collection) -> None:
+    """Refuses an entry of config.json whose value a later release brought."""
+    if value not in known:
         raise InputError(
-            f"{path} has version {metadata.get('version')!r}, this spec_t5x reads "
-            f"{version}: install the release that wrote it"
+            f"{path} has {name} {value!r}, this spec_t5x reads {', '.join(map(str, known))}: "
+            "install the release that wrote it"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.own import rounded
-from spec_t5x.checkpoints.own.directory import check_format, with_extra
+from spec_t5x.checkpoints.own.directory import check_format, check_known, with_extra
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -97,7 +97,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
     config = read_config(values, directory / CONFIG_NAME)
-    weights = _read_weights(values, directory / CONFIG_NAME)
+    weights = values.get("weights", AUTO)
+    check_known(directory / CONFIG_NAME, "weights", weights, WEIGHTS)
     entries = {"/".join(keys): entry for keys, entry in orbax_entries(path).items()}
     tensors = open_tensors(entries, str(path))
     return StoredModel(
@@ -146,24 +147,9 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
     network = metadata.get("network", "t5")
-    if network not in _NETWORKS:
-        raise InputError(
-            f"{path} has network {network!r}, this spec_t5x reads {' and '.join(_NETWORKS)}: "
-            "install the release that wrote it"
-        )
+    check_known(path, "network", network, _NETWORKS)
     with describing(path, f"{network.upper()} under 'model'"):
         return _NETWORKS[network].from_dict(metadata["model"])
-
-
-def _read_weights(metadata: dict[str, Any], path: Location) -> str:
-    """How the matrices were stored, as ``names.WEIGHTS`` has it."""
-    weights = metadata.get("weights", AUTO)
-    if weights not in WEIGHTS:
-        raise InputError(
-            f"{path} has weights {weights!r}, this spec_t5x reads {', '.join(WEIGHTS)}: install "
-            "the release that wrote it"
-        )
-    return weights
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
