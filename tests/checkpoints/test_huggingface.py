@@ -261,11 +261,6 @@ def test_export_is_read_by_transformers(tmp_path, vocabulary, configs, random_pa
     assert not any(report.values())
     assert model.generation_config.decoder_start_token_id == 0
     assert_same_logits(loaded, model.eval())
-    # And back again.
-    again = load(tmp_path / "theirs")
-    assert again.config == loaded.config
-    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
-    assert again.vocabulary.fingerprint() == loaded.vocabulary.fingerprint()
 
 
 def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatch):

@@ -12,26 +12,27 @@ from spec_t5x.machine import compilation_cache
 
 
 @pytest.fixture
-def settings(monkeypatch):
-    """JAX's own, which are put back."""
-    names = [name for name in jax.config.values if name.startswith(("jax_comp", "jax_persistent"))]
-    before = {name: jax.config.values[name] for name in names}
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    yield jax.config.values
+def own_settings(monkeypatch):
+    """What is set in JAX is put back."""
+    before = dict(jax.config.values)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    yield
     for name, value in before.items():
-        jax.config.update(name, value)
+        if name.startswith(("jax_compilation_cache", "jax_persistent_cache")):
+            jax.config.update(name, value)
 
 
 @pytest.mark.parametrize(
     ("named", "kept"), [(None, "user/spec_t5x/compiled"), ("own", "own"), ("", None)]
 )
-def test_programs_are_kept_where_the_environment_says(tmp_path, monkeypatch, settings, named, kept):
+@pytest.mark.usefixtures("own_settings")
+def test_programs_are_kept_where_the_environment_says(tmp_path, monkeypatch, named, kept):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     if named is not None:
         named = named and str(tmp_path / named)
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", named)
     compilation_cache.enable()
-    assert settings["jax_compilation_cache_dir"] == (str(tmp_path / kept) if kept else "")
+    assert jax.config.jax_compilation_cache_dir == (str(tmp_path / kept) if kept else "")
 
 
 FILL = """
@@ -45,6 +46,7 @@ for number in range(3):
 """
 # The first is compiled in less than a moment.
 COMPILE = """
+import sys
 import jax
 from spec_t5x.machine import compilation_cache
 compilation_cache.enable()
@@ -52,7 +54,7 @@ compilation_cache.announce()
 for number, moment in enumerate((60.0, 0.0, 0.0)):
     compilation_cache._A_MOMENT = moment
     jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
-    print(number, file=__import__("sys").stderr)
+    print(number, file=sys.stderr)
 """
 
 
