@@ -3,18 +3,23 @@
 safetensors and PyTorch's files are mapped into memory: what is not asked for is not read.
 """
 
-import contextlib
 import dataclasses
 import functools
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
-from spec_t5x.checkpoints.storage.files import check_inside, one_line, read_json, write_json
+from spec_t5x.checkpoints.storage.files import (
+    check_inside,
+    read_json,
+    reading_weights,
+    save_arrays,
+    write_json,
+)
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
 
@@ -54,7 +59,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
     tensors = {}
     for path in _weight_files(directory):
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
-        with _damage_named(path):
+        with reading_weights(path):
             tensors |= open_file(path)
     return tensors
 
@@ -103,18 +108,6 @@ def _weight_files(directory: Path) -> list[Path]:
         if not shard.is_file():
             raise InputError(f"no file {shard}, which {present[0].name} lists: copy it there")
     return shards
-
-
-@contextlib.contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # safetensors, pickle and zipfile raise assorted types
-        raise InputError(
-            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
-        ) from error
 
 
 def _open_safetensors(path: Path) -> dict[str, Tensor]:
@@ -171,7 +164,7 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
 
 def _named_reader(path: Path, read: Callable[[Index], np.ndarray]) -> Callable:
     def read_named(index: Index) -> np.ndarray:
-        with _damage_named(path):
+        with reading_weights(path):
             return read(index)
 
     return read_named
@@ -189,8 +182,7 @@ def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]
         if pending and size + tensor.nbytes > SHARD_BYTES:
             shards.append(_write_shard(directory, len(shards), pending))
             size, pending = 0, {}
-        # Of a transposed array the memory lies in another order.
-        pending[name] = np.ascontiguousarray(tensor)
+        pending[name] = tensor
         size, total = size + tensor.nbytes, total + tensor.nbytes
     shards.append(_write_shard(directory, len(shards), pending))
     if len(shards) == 1:
@@ -206,8 +198,5 @@ def write_safetensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]
 
 
 def _write_shard(directory: Path, number: int, tensors: dict[str, np.ndarray]) -> list[str]:
-    from safetensors.numpy import save
-
-    # ``save_file`` makes files that nobody else may read.
-    (directory / f"shard-{number}").write_bytes(save(tensors, metadata={"format": "pt"}))
+    save_arrays(directory / f"shard-{number}", tensors, {"format": "pt"})
     return list(tensors)

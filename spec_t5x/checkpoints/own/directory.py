@@ -8,7 +8,8 @@ import numpy as np
 
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
-    one_line,
+    reading_weights,
+    save_arrays,
     staged_directory,
     write_json,
 )
@@ -53,25 +54,15 @@ def write_draft(
     overwrite: bool = False,
 ) -> None:
     """Writes config.json and, to ``file``, arrays by name, completely or not at all."""
-    # Imported where weights move: the command line starts without it.
-    from safetensors.numpy import save
-
     metadata = with_extra(metadata, extra)
     with staged_directory(directory, overwrite=overwrite) as stage:
         write_json(stage / CONFIG_NAME, metadata)
-        # Of a transposed array the memory lies in another order. ``save_file`` would make a
-        # file that nobody else may read.
-        in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        (stage / file).write_bytes(save(in_order))
+        save_arrays(stage / file, arrays)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in a file that ``write_draft`` wrote, as they are stored."""
     from safetensors.numpy import load_file
 
-    try:
+    with reading_weights(path):
         return load_file(path)
-    except Exception as error:  # safetensors raises assorted types
-        raise InputError(
-            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
-        ) from error

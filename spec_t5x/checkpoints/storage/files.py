@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from spec_t5x.errors import InputError
 
@@ -63,6 +65,31 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
             "give plain numbers, strings, lists and dicts"
         ) from error
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def save_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a safetensors file; the library's own function makes one that nobody else may read."""
+    # Imported where weights move: the command line starts without it.
+    from safetensors.numpy import save
+
+    # Of a transposed array the memory lies in another order.
+    in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    path.write_bytes(save(in_order, metadata))
+
+
+@contextlib.contextmanager
+def reading_weights(path: Path) -> Iterator[None]:
+    """Around code that reads a file of weights: what it raises becomes an ``InputError``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # safetensors, pickle and zipfile raise assorted types
+        raise InputError(
+            f"cannot read the weights in {path} ({one_line(error)}): copy the file again"
+        ) from error
 
 
 def check_inside(name: str, source: object) -> str:
