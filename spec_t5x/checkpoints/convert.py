@@ -75,7 +75,7 @@ def convert(
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
     if weights == AUTO and to == "native":
         weights = stored.weights
-    written = dataclasses.replace(stored, extra=stored.extra | step, weights=weights)
+    written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
     dtype = dtype or _common_dtype(stored)
     written.write(directory, WRITERS[to], dtype=dtype, overwrite=overwrite, report=report)
     return stored

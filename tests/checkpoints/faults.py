@@ -28,8 +28,8 @@ def edit_config(directory, *remove, **changes):
 
 def save_t5x(directory, params, config, vocabulary=None, *, dtype="float32"):
     """A checkpoint of T5X's legacy format, of parameters in memory."""
-    extra = {"step": step_of(Path(directory))}
-    stored = StoredModel.of_params(directory, params, config, vocabulary, extra)
+    step = {"step": step_of(Path(directory))}
+    stored = StoredModel.of_params(directory, params, config, vocabulary, step)
     stored.write(directory, write_model, dtype=dtype)
 
 

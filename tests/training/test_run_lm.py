@@ -57,7 +57,6 @@ def test_the_model_and_its_vocabulary_are_exported(target):
     assert isinstance(loaded.config, GPTConfig)
     assert isinstance(loaded.vocabulary, WordPieceVocabulary)
     assert loaded.vocabulary.vocab_size == 90
-    assert loaded.metadata["network"] == "gpt"
     assert loaded.metadata["step"] == STEPS
     assert loaded.metadata["perplexity"] == pytest.approx(np.exp(loaded.metadata["cross_entropy"]))
     assert loaded.metadata["num_tokens"] == len(loaded.vocabulary.encode(LINES[0])) + 1

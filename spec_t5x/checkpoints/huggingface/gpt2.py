@@ -85,8 +85,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         config=config,
         vocabulary=vocabulary,
         directory=directory,
-        metadata=values,
-        extra={"model_type": values["model_type"]},
+        metadata={"model_type": values["model_type"]},
     )
 
 

@@ -117,15 +117,14 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         config=config,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
-        metadata=values,
-        extra={"model_type": values["model_type"]},
+        metadata={"model_type": values["model_type"]},
     )
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
     """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``convert.WRITERS``.
 
-    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes decide. Its ``extra``
+    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes decide. Its further
     entries are left out: transformers owns config.json.
     """
     write_json(stage / CONFIG_NAME, config_values(stored.config, dtype, _model_type(stored)))
@@ -238,7 +237,7 @@ def _model_type(stored: StoredModel) -> str:
     in the network.
     """
     by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
-    return stored.extra.get("model_type") or by_size
+    return stored.metadata.get("model_type") or by_size
 
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:

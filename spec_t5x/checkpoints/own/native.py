@@ -107,13 +107,12 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         weights=weights,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
-        metadata=values,
-        extra=extra_entries(values),
+        metadata=extra_entries(values),
     )
 
 
 def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
-    """What config.json holds of a model, ``extra`` entries included."""
+    """What config.json holds of a model, its further entries included."""
     config, vocabulary, weights = stored.config, stored.vocabulary, stored.weights
     metadata = {
         "format": FORMAT,
@@ -125,7 +124,7 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     }
     if weights != AUTO:
         metadata["weights"] = weights
-    return with_extra(metadata, stored.extra)
+    return with_extra(metadata, stored.metadata)
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

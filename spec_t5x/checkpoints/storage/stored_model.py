@@ -35,7 +35,7 @@ class LoadedModel:
     vocabulary: Vocabulary
     # Where the model was read from.
     directory: Location
-    # config.json as it stands there; of a T5X checkpoint its step, and what it was given.
+    # Entries of config.json beside the model's, and the step of a T5X checkpoint.
     metadata: dict[str, Any]
     # "int8" or "int4" where the matrices were rounded before they were stored.
     weights: str = AUTO
@@ -54,11 +54,10 @@ class StoredModel:
     # None where a checkpoint has none, as T5X's.
     vocabulary: Vocabulary | None
     directory: Location
-    # As in ``LoadedModel``; a format that writes the model rounds it so.
+    # As in ``LoadedModel``. The former hold for a copy, too; a format that writes the model rounds
+    # it as the latter says.
     metadata: dict[str, Any]
     weights: str = AUTO
-    # Entries of config.json beside the model's that hold for a copy, too.
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_params(
@@ -67,7 +66,7 @@ class StoredModel:
         params: PyTree,
         config: ModelConfig,
         vocabulary: Vocabulary | None,
-        extra: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> "StoredModel":
         """A model in memory that a format is to write to ``directory``."""
         return cls(
@@ -75,8 +74,7 @@ class StoredModel:
             config=config,
             vocabulary=vocabulary,
             directory=Path(directory),
-            metadata={},
-            extra=extra or {},
+            metadata=metadata or {},
         )
 
     def check(self) -> None:

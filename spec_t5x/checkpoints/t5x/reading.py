@@ -59,7 +59,6 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         vocabulary=vocabulary,
         directory=directory,
         metadata=metadata,
-        extra=metadata,
     )
 
 

@@ -30,12 +30,12 @@ _NAME = re.compile(r"checkpoint_(\d+)")
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
     """Writes what T5X restores of ``…/checkpoint_STEP``; see ``convert.WRITERS``.
 
-    The step is among the model's ``extra`` entries. T5X has the network in gin: it is noted
+    The step is among the model's metadata. T5X has the network in gin: it is noted
     beside what T5X reads, for those who read the checkpoint without T5X (``spec_t5x.json``).
     """
     write_json(stage / SIDECAR_NAME, native.describe(stored, dtype))
     specs = _write_arrays(stage, stored, dtype, report)
-    _write_index(stage / CHECKPOINT_NAME, specs, stored.extra["step"])
+    _write_index(stage / CHECKPOINT_NAME, specs, stored.metadata["step"])
 
 
 def step_of(directory: Path) -> int:
