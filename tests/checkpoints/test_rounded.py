@@ -13,6 +13,8 @@ from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.tensors import array_tensors
 from spec_t5x.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def same(first, second):
     assert jax.tree.structure(first.weights) == jax.tree.structure(second.weights)
