@@ -1,6 +1,5 @@
 """What XLA is told: flags that it knows, the user's own first, and of no TPU where none is."""
 
-import json
 import os
 import subprocess
 import sys
@@ -93,12 +92,6 @@ def test_commands_print_their_own_lines_alone(no_tpu, tiny_pair, tmp_path):
     # Kernels and decoding itself have tests of their own: one token is enough.
     brief = ["--target", str(tiny_pair / "target"), "--draft", "none", "--max_decode_len", "1"]
     environment = {"SPEC_T5X_CPU_KERNELS": "0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    said, errors = run_like_a_user(
-        "-m", "spec_t5x.cli.main", "generate", "My sister", "--json", *brief, **environment
-    )
-    # On a slow machine, that it compiles.
-    assert all(line.startswith("spec-t5x: compiling") for line in errors.splitlines())
-    assert json.loads(said)["target_calls"] == 1
     (tmp_path / "inputs.txt").write_text("My sister\n", encoding="utf-8")
     where = ["--input", str(tmp_path / "inputs.txt"), "--output_dir", str(tmp_path / "out")]
     where += ["--batch_size", "1"]
