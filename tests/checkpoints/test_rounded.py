@@ -1,6 +1,6 @@
 """Checkpoints of rounded matrices: the numbers that a model computes with, and no others."""
 
-import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,9 +9,9 @@ import pytest
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own import rounded
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.tensors import array_tensors
 from spec_t5x.errors import InputError
+from tests.checkpoints.faults import edit_config, message_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -62,13 +62,9 @@ def test_it_is_copied_and_exported_as_it_is(kept, tmp_path):
     ],
 )
 def test_another_version_is_refused(kept, tmp_path, changes, expected):
-    directory = tmp_path / "target"
-    convert(kept[0], directory, to="native")
-    path = directory / CONFIG_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(InputError) as caught:
-        load(directory)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    directory = shutil.copytree(kept[0], tmp_path / "target")
+    edit_config(directory, **changes)
+    assert expected in message_of(load, directory)
 
 
 @pytest.mark.parametrize("scales", [{}, {"kernel_scales": np.ones((2, 5), np.float32)}])
