@@ -162,11 +162,8 @@ def candidates(
 ) -> Candidates:
     """The ``2 * beams`` likeliest continuations in each row.
 
-    Args:
-      log_probs: of the hypotheses continued; minus infinity for an empty place, which
-        has no continuations.
-      following: of each hypothesis.
-      beams: number of hypotheses to keep.
+    ``log_probs`` are of the hypotheses continued; minus infinity for an empty place, which has
+    no continuations.
     """
     batch, _, num = following.tokens.shape
     totals = log_probs[:, :, None] + following.log_probs
@@ -193,15 +190,8 @@ def extend(
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
     """One step of the search in every row that has not ended.
 
-    Args:
-      beams: the hypotheses.
-      following: continuations of the live ones, from ``continuations``.
-      alpha: of the brevity penalty; 0 for none.
-      eos_id: the token that ends a hypothesis.
-
-    Returns:
-      The hypotheses after the step, and the place, before it, of the one that each live
-      hypothesis continues.
+    ``following`` are the continuations of the live hypotheses. Returns the hypotheses after the
+    step, and the place, before it, of the one that each live hypothesis continues.
     """
     num = beams.live_log_probs.shape[1]
     found = candidates(beams.live_log_probs, following, num)

@@ -21,15 +21,18 @@ from spec_t5x.types import EOS_ID, Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass(kw_only=True)
-class BeamSearchState:
-    """All that one step hands to the next."""
+class SearchState:
+    """All that one step, or one iteration of a speculative search, hands to the next."""
 
     # Live and finished hypotheses.
     beams: Beams
-    # Where the live hypotheses' tokens are cached: all but their last ones.
+    # Where the live hypotheses' tokens are cached, all but their last ones: at the same
+    # places in both caches.
     lineages: Int[Array, "batch beams positions"]
-    cache: Cache
+    target_cache: Cache
     stats: BeamStats
+    # None in a plain search.
+    draft_cache: Cache | None = None
 
 
 def init(
@@ -40,28 +43,37 @@ def init(
     beams: int,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-) -> BeamSearchState:
-    """Encodes the inputs and feeds the prompts."""
+    draft_model: Target | None = None,
+    draft_beams: int | None = None,
+    gamma: int = 0,
+) -> SearchState:
+    """Encodes the inputs and feeds the prompts, for both models where there is a draft."""
     batch = prompts.shape[0]
-    # A row that has ended may stand at position max_decode_len.
-    num_positions = max_decode_len + 1
+    # A row that has ended may stand at position max_decode_len, and the last tree reaches
+    # gamma further.
+    num_positions = max_decode_len + gamma + 1
     zeros = jnp.zeros(batch, jnp.int32)
-    return BeamSearchState(
+
+    def prefill(model):
+        return slots.prefill(model, inputs, prompts, num_positions, draft_beams or beams)
+
+    return SearchState(
         beams=beams_lib.start(prompts, beams, max_decode_len, max_decode_steps),
         # A prompt's tokens are at the first places.
         lineages=jnp.zeros((batch, beams, num_positions), jnp.int32),
-        cache=slots.prefill(target, inputs, prompts, num_positions, beams),
+        target_cache=prefill(target),
         stats=BeamStats(target_calls=zeros, steps=zeros),
+        draft_cache=None if draft_model is None else prefill(draft_model),
     )
 
 
 def step(
     target: Target,
-    state: BeamSearchState,
+    state: SearchState,
     alpha: float | Float[Array, ""],
     *,
     eos_id: int = EOS_ID,
-) -> BeamSearchState:
+) -> SearchState:
     """One target call, one token more for the hypotheses of each row that goes on."""
     beams = state.beams
     batch, num = beams.live_log_probs.shape
@@ -74,12 +86,12 @@ def step(
         lineages,
         width=num,
     )
-    logits, cache = target.score_nodes(state.cache, nodes)
+    logits, cache = target.score_nodes(state.target_cache, nodes)
     extended, parents = beams_lib.extend(beams, beams_lib.continuations(logits, num), alpha, eos_id)
-    return BeamSearchState(
+    return SearchState(
         beams=extended,
         lineages=beams_lib.pick(lineages, parents),
-        cache=cache,
+        target_cache=cache,
         stats=BeamStats(
             target_calls=state.stats.target_calls + ~beams.ended,
             steps=state.stats.steps + ~beams.ended,
@@ -87,7 +99,7 @@ def step(
     )
 
 
-def done(state: BeamSearchState) -> Array:
+def done(state: SearchState) -> Array:
     """Whether every row has ended."""
     return jnp.all(state.beams.ended)
 

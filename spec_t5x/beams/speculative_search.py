@@ -25,6 +25,7 @@ from jax import lax
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.beams import search, slots
 from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Continuations
+from spec_t5x.beams.search import SearchState, done
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Nodes, Target, check_vocabularies
 from spec_t5x.loops import outputs as outputs_lib
@@ -32,20 +33,6 @@ from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyT
 
 # The parent of a live hypothesis's last token: no node.
 _NO_NODE = -1
-
-
-@flax.struct.dataclass(kw_only=True)
-class SpeculativeBeamState:
-    """All that one iteration hands to the next."""
-
-    # Live and finished hypotheses.
-    beams: Beams
-    # Where the live hypotheses' tokens are cached, all but their last ones: at the same
-    # places in both caches.
-    lineages: Int[Array, "batch beams positions"]
-    target_cache: Cache
-    draft_cache: Cache
-    stats: BeamStats
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -75,54 +62,22 @@ class Tree:
         return slots.nodes(self.tokens, self.positions, self.places, self.lineages, width)
 
 
-def init(
-    target: Target,
-    draft_model: Target,
-    inputs: PyTree,
-    prompts: Int[Array, "batch prompt"],
-    *,
-    beams: int,
-    draft_beams: int,
-    gamma: int,
-    max_decode_len: int,
-    max_decode_steps: Int[Array, "*steps"] | None = None,
-) -> SpeculativeBeamState:
-    """Encodes the inputs and feeds the prompts, for both models."""
-    batch = prompts.shape[0]
-    # The last call may start at position max_decode_len (a row that has ended), and its
-    # tree reaches gamma further.
-    num_positions = max_decode_len + gamma + 1
-    zeros = jnp.zeros(batch, jnp.int32)
-
-    def prefill(model):
-        return slots.prefill(model, inputs, prompts, num_positions, draft_beams)
-
-    return SpeculativeBeamState(
-        beams=beams_lib.start(prompts, beams, max_decode_len, max_decode_steps),
-        # A prompt's tokens are at the first places.
-        lineages=jnp.zeros((batch, beams, num_positions), jnp.int32),
-        target_cache=prefill(target),
-        draft_cache=prefill(draft_model),
-        stats=BeamStats(target_calls=zeros, steps=zeros),
-    )
-
-
 def step(
     target: Target,
     draft_model: Target,
-    state: SpeculativeBeamState,
+    state: SearchState,
     alpha: float | Float[Array, ""],
     *,
     gamma: int,
     draft_beams: int,
     eos_id: int = EOS_ID,
-) -> SpeculativeBeamState:
+) -> SearchState:
     """One iteration: 1 to ``gamma + 1`` steps of the search for each row that goes on."""
     tree, draft_cache = propose(draft_model, state, gamma=gamma, width=draft_beams, eos_id=eos_id)
     logits, target_cache = target.score_nodes(state.target_cache, tree.nodes(draft_beams))
     following = beams_lib.continuations(logits, state.beams.live_log_probs.shape[1])
     beams, lineages, steps = replay(state, tree, following, alpha, eos_id)
-    return SpeculativeBeamState(
+    return SearchState(
         beams=beams,
         lineages=lineages,
         target_cache=target_cache,
@@ -136,12 +91,7 @@ def step(
     )
 
 
-def done(state: SpeculativeBeamState) -> Array:
-    """Whether every row has ended."""
-    return jnp.all(state.beams.ended)
-
-
-def _live_hypotheses(state: SpeculativeBeamState, width: int) -> Tree:
+def _live_hypotheses(state: SearchState, width: int) -> Tree:
     """The live hypotheses, whose last tokens are about to be cached.
 
     And empty places: as many nodes as a level that the draft proposes.
@@ -166,7 +116,7 @@ def _live_hypotheses(state: SpeculativeBeamState, width: int) -> Tree:
 
 
 def propose(
-    draft_model: Target, state: SpeculativeBeamState, *, gamma: int, width: int, eos_id: int
+    draft_model: Target, state: SearchState, *, gamma: int, width: int, eos_id: int
 ) -> tuple[Tree, Cache]:
     """The live hypotheses and the ``gamma`` levels to follow them, if the draft is right.
 
@@ -215,7 +165,7 @@ def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tr
 
 
 def replay(
-    state: SpeculativeBeamState,
+    state: SearchState,
     tree: Tree,
     following: Continuations,
     alpha: float | Float[Array, ""],
@@ -223,15 +173,8 @@ def replay(
 ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
     """The steps of the plain search that the scored tree covers.
 
-    Args:
-      state: the hypotheses before them.
-      tree: what the target was called over.
-      following: continuations of all its nodes, by the target.
-      alpha: of the brevity penalty.
-      eos_id: the token that ends a hypothesis.
-
-    Returns:
-      The hypotheses, the live ones' lineages, and how many steps each row has taken.
+    ``following`` are the continuations of all its nodes, by the target. Returns the hypotheses,
+    the live ones' lineages, and how many steps each row has taken.
     """
 
     def one_step(carry):
@@ -311,20 +254,12 @@ def speculative_beam_search(
     of the search each call makes (``BeamResult.stats``).
 
     Args:
-      target: the model, a pytree that has ``score_nodes``.
+      target, inputs, prompts, beams, alpha, max_decode_len, max_decode_steps, eos_id: as of
+        ``beam_search``; ``inputs`` are what both models' ``prefill`` take.
       draft_model: a smaller one of the same kind, over the same vocabulary.
-      inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
-      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
-        on the right; ``zeros([batch, 1])`` where nothing is forced.
-      beams: hypotheses kept, and returned, for each input.
       gamma: levels that the draft proposes in each iteration, at least 1.
       draft_beams: hypotheses in each of them, at least ``beams`` (None takes as many).
         More of them are more likely to have all of the target's among them.
-      alpha: exponent of the brevity penalty, as in ``beam_search``.
-      max_decode_len: room for tokens, the prompt's included.
-      max_decode_steps: tokens to generate at most, after the prompt: one number, or one
-        for each input.
-      eos_id: the token that ends a hypothesis; in a prompt it does not.
 
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half
@@ -334,29 +269,18 @@ def speculative_beam_search(
     draft_beams = beams if draft_beams is None else draft_beams
     search.check_arguments(target, prompts, beams, max_decode_len)
     check_draft(target, draft_model, beams, gamma, draft_beams)
-    state = init(
+    levels = {"gamma": gamma, "draft_beams": draft_beams}
+    state = search.init(
         target,
-        draft_model,
         inputs,
         prompts,
         beams=beams,
-        draft_beams=draft_beams,
-        gamma=gamma,
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
+        draft_model=draft_model,
+        **levels,
     )
-
-    def body(state):
-        return step(
-            target,
-            draft_model,
-            state,
-            alpha,
-            gamma=gamma,
-            draft_beams=draft_beams,
-            eos_id=eos_id,
-        )
-
+    body = functools.partial(step, target, draft_model, alpha=alpha, eos_id=eos_id, **levels)
     state = lax.while_loop(lambda state: ~done(state), body, state)
     return beams_lib.finish(state.beams, state.stats)
 

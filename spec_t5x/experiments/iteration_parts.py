@@ -50,13 +50,7 @@ def measure_parts(
       InputError: a verifier of trees.
     """
     state = state_half_way(
-        target,
-        draft,
-        inputs,
-        gamma=gamma,
-        max_decode_len=max_decode_len,
-        verifier=verifier,
-        length=max(max_decode_len // 2, 1),
+        target, draft, inputs, gamma=gamma, max_decode_len=max_decode_len, verifier=verifier
     )
     plain = AutoregressiveState(
         outputs=state.outputs, cache=state.target_cache, stream=state.stream

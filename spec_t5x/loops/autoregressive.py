@@ -66,24 +66,11 @@ def prefill(
 
 
 def step(
-    target: Target,
-    state: AutoregressiveState,
-    settings: Sampling,
-    *,
-    coupled: bool = False,
-    eos_id: int = EOS_ID,
-    rescale_log_probs: bool = True,
+    target: Target, state: AutoregressiveState, settings: Sampling, **options
 ) -> AutoregressiveState:
-    """One target call, one token for each row that has not ended."""
+    """One target call, one token for each row that has not ended; ``write_token``'s options."""
     outputs, cache, *_ = write_token(
-        target,
-        state.outputs,
-        state.cache,
-        state.stream,
-        settings,
-        coupled=coupled,
-        eos_id=eos_id,
-        rescale_log_probs=rescale_log_probs,
+        target, state.outputs, state.cache, state.stream, settings, **options
     )
     return state.replace(outputs=outputs, cache=cache)
 
@@ -95,9 +82,9 @@ def write_token(
     stream: Stream,
     settings: Sampling,
     *,
-    coupled: bool,
-    eos_id: Int[Array, ""] | int,
-    rescale_log_probs: bool,
+    coupled: bool = False,
+    eos_id: Int[Array, ""] | int = EOS_ID,
+    rescale_log_probs: bool = True,
     with_states: bool = False,
 ):
     """The rows and the cache after one target call; its states, the tokens, how many count.
@@ -172,22 +159,10 @@ def autoregressive_decode(
     settings = settings.repeat(num_decodes)
     if coupled:
         settings = settings.keep_ties()
-    state = init(
-        target,
-        inputs,
-        prompts,
-        stream,
-        max_decode_len=max_decode_len,
-        max_decode_steps=max_decode_steps,
-        num_decodes=num_decodes,
+    lengths = {"max_decode_len": max_decode_len, "max_decode_steps": max_decode_steps}
+    state = init(target, inputs, prompts, stream, num_decodes=num_decodes, **lengths)
+    options = {"coupled": coupled, "eos_id": eos_id, "rescale_log_probs": rescale_log_probs}
+    state = lax.while_loop(
+        lambda state: ~done(state), lambda state: step(target, state, settings, **options), state
     )
-    body = functools.partial(
-        step,
-        target,
-        settings=settings,
-        coupled=coupled,
-        eos_id=eos_id,
-        rescale_log_probs=rescale_log_probs,
-    )
-    state = lax.while_loop(lambda state: ~done(state), body, state)
     return outputs_lib.finish(state.outputs, num_decodes, max_decode_len)

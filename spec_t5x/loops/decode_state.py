@@ -102,12 +102,12 @@ class DecodeStats:
         num_proposed: Int[Array, "batch"],
         num_accepted: Int[Array, "batch"],
         num_appended: Int[Array, "batch"],
-        verified: Bool[Array, "batch gamma"],
+        num_verified: Int[Array, "batch"],
         beta: Float[Array, "batch gamma"],
     ) -> "DecodeStats":
         """With one iteration more. What a row would have got after its end does not count."""
-        positions = jnp.arange(verified.shape[1])[None, :]
-        accepted_here = positions < num_accepted[:, None]
+        positions = jnp.arange(beta.shape[1])[None, :]
+        accepted_here, verified = (positions < n[:, None] for n in (num_accepted, num_verified))
         return self.replace(
             target_calls=self.target_calls + live,
             appended=self.appended + num_appended,
@@ -172,9 +172,8 @@ class Verified:
 
     # What was proposed; of a tree, the accepted drafts and then the first refused one.
     drafts: Int[Array, "batch gamma"]
-    # How many of these count, and how many positions had proposals.
+    # How many of these count.
     num_drafts: Int[Array, "batch"]
-    depths: Int[Array, "batch"]
     # Tokens proposed, all of a tree's.
     num_proposed: Int[Array, "batch"]
     # ``num_accepted`` and ``next_token``; of a tree, the ``path``.

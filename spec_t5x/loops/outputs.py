@@ -221,14 +221,9 @@ def refuses_holes(jitted):
 
 def check_whole(prompts) -> None:
     """Raises ``InputError`` where padding comes before a token, if the tokens are known."""
-    is_known = isinstance(prompts, np.ndarray) or (
-        isinstance(prompts, jax.Array)
-        and not isinstance(prompts, jax.core.Tracer)
-        and prompts.is_fully_addressable
-    )
-    if not is_known or prompts.ndim != 2:
+    if isinstance(prompts, jax.core.Tracer) or not getattr(prompts, "is_fully_addressable", True):
         return
-    hole = first_hole(prompts)
+    hole = first_hole(prompts) if prompts.ndim == 2 else None
     if hole is not None:
         row = np.asarray(prompts)[hole].tolist()
         raise InputError(f"prompt {hole} is {row}: give padding (0) at its end alone")

@@ -45,7 +45,6 @@ from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import (
     DEFAULT_VERIFIER,
     DecodeState,
-    DecodeStats,
     Iteration,
     Loop,
     Verified,
@@ -63,24 +62,6 @@ from spec_t5x.sampling.draws import Stream
 from spec_t5x.sampling.log_probs import token_log_probs
 from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
 from spec_t5x.verifiers import Verifier
-
-__all__ = [
-    "DEFAULT_VERIFIER",
-    "DecodeState",
-    "DecodeStats",
-    "Iteration",
-    "Loop",
-    "call_widths",
-    "check_arguments",
-    "done",
-    "init",
-    "plain_step",
-    "prepare",
-    "speculative_decode",
-    "speculative_steps",
-    "step",
-    "verify",
-]
 
 
 def step(
@@ -131,8 +112,8 @@ def step(
             num_proposed=found.num_proposed,
             num_accepted=num_accepted,
             num_appended=num_appended,
-            # A position was verified when its draft entered the output or was replaced.
-            verified=jnp.arange(gamma)[None, :] < jnp.minimum(num_appended, found.depths)[:, None],
+            # Where a draft entered the output or was replaced.
+            num_verified=jnp.minimum(found.num_drafts, num_appended),
             beta=found.beta,
         ),
     )
@@ -154,11 +135,7 @@ def verify(
 ) -> Verified:
     """Proposes, scores and verifies one chain of tokens for each row.
 
-    Args:
-      target, draft, gamma, verifier: as in decoding.
-      draft_state, context: before the proposal; the target's cache is the context's.
-      stream: where the rows' random numbers come from.
-      fill: where true, all rows propose as many as they may, whatever stands there.
+    Where ``fill`` is true, all rows propose as many as they may, whatever stands there.
     """
     settings = context.settings
     proposal, draft_state = _propose(draft, draft_state, context, gamma, fill)
@@ -173,7 +150,6 @@ def verify(
     return Verified(
         drafts=proposal.tokens,
         num_drafts=num_proposed,
-        depths=num_proposed,
         num_proposed=num_proposed,
         verdict=verdict,
         logits=logits,
@@ -378,23 +354,13 @@ def speculative_decode(
     seed. Statistics come back for each sequence in ``Decoded.stats``.
 
     Args:
-      target: the model whose output is wanted, a pytree.
+      target, inputs, prompts, rng, settings, max_decode_len, max_decode_steps, num_decodes,
+        eos_id, rescale_log_probs: as of ``autoregressive_decode``; ``inputs`` are what both
+        models' ``prefill`` take.
       draft: what proposes; it must share the target's vocabulary.
-      inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
-      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
-        on the right; ``zeros([batch, 1])`` where nothing is forced.
-      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
-        all rows (``draws.t5x_stream``).
-      settings: the distribution to sample from (``distributions.sampling``).
       gamma: tokens proposed in each iteration at most, at least 0; with a tree, its
         depth.
-      max_decode_len: room for tokens, the prompt's included.
-      max_decode_steps: tokens to generate at most, after the prompt.
-      num_decodes: sequences for each input.
       verifier: which proposals to keep (``verifiers.verifier``).
-      eos_id: the token that ends a row; in a prompt it does not.
-      rescale_log_probs: whether scores are under the sampled distribution (T5X's
-        default: argmax scores 0) or under the model's own.
       pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
         (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is what to decode
         the next batch with.

@@ -81,7 +81,6 @@ def verify(
     return Verified(
         drafts=jnp.where(is_accepted, accepted, firsts),
         num_drafts=jnp.where(context.live, num_drafts, 0),
-        depths=proposal.depths,
         num_proposed=(tree.num_nodes - 1) * (proposal.depths > 0),
         verdict=verdict,
         logits=logits,
@@ -162,16 +161,13 @@ def walk_argmax(
 
 
 def _walk(tree: Tree, at_leaf: Array, children_verdict):
-    """Goes from the root to the last accepted node of one row.
+    """The path to the last accepted node of one row, its depth, and what to emit from.
 
     Args:
       tree: the tree.
       at_leaf: for each node, what to emit from where it is a leaf.
       children_verdict: ``(depth, node, children)`` to the index of the accepted child
         (or their number) and what to emit from if there is none.
-
-    Returns:
-      The path, the depth reached, and what to emit from.
     """
     first_children = jnp.asarray(tree.first_children)
     node, going = jnp.int32(0), jnp.asarray(True)

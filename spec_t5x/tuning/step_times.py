@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
-from spec_t5x.loops import autoregressive, decode_state
+from spec_t5x.loops import decode_state
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
 from spec_t5x.loops.outputs import Outputs, row_keys
 from spec_t5x.sampling.distributions import Sampling
@@ -65,11 +65,10 @@ def measure_step_times(
     max_decode_len: int,
     settings: Sampling,
     verifier: Verifier = DEFAULT_VERIFIER,
-    repeats: int = 9,
 ) -> StepTimes:
     """Measures on this device, with caches of the size that decoding uses, half full.
 
-    The three calls are timed in turn, ``repeats`` times over.
+    The three calls are timed in turn, several times over; the medians are taken.
 
     Args:
       target, draft: as in decoding.
@@ -78,23 +77,16 @@ def measure_step_times(
       max_decode_len: room for tokens, as in decoding.
       settings: how both sample.
       verifier: sets how many tokens the target verifies, and whether in a tree.
-      repeats: timings of each call, of which the median is taken.
     """
     state = state_half_way(
-        target,
-        draft,
-        inputs,
-        gamma=gamma,
-        max_decode_len=max_decode_len,
-        verifier=verifier,
-        length=max(max_decode_len // 2, 1),
+        target, draft, inputs, gamma=gamma, max_decode_len=max_decode_len, verifier=verifier
     )
     programs = (
         target_calls(target, state.target_cache, new=1),
         draft_calls(draft, state, settings, gamma=gamma, verifier=verifier),
         target_calls(target, state.target_cache, new=verifier.num_nodes(gamma)),
     )
-    one, drafts, verification = _medians(programs, repeats)
+    one, drafts, verification = _medians(programs, 9)
     return StepTimes(target=1e3 * one, draft=1e3 * drafts / gamma, verification=1e3 * verification)
 
 
@@ -104,7 +96,6 @@ def measure_verification_costs(
     *,
     widths: Sequence[int],
     max_decode_len: int,
-    repeats: int = 5,
 ) -> list[float]:
     """T(m): the time of one target call over m new tokens, in calls over one.
 
@@ -115,27 +106,16 @@ def measure_verification_costs(
       inputs: what ``prefill`` takes.
       widths: numbers m of new tokens, the first of them 1.
       max_decode_len: room for tokens, as in decoding.
-      repeats: timings of each call, of which the median is taken.
 
     Returns:
       A number for each width; the first is 1.
-
-    Raises:
-      InputError: the widths do not begin with 1.
     """
-    if not widths or widths[0] != 1:
-        raise InputError(f"widths are {tuple(widths)}: begin with 1, whose time is the unit")
     batch = jax.tree.leaves(inputs)[0].shape[0]
-    cache = jax.jit(autoregressive.prefill, static_argnames="max_length")(
-        target,
-        inputs,
-        jnp.zeros((batch, 1), jnp.int32),
-        jnp.zeros(batch, jnp.int32),
-        max_length=max_decode_len + max(widths),
-    )
+    prefill = jax.jit(type(target).prefill, static_argnums=2)
+    cache = prefill(target, inputs, max_decode_len + max(widths))
     cache = target.rollback(cache, jnp.full(batch, max(max_decode_len // 2, 1), jnp.int32))
     programs = [target_calls(target, cache, new=width) for width in widths]
-    medians = _medians(programs, repeats)
+    medians = _medians(programs, 5)
     return [median / medians[0] for median in medians]
 
 
@@ -146,20 +126,12 @@ def state_half_way(
     *,
     gamma: int,
     max_decode_len: int,
-    verifier: Verifier = DEFAULT_VERIFIER,
-    length: int,
+    verifier: Verifier,
 ) -> DecodeState:
-    """A decoding state whose rows hold ``length`` varied tokens.
+    """A decoding state whose rows hold varied tokens, half of ``max_decode_len``.
 
-    Its caches are empty: a call's time does not depend on their content.
-
-    Args:
-      target, draft: as in decoding.
-      inputs: what both ``prefill`` take.
-      gamma: drafts per iteration at most.
-      max_decode_len: room for tokens, as in decoding.
-      verifier: sets how many tokens the target verifies.
-      length: at least 1, at most ``max_decode_len``.
+    Its caches are empty: a call's time does not depend on their content. The arguments are
+    ``measure_step_times``'.
     """
     batch = jax.tree.leaves(inputs)[0].shape[0]
     state = _jit_init(
@@ -173,7 +145,7 @@ def state_half_way(
     places = jnp.arange(state.outputs.sequences.shape[1])
     first = EOS_ID + 1
     text = jnp.where(places == 0, PAD_ID, first + places % max(draft.vocab_size - first, 1))
-    lengths = jnp.full_like(state.outputs.lengths, length)
+    lengths = jnp.full_like(state.outputs.lengths, max(max_decode_len // 2, 1))
     outputs = state.outputs.replace(sequences=jnp.tile(text[None], (batch, 1)), lengths=lengths)
     return state.replace(outputs=outputs, target_cache=target.rollback(state.target_cache, lengths))
 
