@@ -8,8 +8,7 @@ import pytest
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
-from spec_t5x.errors import InputError
-from spec_t5x.generation import GenerateOptions, Generator, generator, left_out
+from spec_t5x.generation import GenerateOptions, Generator, generator
 from spec_t5x.generation.left_out import Learned, Memory
 from spec_t5x.loops.pace import TOLERANCE, Costs, Pace
 from spec_t5x.tuning import costs as costs_lib
@@ -33,10 +32,6 @@ def models(tiny_pair) -> Models:
     return Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
 
 
-def load(models, memory) -> Generator:
-    return Generator.load(models.target, models.draft, memory=memory)
-
-
 def texts_of(answers) -> list[str]:
     return [answer[0].output for answer in answers]
 
@@ -48,7 +43,7 @@ def test_a_draft_that_did_not_clearly_pay_waits_until_loading_costs_little():
     assert dataclasses.replace(DEAR, costs=Costs.by_formula(c=0.3)).plain_steps == 0
     assert "from an acceptance rate of about 54%, and before 20%" in DEAR.verdict
     never = dataclasses.replace(DEAR, costs=Costs.by_formula(c=1.0, position=0.1), rate=None)
-    assert never.verdict.endswith("no acceptance rate pays for it")
+    assert never.verdict.endswith("which no acceptance pays for")
 
 
 def test_what_was_learned_comes_back_for_the_same_pair_and_options(models, tiny_pair):
@@ -65,7 +60,6 @@ def test_what_was_learned_comes_back_for_the_same_pair_and_options(models, tiny_
         (dataclasses.replace(models, draft=str(tiny_pair / "target")), AUTO),
     ):
         assert Memory.of(*others).learned is None
-    assert Memory.of(models, AUTO, DEAR).learned == DEAR
 
 
 def test_only_where_drafts_do_not_choose_the_texts(models):
@@ -85,21 +79,15 @@ def test_what_was_timed_beside_other_programs_is_not_relied_on(models, monkeypat
     assert Memory.of(models, AUTO).learned.costs == busy
 
 
-@pytest.mark.parametrize(
-    "damage", [None, {}, {"costs": {}}, {"costs": {"iteration": [1, 2]}, "x": 1}]
-)
-def test_damage_is_found(damage):
-    with pytest.raises(InputError, match="measure (them )?again"):
-        Learned.parse(damage)
-    assert Learned.parse(dataclasses.asdict(DEAR)) == DEAR
-
-
 def test_it_is_loaded_when_its_turn_comes_and_texts_stay(models, monkeypatch):
     made = []
     real = generator.make_draft
     monkeypatch.setattr(generator, "make_draft", lambda *args: made.append(1) or real(*args))
-    waiting = load(models, Memory.of(models, AUTO, DEAR))
-    assert waiting.draft is None and waiting.may_draft and not made
+    memory = Memory.of(models, AUTO)
+    # More than the first text takes: the draft is loaded in the middle of a call.
+    memory.learned = dataclasses.replace(DEAR, loading=20 * 0.01 * TOLERANCE)
+    waiting = Generator.load(models.target, models.draft, memory=memory)
+    assert waiting.draft is None and not made
     plain = texts_of(waiting.plain().generate(TEXTS, AUTO))
 
     answers = list(waiting.generate(TEXTS[:1], AUTO))
@@ -132,44 +120,9 @@ def test_a_command_does_not_load_what_the_one_before_left_out(models, monkeypatc
     monkeypatch.setattr(generator, "make_draft", lambda *args: pytest.fail("loaded"))
     second = outputs()
     assert first.out == second.out
-    assert "which no acceptance pays for" in first.err
-    assert "no acceptance rate pays for it" in second.err
+    assert "at batch size 1 an iteration takes 2.10 plain steps" in first.err
+    assert "which no acceptance pays for" in second.err
     assert math.isinf(dear.needed)
     # To be shown at work it is loaded.
     with pytest.raises(pytest.fail.Exception):
         main(["generate", *flags, "--trace", TEXTS[0]])
-
-
-def test_a_run_of_inference_keeps_to_what_it_began_with(models, monkeypatch, tmp_path, capfd):
-    source = tmp_path / "texts.txt"
-    source.write_text("\n".join(TEXTS) + "\n")
-    models_flags = ("--target", models.target, "--draft", models.draft, "--max_decode_len", "16")
-    flags = (*models_flags, "--input", str(source), "--batch_size", "1", "--shard_size", "3")
-
-    def answers(name: str) -> bytes:
-        output = tmp_path / name
-        assert main(["infer", *flags, "--output_dir", str(output)]) == 0
-        return (output / "predictions.jsonl").read_bytes()
-
-    def know(learned) -> None:
-        real = left_out.Store.load
-        monkeypatch.setattr(
-            left_out.Store,
-            "load",
-            lambda store, key, parse: (
-                learned if parse == Learned.parse else real(store, key, parse)
-            ),
-        )
-
-    know(None)
-    drafted = answers("drafted")
-    capfd.readouterr()
-    know(dataclasses.replace(DEAR, loading=1.0))
-    waited = answers("waited")
-    assert DEAR.verdict in capfd.readouterr().err
-    assert b'"proposed": null' in waited and b'"proposed": null' not in drafted
-    # One of its shards is decoded again by a process that knows better.
-    know(None)
-    (tmp_path / "waited" / "predictions.jsonl").unlink()
-    next((tmp_path / "waited").glob("*00001*")).unlink()
-    assert answers("waited") == waited

@@ -22,7 +22,8 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.experiments.text_source import TextSource
 
     models, options, source = settings.read(args, TextSource)
-    draft = models.draft_name()
+    # Checked before anything is loaded.
+    models.draft_name()
     source.check_given()
     options = source.decoding(options)
 
@@ -33,13 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     enable()
-    generator = Generator.load(
-        models.target,
-        draft,
-        models.draft_options(),
-        vocabulary=models.vocabulary,
-        weights=models.weights,
-    )
+    generator = Generator.load_named(models)
     for texts in read_sets(source, generator.vocabulary):
         title = f"evaluating {texts.name}"
         with Progress("inputs") as progress:

@@ -1,7 +1,6 @@
 """``spec-t5x generate``: text in, the target's text out, faster."""
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -13,6 +12,8 @@ from typing import Any
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.inference.arriving import arriving
+from spec_t5x.inference.sources import FileSource, Item, file_source
 from spec_t5x.machine.progress import say
 from spec_t5x.names import NO_DRAFT
 
@@ -57,15 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     # Drafts are shown at work by --trace, --compare and text that appears as it is accepted.
     hidden = not (args.trace or args.compare or _streams(args, options))
-    generator = Generator.load(
-        models.target,
-        draft,
-        models.draft_options(),
-        vocabulary=models.vocabulary,
-        weights=models.weights,
-        memory=Memory.of(models, options) if hidden else None,
-    )
-    command = _Command(args, generator, options)
+    memory = Memory.of(models, options) if hidden else None
+    command = _Command(args, Generator.load_named(models, memory=memory), options)
     command.run(source)
     return 2 if command.failed else 0
 
@@ -99,28 +93,17 @@ def _check_flags(args, options, draft: str | None) -> None:
 # --- what is read ------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
-    """One input: its text, and why it cannot be decoded if it cannot."""
-
-    number: int
-    text: str
-    error: str | None = None
-
-
-def _source(args: argparse.Namespace) -> Iterator[Iterable[Line]]:
+def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
     """The inputs, in parts that are available together.
 
     Raises:
       InputError: there is none, or a file cannot be read.
     """
     if args.text:
-        return iter([[Line(number=n, text=text) for n, text in enumerate(args.text, 1)]])
+        items = enumerate(args.text)
+        return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
     if args.input is None and sys.stdin.isatty():
         raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
-    from spec_t5x.inference.arriving import arriving
-    from spec_t5x.inference.sources import FileSource, file_source
-
     if args.input in (None, "-"):
         read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
         return _lines(read, arriving(sys.stdin.buffer))
@@ -129,15 +112,14 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Line]]:
     return _lines(read, iter([read.raw()]))
 
 
-def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Line]]:
+def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
     """Lines of bytes, with what is wrong with them."""
     numbers = itertools.count()
 
-    def line(raw: bytes) -> Line:
+    def line(raw: bytes) -> Item:
         item = read.item(next(numbers), raw)
         # Whether a text may be empty depends on the model.
-        error = item.error if raw.strip() else None
-        return Line(number=item.place[1], text=item.text, error=error)
+        return item if raw.strip() else dataclasses.replace(item, error=None)
 
     return (map(line, part) for part in parts)
 
@@ -155,7 +137,7 @@ class _Command:
     # Whether an input had no output.
     failed: bool = False
 
-    def run(self, source: Iterator[Iterable[Line]]) -> None:
+    def run(self, source: Iterator[Iterable[Item]]) -> None:
         """Decodes all inputs.
 
         Raises:
@@ -169,7 +151,7 @@ class _Command:
         else:
             self._generate(source)
 
-    def _generate(self, source: Iterator[Iterable[Line]]) -> None:
+    def _generate(self, source: Iterator[Iterable[Item]]) -> None:
         place = 0
         with _bar(self.args) as count:
             for part in source:
@@ -177,55 +159,44 @@ class _Command:
                     # Arguments are refused before any is decoded.
                     part = [self._checked(line) for line in part]
                 for line, answer in self._answers(part, place):
-                    if line.error is not None:
+                    if answer.error is not None:
+                        line = dataclasses.replace(line, error=str(answer.error))
                         self._refuse(line)
-                    self._print(line, answer or ())
-                    if answer is not None:
-                        count(answer)
-                        place += 1
+                    self._print(line, answer)
+                    count(answer)
+                    place += 1
         verdict = self.generator.run(self.options).verdict
         if verdict and place > 1:
             say(verdict)
 
-    def _answers(self, part: Iterable[Line], first: int) -> Iterator[tuple[Line, Any]]:
-        """Each line and its answer, None if it could not be read; ``first`` is its place."""
-        # The generator reads ahead: the lines without an answer yet.
-        asked: collections.deque[Line] = collections.deque()
+    def _answers(self, part: Iterable[Item], first: int) -> Iterator[tuple[Item, Any]]:
+        """Each line and its answer; ``first`` is the place of the first line."""
+        # The generator reads ahead.
+        lines, ahead = itertools.tee(part)
+        texts = (line.text if line.error is None else InputError(line.error) for line in ahead)
+        answers = self.generator.generate(texts, self.options, first=first)
+        return zip(lines, answers, strict=True)
 
-        def texts() -> Iterator[str]:
-            for line in part:
-                asked.append(line)
-                if line.error is None:
-                    yield line.text
-
-        for answer in self.generator.generate(texts(), self.options, first=first):
-            while asked[0].error is not None:
-                yield asked.popleft(), None
-            error = None if answer.error is None else str(answer.error)
-            yield dataclasses.replace(asked.popleft(), error=error), answer
-        yield from ((line, None) for line in asked)
-
-    def _stream(self, source: Iterator[Iterable[Line]]) -> None:
+    def _stream(self, source: Iterator[Iterable[Item]]) -> None:
         """As ``_generate``, each text as it is accepted."""
-        place = 0
         for line in map(self._checked, itertools.chain.from_iterable(source)):
             if line.error is None:
                 try:
-                    _stream_one(self.generator, line.text, self.options, place)
+                    _stream_one(self.generator, line.text, self.options, line.index)
                 except InputError as error:
                     line = dataclasses.replace(line, error=str(error))
                     self._refuse(line)
-                place += 1
             if line.error is not None:
                 print(flush=True)
 
-    def _trace(self, lines: list[Line]) -> None:
+    def _trace(self, lines: list[Item]) -> None:
         from spec_t5x.cli.trace import print_trace
 
-        for place, text in enumerate(line.text for line in lines if line.error is None):
-            print_trace(self.generator, text, self.options, place=place)
+        for line in lines:
+            if line.error is None:
+                print_trace(self.generator, line.text, self.options, place=line.index)
 
-    def _compare(self, lines: list[Line]) -> None:
+    def _compare(self, lines: list[Item]) -> None:
         from spec_t5x.cli.trace import print_comparison
         from spec_t5x.experiments.comparison import compare
 
@@ -241,7 +212,7 @@ class _Command:
         else:
             print_comparison(comparison)
 
-    def _checked(self, line: Line) -> Line:
+    def _checked(self, line: Item) -> Item:
         """The line, with the error that keeps it from being decoded, which is reported.
 
         Raises:
@@ -258,15 +229,15 @@ class _Command:
             self._refuse(line)
         return line
 
-    def _refuse(self, line: Line) -> None:
+    def _refuse(self, line: Item) -> None:
         """Reports why an input has no output."""
         self.failed = True
-        say(f"line {line.number}: {line.error}")
+        say(f"line {line.index + 1}: {line.error}")
 
-    def _print(self, line: Line, outputs: Iterable[Any]) -> None:
+    def _print(self, line: Item, outputs: Iterable[Any]) -> None:
         """A line (or JSON object) for each output; an empty one (or the error) for a bad input."""
         if line.error is not None:
-            values = {"line": line.number, "input": line.text, "error": line.error}
+            values = {"line": line.index + 1, "input": line.text, "error": line.error}
             print(json.dumps(values, ensure_ascii=False) if self.args.json else "", flush=True)
             return
         for output in outputs:
@@ -303,7 +274,6 @@ def _bar(args: argparse.Namespace) -> Iterator[Callable[[Any], None]]:
         return
     from spec_t5x.inference.answering import tally_of
     from spec_t5x.inference.decoding_progress import DecodingProgress
-    from spec_t5x.inference.sources import file_source
 
     with DecodingProgress() as progress:
         progress.decoding(sum(1 for _ in file_source(args.input).raw()))

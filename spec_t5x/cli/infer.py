@@ -69,42 +69,27 @@ def run(args: argparse.Namespace) -> int:
     # Processes must join before anything asks JAX for a device, as reading the options does.
     hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
+    from spec_t5x.generation import Generator
+    from spec_t5x.inference.bulk import infer
     from spec_t5x.inference.infer_options import InferOptions
+    from spec_t5x.inference.signals import Stopped
+    from spec_t5x.machine.compilation_cache import enable
 
     models, decoding, options = settings.read(args, InferOptions)
     options.check()
     decoding = options.decoding(_with_batch_size(args, decoding))
-    return _run(options, decoding, models, models.draft_name(), hosts)
-
-
-def _run(options, decoding, models, draft: str | None, hosts) -> int:
-    from spec_t5x.inference.bulk import InterruptedRun, infer
-    from spec_t5x.machine.compilation_cache import enable
-
     enable()
 
-    def load(placement, learned):
-        from spec_t5x.generation import Generator
-        from spec_t5x.generation.left_out import Memory
-
-        # Of several devices each is given its part of the draft as soon as it is loaded.
-        alone = placement.mesh is None and hosts.count == 1
-        return Generator.load(
-            models.target,
-            draft,
-            models.draft_options(),
-            vocabulary=models.vocabulary,
-            weights=models.weights,
-            shardings=placement.target if placement.mesh else None,
-            memory=Memory.of(models, decoding, learned) if alone else None,
-        )
+    def load(placement):
+        shardings = placement.target if placement.mesh else None
+        return Generator.load_named(models, shardings=shardings)
 
     with hosts.together():
-        source, of_models = _source(options, models), _settings(models, draft, options)
+        source, of_models = _source(options, models), _settings(models, options)
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
-    except InterruptedRun as stopped:
-        say(f"stopped by {stopped} {stopped.message}")
+    except Stopped as stopped:
+        say(f"stopped by {stopped} {stopped.how_far}")
         return 128 + stopped.number
     _say(report, hosts)
     return 1 if report.errors else 0
@@ -142,12 +127,12 @@ def _source(options, models):
     )
 
 
-def _settings(models, draft: str | None, options) -> dict[str, Any]:
+def _settings(models, options) -> dict[str, Any]:
     """What the outputs depend on besides inputs and options, for the manifest."""
     from spec_t5x.checkpoints.fingerprints import fingerprint
 
     values = dataclasses.asdict(models)
-    values |= {"draft": draft, "dtype": models.draft_options().dtype}
+    values |= {"draft": models.draft_name(), "dtype": models.draft_options().dtype}
     for name in ("target", "draft", "vocabulary"):
         if values.get(name) is not None:
             values[name] = fingerprint(values[name], options.output_dir)

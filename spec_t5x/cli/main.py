@@ -18,16 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
-    parser = _parser()
-    args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
+    args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
-    flags = _flags(parser, args.command)
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
     _show_log()
     try:
-        _check_known(rest, args.command, flags)
+        _check_known(rest, args.command, args.flags)
         if args.gin_search_paths:
             from spec_t5x.cli.gin_files import add_search_paths
 
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         # gin appends lines about its own calls to an error that passes through it.
-        message = speaking_of_flags(str(error).splitlines()[0], flags)
+        message = speaking_of_flags(str(error).splitlines()[0], args.flags)
         say(f"error: {message}")
         return 2
     except KeyboardInterrupt:
@@ -85,13 +83,6 @@ def _show_log() -> None:
     if not any(isinstance(handler, _Log) for handler in log.handlers):
         log.addHandler(_Log())
         log.setLevel(logging.INFO)
-
-
-def _flags(parser: argparse.ArgumentParser, command: str) -> list[str]:
-    """The command's flags, without their dashes."""
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    actions = commands.choices[command]._actions
-    return [option[2:] for a in actions for option in a.option_strings if option[:2] == "--"]
 
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
@@ -155,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR,DIR",
             help="where else to look for gin files",
         )
-        command.set_defaults(run=module.run)
+        options = command._option_string_actions
+        flags = [option[2:] for option in options if option.startswith("--")]
+        command.set_defaults(run=module.run, flags=flags)
     return parser
 
 

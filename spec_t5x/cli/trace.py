@@ -23,9 +23,9 @@ def print_trace(
         console.print(traces.legend(lines), soft_wrap=True)
 
 
-def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """The figures of ``--compare``, as a table."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     times = comparison.step_times
     table = Table(
         title=f"{comparison.num_inputs} inputs, gamma {comparison.gamma}, "

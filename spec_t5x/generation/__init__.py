@@ -9,7 +9,7 @@ prompt, which may be empty, and what comes out is how the text goes on, without 
 """
 
 from spec_t5x.generation.answers import Answer, Generation, all_answered
-from spec_t5x.generation.batch_run import Run, one_ahead
+from spec_t5x.generation.batch_run import Run
 from spec_t5x.generation.batches import Batch, bucket
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
@@ -27,5 +27,4 @@ __all__ = [
     "Run",
     "all_answered",
     "bucket",
-    "one_ahead",
 ]

@@ -16,6 +16,8 @@ from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.machine.programs import Kept
 
+# Place among all inputs (which random numbers depend on), text and ids.
+Input = tuple[int, str, list[int]]
 # A batch that the device was set to work on.
 Started = TypeVar("Started")
 # Share of plain steps from which the draft counts as left out.
@@ -41,8 +43,8 @@ class Run:
 
     def __post_init__(self):
         memory = self.generator.memory
-        if memory is not None and memory.generator is not None and not memory.steps_left:
-            self.generator = memory.generator
+        if self.generator.draft is None and memory is not None:
+            self.generator = memory.generator or self.generator
         if self.pace is None and self.options.repeats:
             self.pace = self.generator._paces.get(self.options)
 
@@ -55,6 +57,25 @@ class Run:
             decoded = self.generator.plain().decode(batch, self.options)
             return functools.partial(self._credit, batch, decoded)
         return functools.partial(self.generator.collect, batch, self.decode(batch))
+
+    def answers(
+        self,
+        windows: Iterable[Iterable[Input]],
+        placed: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> Iterator[tuple[tuple[int, ...], list[Answer]]]:
+        """The places and answers of each batch; the next one is under way by then.
+
+        Args:
+          windows: inputs for ``Generator.by_length``, which sorts each window by itself.
+          placed: puts a batch onto devices.
+        """
+        started = (
+            (places, self.start(placed(batch)))
+            for window in windows
+            for places, batch in self.generator.by_length(window, self.options)
+        )
+        for places, finish in _one_ahead(started):
+            yield places, list(finish())
 
     def _waits_for_the_draft(self) -> bool:
         """Whether plain steps come before the draft is loaded; loads it when they have."""
@@ -105,17 +126,12 @@ class Run:
         if memory is not None and self.generator.draft is None:
             memory.steps += self._uncredited
             self._uncredited = 0
-        elif self.pace is not None and self.options.repeats:
-            self.generator._paces[self.options] = self.pace
-        self.tell()
-
-    def tell(self) -> None:
-        """Keeps what was learned of the draft for other processes, if it was loaded here."""
-        memory = self.generator.memory
-        if memory is None or self.generator.draft is None:
             return
+        if self.pace is not None and self.options.repeats:
+            self.generator._paces[self.options] = self.pace
         costs = self.generator._costs.get(self.options)
-        if costs is not None:
+        if memory is not None and costs is not None:
+            # For other processes.
             memory.keep(costs, self.pace, self.generator.program_seconds)
 
     @property
@@ -126,12 +142,9 @@ class Run:
             return memory.learned.verdict
         if costs is None:
             return None
-        one = next(cost for cost in costs.iteration[1:] if math.isfinite(cost))
         if math.isinf(costs.needed):
-            return (
-                f"the draft was left out: at batch size {self.options.batch_size} its iterations "
-                f"take {one:.2f} plain steps and more, which no acceptance pays for"
-            )
+            at = f"at batch size {self.options.batch_size} {costs.where_it_pays}"
+            return f"the draft was left out: {at}"
         if self.pace is None:
             return None
         pace = jax.device_get(self.pace)
@@ -146,7 +159,7 @@ class Run:
         )
 
 
-def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
+def _one_ahead(started: Iterable[Started]) -> Iterator[Started]:
     """Yields each once the next one is started, so that the device is never idle."""
     waiting: list[Started] = []
     for batch in started:

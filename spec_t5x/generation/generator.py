@@ -14,13 +14,14 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation.answers import Answer, Generation, all_answered
-from spec_t5x.generation.batch_run import Run, one_ahead
+from spec_t5x.generation.batch_run import Input, Run
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.left_out import Memory
@@ -34,7 +35,7 @@ from spec_t5x.models.binding import Model
 from spec_t5x.models.gpt import GPTModel
 from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
-from spec_t5x.tuning.identity import identity
+from spec_t5x.tuning.identity import fingerprint, identity
 from spec_t5x.tuning.store import Store
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -102,14 +103,21 @@ class Generator:
             return generator
         # The parameters are held once, as the model has them.
         loaded = dataclasses.replace(loaded, params=model.weights)
+
+        def make() -> Draft:
+            return make_draft(draft, loaded, model, options)
+
         if memory is None:
-            return generator.with_draft(make_draft(draft, loaded, model, options))
+            return generator.with_draft(make())
+        memory.make = make
         generator = dataclasses.replace(generator, memory=memory)
-        if not memory.steps_left:
-            made = memory.loaded(lambda: make_draft(draft, loaded, model, options))
-            return generator.with_draft(made)
-        memory.make = lambda: make_draft(draft, loaded, model, options)
-        return generator
+        return generator if memory.steps_left else generator.with_loaded_draft()
+
+    @classmethod
+    def load_named(cls, models: Models, **options) -> "Generator":
+        """``load`` of what a command was given; ``options`` are more of its arguments."""
+        named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
+        return cls.load(*named, weights=models.weights, **options)
 
     @classmethod
     def of(cls, target: LoadedModel, weights: str = AUTO) -> "Generator":
@@ -128,17 +136,10 @@ class Generator:
         """The same without its draft."""
         return dataclasses.replace(self, draft=None, memory=None)
 
-    @property
-    def may_draft(self) -> bool:
-        """Whether there is a draft, be it one that is not loaded yet."""
-        return self.draft is not None or self.memory is not None
-
     def with_loaded_draft(self) -> "Generator":
         """The same with the draft that was not loaded; always the same one."""
         if self.memory.generator is None:
-            made = self.with_draft(self.memory.loaded(self.memory.make))
-            made._costs.update(self._costs)
-            self.memory.generator = made
+            self.memory.generator = self.with_draft(self.memory.load())
         return self.memory.generator
 
     @property
@@ -146,13 +147,15 @@ class Generator:
         """What making or loading programs with a draft took this process."""
         return _decode_speculatively.seconds
 
-    def tokenize(self, text: str, options: GenerateOptions) -> list[int]:
+    def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
         """Ids of one input: a source's end with end of sequence, a prompt's do not.
 
         Raises:
           InputError: no Unicode text, an empty source, or without ``options.truncate`` text
             that is longer than ``max_source_len`` or the target's positions.
         """
+        if isinstance(text, InputError):
+            raise text
         if not isinstance(text, str):
             raise InputError(f"a text is {text!r}: give a string")
         try:
@@ -164,14 +167,23 @@ class Generator:
             return self._tokenize_prompt(text, options)
         if not text.strip():
             raise InputError("the text is empty: give at least one word")
+        return self.fit([*self.vocabulary.encode(text), EOS_ID], text, options)
+
+    def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
+        """A source's ids, cut where they are too many and ``options.truncate`` allows it.
+
+        Raises:
+          InputError: they are too many.
+        """
         limit = options.max_source_len or self.max_source_len
-        ids = self.vocabulary.encode(text)
-        if len(ids) + 1 > limit and not options.truncate:
-            raise InputError(
-                f"the text has {len(ids) + 1} tokens and the encoder takes {limit} "
-                f"({text[:40]!r}…): shorten it, raise max_source_len, or pass truncate"
-            )
-        return [*ids[: limit - 1], EOS_ID]
+        if len(ids) <= limit:
+            return ids
+        if options.truncate:
+            return [*ids[: limit - 1], EOS_ID]
+        raise InputError(
+            f"the text has {len(ids)} tokens and the encoder takes {limit} ({text[:40]!r}…): "
+            "shorten it, raise max_source_len, or pass truncate"
+        )
 
     @property
     def is_decoder_only(self) -> bool:
@@ -263,11 +275,8 @@ class Generator:
     def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
         """Decodes one batch on the device; returns at once, before it is done.
 
-        Args:
-          batch: the inputs.
-          options: how to decode.
-          pace: with gamma "auto", the pace of an earlier batch
-            (``Decoded.pace``); None starts a new one.
+        With gamma "auto" ``pace`` is that of an earlier batch (``Decoded.pace``); None starts a
+        new one.
 
         Raises:
           InputError: the batch cannot be decoded.
@@ -306,8 +315,11 @@ class Generator:
                 decode, costs_lib.largest_limit(self.draft, chosen), whole=whole
             )
 
-        settings = {**options.costly, "max_source_len": self.max_source_len}
-        key = identity(self.target, self.draft, settings)
+        key = identity(
+            target=fingerprint(self.target),
+            draft=fingerprint(self.draft),
+            settings={**options.costly, "max_source_len": self.max_source_len},
+        )
         return costs_lib.remembered(key, measure, Store.of_user())
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:
@@ -353,7 +365,7 @@ class Generator:
 
     def generate(
         self,
-        texts: str | Iterable[str],
+        texts: str | Iterable[str | InputError],
         options: GenerateOptions | None = None,
         *,
         first: int = 0,
@@ -364,7 +376,8 @@ class Generator:
         An input that cannot be decoded is its answer's ``error``; the others are decoded.
 
         Args:
-          texts: the inputs, of which a few batches are looked at ahead; a string is one.
+          texts: the inputs, of which a few batches are looked at ahead; a string is one. An
+            error in place of an input is its answer.
           options: how to decode.
           first: the place of the first input, which its random numbers depend on.
           changes: options that are to be other than in ``options``.
@@ -381,13 +394,16 @@ class Generator:
         return self._answers((("", row) for row in ids), options, 0)
 
     def _answers(
-        self, inputs: Iterable[tuple[str, list[int] | None]], options: GenerateOptions, first: int
+        self,
+        inputs: Iterable[tuple[str | InputError, list[int] | None]],
+        options: GenerateOptions,
+        first: int,
     ) -> Iterator[Answer]:
         """The answer to each input (text, and ids if known) in order, decoded by length."""
         run, answers = self.run(options), {}
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
-        def started():
+        def windows() -> Iterator[list[Input]]:
             numbered = enumerate(inputs, first)
             while window := list(itertools.islice(numbered, size)):
                 good = []
@@ -397,32 +413,24 @@ class Generator:
                         good.append((place, text, ids))
                     except InputError as error:
                         answers[place] = Answer(error=error)
-                for places, batch in self.by_length(good, options):
-                    yield places, run.start(batch)
-                if not good:
-                    yield (), lambda: ()
+                yield good
 
         following = first
-        for places, finish in one_ahead(started()):
-            answers.update(zip(places, finish(), strict=True))
+        # Once more at the end: there may be errors after the last batch.
+        for places, found in itertools.chain(run.answers(windows()), [((), [])]):
+            answers.update(zip(places, found, strict=True))
             while following in answers:
                 yield answers.pop(following)
                 following += 1
         run.remember()
 
     def by_length(
-        self, inputs: Iterable[tuple[int, str, list[int]]], options: GenerateOptions
+        self, inputs: Iterable[Input], options: GenerateOptions
     ) -> Iterator[tuple[tuple[int, ...], Batch]]:
         """Batches of inputs of about one length: a batch takes as long as its longest row.
 
-        The longest inputs come first: what does not fit into memory fails early.
-
-        Args:
-          inputs: place among all inputs (which random numbers depend on), text and ids of each.
-          options: how to decode.
-
-        Yields:
-          The places of a batch's inputs, and the batch.
+        The longest inputs come first: what does not fit into memory fails early. Yields the
+        places of each batch's inputs, and the batch.
         """
         ordered, size = sorted(inputs, key=lambda one: -len(one[2])), options.batch_size
         for start in range(0, len(ordered), size):
@@ -448,19 +456,11 @@ class Generator:
         if options.beams:
             raise InputError(f"beams is {options.beams}: a search cannot be stepped through")
         (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
-        decoded = yield from self.iterations(batch, options)
-        return next(all_answered(self.collect(batch, decoded)))
-
-    def iterations(self, batch: Batch, options: GenerateOptions) -> Iterator[Iteration]:
-        """``decode`` with a draft, yielding after each iteration; returns what it returns.
-
-        Raises:
-          InputError: as of ``decode``.
-        """
         pace = Pace.start(self.costs(batch, options)) if options.gamma == AUTO else None
         rows, common = _loop_arguments(batch, options)
         common |= _draft_options(options, pace)
-        return speculative_steps(self.target, self.draft, *rows, **common)
+        decoded = yield from speculative_steps(self.target, self.draft, *rows, **common)
+        return next(all_answered(self.collect(batch, decoded)))
 
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""

@@ -16,14 +16,12 @@ import jax
 
 from spec_t5x.checkpoints.fingerprints import fingerprint
 from spec_t5x.checkpoints.named_models import Models
-from spec_t5x.errors import InputError
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.pace import TOLERANCE, Costs, Pace
-from spec_t5x.machine import programs
-from spec_t5x.machine.description import machine
 from spec_t5x.names import AUTO
 from spec_t5x.tuning import costs
+from spec_t5x.tuning.identity import identity
 from spec_t5x.tuning.store import Store
 
 # Speculation from this factor on wins back what loading takes within seconds.
@@ -53,67 +51,48 @@ class Learned:
     @property
     def verdict(self) -> str:
         """Why the draft was not loaded."""
-        if math.isinf(self.costs.needed):
-            return "the draft was left out: here no acceptance rate pays for it"
         seen = "" if self.rate is None else f", and before {self.rate:.0%} of first tokens were"
         return f"the draft was left out: {self.costs.where_it_pays}{seen}"
 
     @classmethod
     def parse(cls, values: Any) -> "Learned":
-        """What ``dataclasses.asdict`` gave, after JSON.
-
-        Raises:
-          InputError: it is not that.
-        """
-        try:
-            return cls(**{**values, "costs": Costs.parse(values["costs"])})
-        except (TypeError, KeyError) as error:
-            raise InputError(f"{values!r} is nothing known of a draft: measure again") from error
+        """What ``dataclasses.asdict`` gave, after JSON."""
+        return cls(**{**values, "costs": Costs.parse(values["costs"])})
 
 
 class Memory:
     """What is known of a draft at some options, here and in the user's cache."""
 
-    def __init__(self, key: Mapping[str, Any], learned: Learned | None = None):
-        """``learned`` is known; None takes what the user's cache has."""
+    def __init__(self, key: Mapping[str, Any]):
+        """``key`` is what the draft's worth depends on."""
         self._key, self._store = key, Store.of_user()
-        if learned is None:
-            learned = self._store.load(key, Learned.parse)
-            if learned is not None and costs.outdated(learned.costs):
-                learned = None
-        self.learned = learned
+        learned = self._store.load(key, Learned.parse)
+        outdated = learned is not None and costs.outdated(learned.costs)
+        self.learned = None if outdated else learned
         # Plain steps that texts took while the draft was not loaded.
         self.steps = 0
-        # What makes the draft that is not loaded, and the generator with it once it is.
+        # What makes the draft, and the generator with it once it is loaded.
         self.make: Callable[[], Draft] | None = None
         self.generator: Any = None
         self._loading = 0.0
 
     @classmethod
-    def of(
-        cls, models: Models, options: GenerateOptions, learned: Learned | None = None
-    ) -> "Memory | None":
+    def of(cls, models: Models, options: GenerateOptions) -> "Memory | None":
         """The memory of a pair; None where its draft is to be loaded whatever is known.
 
         That is at a fixed gamma, and where drafts decide which of the possible texts are drawn.
-
-        Args:
-          models: target and draft.
-          options: how texts will be decoded.
-          learned: as above.
         """
         draft = models.draft_name()
         if draft is None or options.gamma != AUTO or options.beams or not options.repeats:
             return None
         names = {"target": models.target, "draft": draft, "vocabulary": models.vocabulary}
         content = {role: fingerprint(name)["content"] for role, name in names.items()}
-        key = {
-            "machine": machine(),
-            "program": programs.source(),
-            "models": dataclasses.asdict(models) | content,
-            "options": options.costly | {"max_source_len": options.max_source_len},
-        }
-        return cls(key, learned)
+        return cls(
+            identity(
+                models=dataclasses.asdict(models) | content,
+                options=options.costly | {"max_source_len": options.max_source_len},
+            )
+        )
 
     @property
     def steps_left(self) -> int:
@@ -122,20 +101,17 @@ class Memory:
             return 0
         return max(self.learned.plain_steps - self.steps, 0)
 
-    def loaded(self, make: Callable[[], Draft]) -> Draft:
+    def load(self) -> Draft:
         """The draft; what making it takes is remembered."""
         start = time.perf_counter()
-        draft = make()
+        draft = self.make()
         self._loading = time.perf_counter() - start
         return draft
 
     def keep(self, measured: Costs, pace: Pace | None, program_seconds: float) -> None:
-        """Tells later processes what was learned.
+        """Tells later processes what was learned; without a pace, that no draft can pay.
 
-        Args:
-          measured: what an iteration costs.
-          pace: of the last batch; None where no draft can pay.
-          program_seconds: what making or loading programs with the draft took.
+        ``program_seconds`` is what making or loading programs with the draft took.
         """
         factor, rate = 0.0, None
         if pace is not None:

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, one_ahead
-from spec_t5x.generation.left_out import Learned
+from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
-from spec_t5x.types import EOS_ID
+from spec_t5x.loops.pace import Costs
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -91,24 +90,17 @@ class Answerer:
         good, refused = self._prepared(items)
         record(refused.keys(), list(refused.values()))
         with self._on_devices():
-            batches = self.generator.by_length(good, self.options)
-            started = ((at, run.start(self.placement.batch(batch))) for at, batch in batches)
-            # The device decodes the next batch while one is written.
-            for indices, finish in one_ahead(started):
-                record(indices, list(finish()))
-        run.tell()
+            for indices, answers in run.answers([good], self.placement.batch):
+                record(indices, answers)
         self.verdict = run.verdict
         return [lines[item.index] for item in items]
 
-    def learned(self, items: Sequence[Item]) -> Learned | None:
-        """What a run of such inputs begins with; None if none of them can be decoded."""
-        if self.generator.draft is None:
-            return self.generator.memory.learned
+    def costs(self, items: Sequence[Item]) -> Costs | None:
+        """What speculation costs for such inputs; None if none of them can be decoded."""
         good, _ = self._prepared(items)
         with self._on_devices():
             for _, batch in self.generator.by_length(good, self.options):
-                costs = self.generator.costs(self.placement.batch(batch), self.options)
-                return Learned(costs=costs)
+                return self.generator.costs(self.placement.batch(batch), self.options)
         return None
 
     def ids(self, item: Item) -> list[int]:
@@ -123,15 +115,7 @@ class Answerer:
             return self.generator.tokenize(item.text, self.options)
         if not item.ids:
             raise InputError("the example has no ids: give at least one word")
-        limit = self.options.max_source_len or self.generator.max_source_len
-        if len(item.ids) <= limit:
-            return item.ids
-        if self.options.truncate:
-            return [*item.ids[: limit - 1], EOS_ID]
-        raise InputError(
-            f"the example has {len(item.ids)} tokens and the encoder takes {limit} "
-            f"({item.text[:40]!r}…): raise max_source_len, or pass truncate"
-        )
+        return self.generator.fit(item.ids, item.text, self.options)
 
     def _prepared(
         self, items: Sequence[Item]

@@ -20,7 +20,6 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
-from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
@@ -30,6 +29,7 @@ from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Stopped, stopping
 from spec_t5x.inference.sources import Source, digest, read_shards, survey
+from spec_t5x.loops.pace import Costs
 
 # Seconds in which every process sees what another has written.
 _LATE = 2.0
@@ -55,19 +55,11 @@ class Report:
     verdict: str | None = None
 
 
-class InterruptedRun(Stopped):
-    """A signal ended the run; the message says how far it was."""
-
-    def __init__(self, number: int, message: str):
-        super().__init__(number)
-        self.message = message
-
-
 def infer(
     options: InferOptions,
     decoding: GenerateOptions,
     source: Source,
-    load: Callable[[Placement, Learned | None], Generator],
+    load: Callable[[Placement], Generator],
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
@@ -78,14 +70,13 @@ def infer(
       options: where to and how; ``check`` is called.
       decoding: how to decode.
       source: the inputs.
-      load: reads the pair for some devices, given what the run knows of the draft; not called
-        when all shards are there.
+      load: reads the pair for some devices; not called when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
 
     Raises:
       InputError: an option, an input or a file that cannot be used. Finished shards stay.
-      InterruptedRun: SIGTERM or SIGINT came. Finished shards stay.
+      Stopped: SIGTERM or SIGINT came, with how far the run is. Finished shards stay.
     """
     options.check()
     progress = DecodingProgress()
@@ -97,7 +88,7 @@ def infer(
                 verdict = run.decode(shards, unfinished, load)
                 return dataclasses.replace(run.finish(shards, unfinished), verdict=verdict)
         except Stopped as stopped:
-            raise InterruptedRun(stopped.number, run.how_far()) from stopped
+            raise Stopped(stopped.number, run.how_far()) from stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +166,7 @@ class _Run:
         self,
         shards: Shards,
         unfinished: list[int],
-        load: Callable[[Placement, Learned | None], Generator],
+        load: Callable[[Placement], Generator],
     ) -> str | None:
         """Decodes and writes this process's part of the unfinished shards.
 
@@ -187,9 +178,9 @@ class _Run:
             return None
         with self.hosts.together():
             placement = self._placement()
-            generator = placement.generator(load(placement, self._learned()))
+            generator = placement.generator(load(placement))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-        if self.decoding.gamma == AUTO and generator.may_draft:
+        if self.decoding.gamma == AUTO and generator.draft is not None:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
         mine = unfinished[self.hosts.index :: self.hosts.count]
@@ -206,33 +197,30 @@ class _Run:
             shards.write(shard, answerer.lines(list(items), self.progress.count))
         return answerer.verdict
 
-    def _learned(self) -> Learned | None:
-        """What this run knows of its draft since it began."""
+    def _costs(self) -> Costs | None:
+        """What speculation costs, if this run has measured it."""
         path = self.directory / COSTS
         if not path.exists():
             return None
         try:
-            return Learned.parse(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, InputError) as error:
+            return Costs.parse(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
 
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """What speculation costs, for all processes and all of the run the same.
-
-        Together with the inputs it decides how many tokens are drafted, and so the bytes.
-        """
+        """The costs, for all processes and all of the run the same: they decide the bytes."""
         with self.hosts.together():
-            if self.hosts.index == 0 and self._learned() is None:
+            if self.hosts.index == 0 and self._costs() is None:
                 ((_, raws),) = read_shards(self.source, shards.size, [shard])
                 items = map(self.source.item, shards.indices(shard), raws)
-                learned = answerer.learned(list(items))
-                if learned is not None:
-                    content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
+                costs = answerer.costs(list(items))
+                if costs is not None:
+                    content = json.dumps(dataclasses.asdict(costs)).encode() + b"\n"
                     run_directory.write(self.directory / COSTS, [content], COSTS)
         with self.hosts.together():
-            learned = self._learned()
-            if learned is not None:
-                answerer.generator.assume(self.decoding, learned.costs)
+            costs = self._costs()
+            if costs is not None:
+                answerer.generator.assume(self.decoding, costs)
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards."""

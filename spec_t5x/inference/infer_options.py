@@ -5,7 +5,7 @@ import dataclasses
 import gin
 
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,7 @@ class InferOptions(TaskOptions):
             )
         if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
-        for name in ("shard_size", "model_parallel"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} is {value!r}: give a whole number from 1")
+        check_at_least(self, shard_size=1, model_parallel=1)
         self.check_lengths()
 
 

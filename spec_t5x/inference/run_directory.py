@@ -48,16 +48,9 @@ class Manifest:
             both = _is_checkpoint(was) and _is_checkpoint(now_is)
             if (was["content"] != now_is["content"]) if both else (was != now_is):
                 differences.append(f"{name} was {_shown(was)} and is {_shown(now_is)}")
-        if not differences and self.count != now.count:
-            differences = [
-                f"{self.count} inputs of {self.source} are now {now.count} of {now.source}"
-            ]
-        elif not differences and self.digests != now.digests:
-            pairs = enumerate(zip(self.digests, now.digests, strict=True))
-            shard = next(number for number, (old, new) in pairs if old != new)
-            differences = [
-                f"the inputs of shard {shard} of {len(now.digests)} are different in {now.source}"
-            ]
+        if not differences and self.digests != now.digests:
+            others = f"{now.count} others of {now.source}"
+            differences = [f"the {self.count} inputs of {self.source} are now {others}"]
         if differences:
             raise InputError(
                 f"{directory} was started with other settings ({'; '.join(differences)}): give "

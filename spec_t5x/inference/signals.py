@@ -9,9 +9,9 @@ from collections.abc import Iterator
 class Stopped(BaseException):
     """A signal asked the run to end. No ``Exception``: nothing else is to catch it."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, how_far: str = ""):
         super().__init__(signal.Signals(number).name)
-        self.number = number
+        self.number, self.how_far = number, how_far
 
 
 @contextlib.contextmanager

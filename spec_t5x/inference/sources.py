@@ -130,12 +130,7 @@ def file_source(path: str, field: str | None = None) -> FileSource:
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
-    """The number of inputs and the digest of each shard.
-
-    Args:
-      source: read to its end.
-      shard_size: inputs in a shard.
-      progress: called with the number of inputs so far.
+    """The number of inputs and the digest of each shard; the source is read to its end.
 
     Raises:
       InputError: it cannot be read, or has no inputs.

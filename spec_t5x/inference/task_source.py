@@ -77,14 +77,9 @@ def task_source(
     lengths: Mapping[str, int] | None = None,
     modules: tuple[str, ...] = (),
 ) -> TaskSource:
-    """The source for a task or mixture.
+    """The source for a task or mixture of seqio's registry, with the model's vocabulary.
 
-    Args:
-      name: in seqio's registry.
-      split: "train", "validation", "test", or what the task has.
-      vocabulary: the model's.
-      lengths: tokens that each feature is cut to.
-      modules: imported first; they register tasks.
+    ``modules`` are imported first, and register tasks; features are cut to ``lengths``.
 
     Raises:
       InputError: a module cannot be imported, or there is no such task.

@@ -91,15 +91,8 @@ class Costs:
 
     @classmethod
     def parse(cls, values: Any) -> "Costs":
-        """What ``dataclasses.asdict`` gave, after JSON.
-
-        Raises:
-          InputError: it is not that.
-        """
-        try:
-            return cls(**{**values, "iteration": tuple(map(float, values["iteration"]))})
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(f"{values!r} are no costs: measure them again") from error
+        """What ``dataclasses.asdict`` gave, after JSON."""
+        return cls(**{**values, "iteration": tuple(map(float, values["iteration"]))})
 
     @classmethod
     def by_formula(
@@ -139,8 +132,11 @@ class Costs:
 
     @property
     def where_it_pays(self) -> str:
-        """A clause for messages, where some rate is enough."""
-        return f"it pays here from an acceptance rate of about {self.needed:.0%}"
+        """A clause for messages."""
+        if math.isfinite(self.needed):
+            return f"it pays here from an acceptance rate of about {self.needed:.0%}"
+        one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
+        return f"an iteration takes {one:.2f} plain steps and more, which no acceptance pays for"
 
 
 @flax.struct.dataclass(kw_only=True)

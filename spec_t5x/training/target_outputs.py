@@ -21,7 +21,7 @@ from spec_t5x.data.batching import (
     load_tokenised,
     store_tokenised,
 )
-from spec_t5x.generation import GenerateOptions, Generator, all_answered, one_ahead
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.machine.progress import say
 from spec_t5x.types import PAD_ID
 
@@ -104,9 +104,8 @@ def _sample_part(
         )
         run = target.plain().run(decoding)
         inputs = ((first + row, "", sources[row].tolist()) for row in bucket.pairs.tolist())
-        started = ((rows, run.start(each)) for rows, each in target.by_length(inputs, decoding))
-        for rows, finish in one_ahead(started):
-            for row, (output,) in zip(rows, all_answered(finish()), strict=True):
+        for rows, answers in run.answers([inputs]):
+            for row, (output,) in zip(rows, all_answered(answers), strict=True):
                 outputs[row] = _until_padding(output.output_ids)
     return join_pairs(([], outputs[first + number]) for number in range(len(sources)))
 

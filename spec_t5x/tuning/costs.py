@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Decode = Callable[[Pace, int], Decoded]
 
 # Seconds of timing, compilation apart.
-BUDGET = 2.5
+_BUDGET = 2.5
 # The shortest time counts: other load makes times longer, never shorter.
 _MOST_ROUNDS = 9
 # Seconds that the steps of a timing should take: hundreds of times what the clock and dispatch
@@ -64,13 +64,7 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
 
 
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
-    """The stored costs for ``key``; measured and stored where there are none.
-
-    Args:
-      key: what the costs depend on (``identity.py``).
-      measure: measures them.
-      store: where they are kept.
-    """
+    """The stored costs for a key of ``identity.py``; measured and stored where there are none."""
     costs = store.load(key, Costs.parse)
     if costs is None or outdated(costs):
         start, others = time.perf_counter(), OtherPrograms()
@@ -92,7 +86,6 @@ def measure(
     largest: int,
     *,
     whole: bool = False,
-    budget: float = BUDGET,
     clock: Clock = time.perf_counter,
 ) -> Costs:
     """Times iterations of a few limits and plain steps, in turn.
@@ -101,7 +94,6 @@ def measure(
       decode: runs the paced loop.
       largest: the most drafts of an iteration.
       whole: whether an iteration has either ``largest`` drafts or none, as with a tree.
-      budget: seconds of timing, compilation apart.
       clock: returns seconds.
     """
     limits = [limit for limit in (() if whole else (1, 4)) if limit < largest] + [largest]
@@ -114,7 +106,7 @@ def measure(
     rounds = []
     while len(rounds) < _MOST_ROUNDS:
         rounds.append([timer.run(limit, tokens) for limit, tokens in timings])
-        if (clock() - begun) * (1 + 1 / len(rounds)) > budget:
+        if (clock() - begun) * (1 + 1 / len(rounds)) > _BUDGET:
             break
     if len(rounds) == 1:
         # By what these take all is divided, and whether a draft pays at all depends on them.

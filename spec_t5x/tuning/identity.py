@@ -1,7 +1,6 @@
 """What measured costs are valid for: this machine and program, these models and settings."""
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,20 +15,9 @@ from spec_t5x.types import PyTree
 _SAMPLES = 8
 
 
-def identity(target: PyTree, draft: PyTree, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the costs of a pair depend on, as JSON can hold it.
-
-    Args:
-      target, draft: the models.
-      settings: how they decode.
-    """
-    return {
-        "machine": machine(),
-        "program": programs.source(),
-        "target": fingerprint(target),
-        "draft": fingerprint(draft),
-        "settings": dict(settings),
-    }
+def identity(**parts: Any) -> dict[str, Any]:
+    """What is measured depends on machine and program, and on ``parts``, as JSON can hold them."""
+    return {"machine": machine(), "program": programs.source(), **parts}
 
 
 def fingerprint(model: PyTree) -> str:

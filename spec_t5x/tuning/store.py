@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
@@ -36,13 +35,8 @@ class Store:
         """What ``parse`` makes of the value for ``key``; None if there is none that it takes."""
         try:
             content = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(content, dict) or content.get("key") != _plain(key):
-            return None
-        try:
-            return parse(content.get("value"))
-        except InputError:
+            return parse(content["value"]) if content["key"] == _plain(key) else None
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, key: Mapping[str, Any], value: Any) -> str | None:

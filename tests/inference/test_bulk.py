@@ -8,6 +8,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.inference import processes
+from spec_t5x.loops.pace import Costs
 from tests.inference.echo import OPTIONS, Echo
 
 
@@ -101,14 +102,43 @@ def test_a_checkpoint_is_known_by_its_content(runner):
         runner(settings={"target": {"name": "here", "content": "bbbb"}})
 
 
+def test_costs_are_measured_once_for_all_of_a_run(runner):
+    """What is sampled depends on gamma, and gamma on what was measured."""
+    measured, assumed = [], []
+
+    class Costly(Echo):
+        def __init__(self):
+            super().__init__()
+            object.__setattr__(self, "draft", "a draft")
+
+        def costs(self, batch, options):
+            measured.append(Costs.by_formula(c=0.1 * (1 + len(measured))))
+            return measured[-1]
+
+        def assume(self, options, costs):
+            assumed.append(costs)
+
+    auto = dataclasses.replace(OPTIONS, gamma="auto")
+    runner(decoding=auto, load=Costly)
+    (runner.output / "predictions.jsonl").unlink()
+    (runner.output / "predictions-00002-of-00004.jsonl").unlink()
+    runner(decoding=auto, load=Costly)
+    assert len(measured) == 1 and assumed == [*measured, *measured]
+    (runner.output / "costs.json").write_text("[]")
+    (runner.output / "predictions-00001-of-00004.jsonl").unlink()
+    (runner.output / "predictions.jsonl").unlink()
+    with pytest.raises(InputError, match="costs.json cannot be read .*: give --overwrite"):
+        runner(decoding=auto, load=Costly)
+
+
 def test_other_inputs_are_refused(runner):
     runner()
     lines = runner.source.read_text().splitlines(keepends=True)
     runner.source.write_text("".join([*lines[:7], "other\n", *lines[8:]]))
-    with pytest.raises(InputError, match="inputs of shard 2 of 4 are different in"):
+    with pytest.raises(InputError, match="the 11 inputs of .* are now 11 others of"):
         runner()
     runner.source.write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match="11 inputs of .* are now 10 of"):
+    with pytest.raises(InputError, match="the 11 inputs of .* are now 10 others of"):
         runner()
     moved = runner.source.with_name("moved.txt")
     moved.write_text("".join(lines))
@@ -223,7 +253,7 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
         ({"output_dir": None}, "give --output_dir DIR"),
         ({"output_dir": "gs://bucket/out"}, "give a path, of a file system"),
         ({"mixture_or_task": "task"}, "give one of them"),
-        ({"shard_size": 0}, "shard_size is 0: give a whole number from 1"),
+        ({"shard_size": 0}, "shard_size is 0: give at least 1"),
         ({"task_feature_lengths": {"input": 5}}, "task_feature_lengths is {'input': 5}: give"),
         ({"model_parallel": 3}, "model_parallel is 3 and there are"),
     ],

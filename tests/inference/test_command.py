@@ -84,7 +84,7 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     # Mended, it is another run.
     lines.write_bytes(b"good\n" * 13)
     status, _, said = run("--input", lines)
-    assert status == 2 and "are different in" in said[0]
+    assert status == 2 and "are now 13 others of" in said[0]
     assert run("--input", lines, "--overwrite")[0] == 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.bulk import InterruptedRun
+from spec_t5x.inference.signals import Stopped
 from tests.inference.echo import Echo
 
 
@@ -153,6 +153,22 @@ def test_a_full_disk_is_one_line_and_costs_nothing(runner, monkeypatch, call):
     assert finished.items() <= full.inodes().items()
 
 
+def test_where_the_shards_do_not_fit_into_one_file_they_are_kept(runner, disk):
+    runner()
+    full = runner.elsewhere("full")
+    disk.fill()
+    with pytest.raises(InputError) as error:
+        full()
+    disk.clear()
+    message = str(error.value)
+    assert f"cannot write predictions.jsonl, the 4 shards in one file to {full.output}" in message
+    assert "(File too large): free some space and give the same command again" in message
+    kept = full.inodes()
+    assert len(kept) == 4
+    full()
+    assert full.files() == runner.files() and kept.items() <= full.inodes().items()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
     class Signalled(Echo):
@@ -162,10 +178,10 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
             return super().make_batch(texts, ids, places, options)
 
     before = signal.getsignal(number)
-    with pytest.raises(InterruptedRun) as stopped:
+    with pytest.raises(Stopped) as stopped:
         runner(load=Signalled)
     assert stopped.value.number == number
-    assert "2 of 4 shards finished" in stopped.value.message
+    assert "2 of 4 shards finished" in stopped.value.how_far
     assert runner.left_over() == [] and len(runner.inodes()) == 2
     assert signal.getsignal(number) is before
     runner()
