@@ -41,6 +41,8 @@ _CASES = {
     target_drafts.SHARED: ["{}/narrow"],
 }
 EVERY = [case for kind in (*NAMES, *FORMATS) for case in _CASES[kind]]
+# What has parameters of its own that several devices share in their own way.
+SPREAD = [case for case in EVERY if case not in ("uniform", "early_exit:1", "int4")]
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
 
 

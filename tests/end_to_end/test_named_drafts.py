@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_t5x.generation import GenerateOptions, Generator
-from tests.named_drafts import every_named_draft, named
+from tests.named_drafts import SPREAD, every_named_draft, named
 from tests.simulated_devices import printed_by
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -48,6 +48,6 @@ def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
     assert tokens_of(generator) == plain
 
 
-@every_named_draft
+@pytest.mark.parametrize("draft", SPREAD)
 def test_infer_on_several_devices_writes_the_targets_text(draft, on_four_devices, plain):
     assert on_four_devices[draft] == plain

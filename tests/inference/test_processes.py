@@ -1,10 +1,9 @@
-"""Real processes: killed, out of disk space, two at once, on several devices."""
+"""Real processes: killed, two at once."""
 
 import dataclasses
 import json
 import multiprocessing
 import random
-import runpy
 import signal
 import socket
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.inference import child
 from tests.quick_compilation import FLAGS
 
-CHILD = Path(__file__).with_name("child.py")
 WORDS = ("cat", "table", "my", "sister", "a", "green", "book")
 SHARD_SIZE, NUM_INPUTS = 4, 78
 
@@ -27,7 +26,7 @@ class Command:
     pair: Path
     output: Path
 
-    def start(self, *flags, file_limit=None, log="log"):
+    def start(self, *flags, log="log"):
         """A process that runs it."""
         arguments = {
             "--input": self.folder / "lines.jsonl",
@@ -43,26 +42,19 @@ class Command:
         }
         given = [pair for pair in arguments.items() if pair[0] not in flags]
         arguments = [str(part) for pair in given for part in pair]
-        names = {
-            "ARGUMENTS": ["infer", *arguments, *map(str, flags)],
-            "LOG": str(self.folder / log),
-            "ENVIRONMENT": {
-                "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
-                "XLA_FLAGS": FLAGS,
-            },
-            "FILE_LIMIT": file_limit,
-        }
+        arguments = ["infer", *arguments, *map(str, flags)]
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled")}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["spec_t5x.cli.main", "spec_t5x.generation"])
         process = context.Process(
-            target=runpy.run_path, args=(str(CHILD),), kwargs={"init_globals": names}
+            target=child.run, args=(arguments, str(self.folder / log), cache | {"XLA_FLAGS": FLAGS})
         )
         process.start()
         return process
 
-    def run(self, *flags, **options) -> int:
+    def run(self, *flags) -> int:
         """Its exit status."""
-        process = self.start(*flags, **options)
+        process = self.start(*flags)
         process.join()
         return process.exitcode
 
@@ -154,8 +146,7 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     shared = undisturbed.into("shared")
 
     def start():
-        # What is sampled depends on gamma, and gamma on what was measured.
-        flags = (*coordinator(), "--gamma", "auto", "--process_index")
+        flags = (*coordinator(), "--process_index")
         return [shared.start(*flags, n, log=f"log{n}") for n in range(2)]
 
     first, second = start()
@@ -168,33 +159,12 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     assert said.endswith("see its message, and give the same command again")
     kept = shared.shards()
     assert len(undisturbed.shards()) // 2 <= len(kept) < len(undisturbed.shards())
-    costs = (shared.output / "costs.json").read_bytes()
 
     for process in (processes := start()):
         process.join()
     said = [shared.said(f"log{n}")[-1] for n in range(2)]
     assert [process.exitcode for process in processes] == [0, 0], said
     assert kept.items() <= shared.shards().items()
-    assert shared.files()["costs.json"] == costs
+    assert shared.files() == undisturbed.files()
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
     assert "process 1 answered" in said[1]
-
-    # Other costs would be other bytes.
-    alone = undisturbed.into("alone")
-    alone.output.mkdir()
-    (alone.output / "costs.json").write_bytes(costs)
-    assert alone.run("--gamma", "auto") == 0, alone.said()
-    assert alone.files() == shared.files()
-
-
-def test_a_full_disk_keeps_the_finished_shards(undisturbed):
-    # Room for the manifest and for each shard, not for all of them in one file.
-    full = undisturbed.into("full")
-    assert full.run(file_limit=14_000) == 2
-    (said,) = [line for line in full.said() if "error" in line]
-    assert f"cannot write predictions.jsonl, the 20 shards in one file to {full.output}" in said
-    assert "File too large): free some space and give the same command again" in said
-    kept = full.shards()
-    assert len(kept) == 20 and "predictions.jsonl" not in full.files()
-    assert full.run() == 0
-    assert full.files() == undisturbed.files() and full.shards() == kept

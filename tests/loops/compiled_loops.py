@@ -26,14 +26,6 @@ def loop_instructions(program: str) -> Iterator[str]:
         yield from computations[name]
 
 
-def loop_lengths(program: str) -> list[int]:
-    """How often each loop that counts up to a constant runs its body."""
-    computations = _computations(program)
-    conditions = re.findall(r"while\(.*?condition=%?([\w.\-]+)", program)
-    limits = [re.findall(r" constant\((\d+)\)", "\n".join(computations[c])) for c in conditions]
-    return [int(limit) for found in limits for limit in found[:1]]
-
-
 def cache_copies(program: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """Instructions in loops that copy an array of one of these shapes, in any layout.
 

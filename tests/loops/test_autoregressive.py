@@ -180,33 +180,6 @@ def test_sampled_texts_follow_the_enumerated_law():
     assert statistic < threshold
 
 
-# Several decodes
-
-
-def test_several_decodes_are_those_of_the_rows_keys_by_increasing_score():
-    target = TableTarget.create(seed=1, vocab_size=6)
-    sources = jnp.array([[2, 3], [4, 5]])
-    run = functools.partial(
-        autoregressive_decode, target, settings=sampling([1.0, 0.7]), max_decode_len=8
-    )
-    three = run(inputs=sources, prompts=no_prompts(2), rng=KEY, num_decodes=3)
-    assert np.all(np.diff(three.scores, axis=1) >= 0)
-    alone = autoregressive_decode(
-        target,
-        jnp.repeat(sources, 3, axis=0),
-        no_prompts(6),
-        RowStream(outputs_lib.row_keys(KEY, 2, 3)),
-        sampling([1.0] * 3 + [0.7] * 3),
-        max_decode_len=8,
-    )
-    for row in range(2):
-        mine = {tuple(tokens) for tokens in np.asarray(three.tokens[row]).tolist()}
-        assert mine == {
-            tuple(tokens) for tokens in np.asarray(alone.tokens[3 * row : 3 * row + 3, 0]).tolist()
-        }
-        assert len(mine) > 1
-
-
 # The loop's parts
 
 

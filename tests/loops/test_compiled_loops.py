@@ -20,7 +20,7 @@ from tests.loops.compiled_loops import (
     host_transfers,
     loop_instructions,
 )
-from tests.named_drafts import every_named_draft, named
+from tests.named_drafts import EVERY, named
 
 # What is read here XLA decides before it makes machine code, which need not be fast.
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -72,34 +72,26 @@ def toys():
 
 
 TREE = TreeVerifier((2, 2))
-# What is not decided by the draft: the loop.
-LOOPS = {
-    "plain": {"batch": 1, "temperature": 0.0},
-    "speculative": {"batch": 1, "temperature": 0.0},
-    "of several rows": {"batch": 3, "temperature": 1.0},
-    "tree": {"batch": 3, "temperature": 1.0, "verifier": TREE},
-}
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_on_a_cpu(loop):
+def test_on_a_cpu():
+    """And at temperature 0 neither draft nor verifier writes a distribution of the draft."""
     target, draft = toys()
     assert target.kernels
-    options = LOOPS[loop]
-    draft = None if loop == "plain" else draft
-    program = on_cpu(target, draft, **options)
-    # What is looked through holds the steps.
-    assert any("SpecT5XExtend" in line for line in loop_instructions(program))
-    room = TREE.num_nodes(GAMMA) if loop == "tree" else GAMMA + 1
-    check(program, target.config, options["batch"], room)
+    of_drafts = f"f32[{{}},{GAMMA},{target.vocab_size}]"
+    for batch, temperature in ((1, 0.0), (3, 1.0)):
+        program = on_cpu(target, draft, batch, temperature)
+        # What is looked through holds the steps.
+        assert any("SpecT5XExtend" in line for line in loop_instructions(program))
+        check(program, target.config, batch)
+        assert (of_drafts.format(batch) in program) == (temperature > 0)
 
 
-def test_at_temperature_0_no_distribution_of_the_draft_is_written():
-    """Neither by the draft nor by the verifier; at any other, it is."""
+def test_plain_decoding_and_trees_on_a_cpu():
     target, draft = toys()
-    of_drafts = f"f32[3,{GAMMA},{target.vocab_size}]"
-    assert of_drafts in on_cpu(target, draft, 3, 1.0)
-    assert of_drafts not in on_cpu(target, draft, 3, 0.0)
+    check(on_cpu(target, None, 1, 0.0), target.config, 1)
+    tree = on_cpu(target, draft, 3, 1.0, verifier=TREE)
+    check(tree, target.config, 3, TREE.num_nodes(GAMMA))
 
 
 def test_on_a_cpu_at_a_pace():
@@ -110,8 +102,9 @@ def test_on_a_cpu_at_a_pace():
     assert all("broadcast" in copy.partition("copy(")[2] for copy in copies)
 
 
-@every_named_draft
-def test_every_draft_on_a_cpu(draft, target_of_drafts):
+# But for those without a cache, and a second one of the same kind.
+@pytest.mark.parametrize("draft", [d for d in EVERY if d not in ("uniform", "int8", "{}/narrow")])
+def test_drafts_on_a_cpu(draft, target_of_drafts):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)
     check(on_cpu(target, made, 3, 1.0), target.config, 3)

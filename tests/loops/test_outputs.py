@@ -112,31 +112,17 @@ def test_end_of_sequence_against_limit_whichever_comes_first():
     assert texts(outputs) == [row[:n].tolist() for row, n in zip(block, expected, strict=True)]
 
 
-def test_the_overall_limit_holds_beside_the_rows_own():
-    outputs = empty(3, max_decode_len=3, max_decode_steps=[2, 3, 100])
-    np.testing.assert_array_equal(outputs.limits, [2, 3, 3])
-    outputs, taken = append(outputs, [[5, 6, 7, 8]] * 3)
-    np.testing.assert_array_equal(taken, [2, 3, 3])
-
-
-def test_ended_rows_take_nothing_and_stay_as_they_are():
+def test_ended_rows_take_nothing_and_end_in_padding():
     first, _ = append(empty(3, max_decode_len=5), [[5, EOS, 6, 6], [5, 6, 7, 8], [5, 5, 5, 5]])
     second, taken = append(first, [[9, 9, 9, 9]] * 3, counts=[4, 4, 0])
     np.testing.assert_array_equal(taken, [0, 1, 0])
     np.testing.assert_array_equal(second.ended, [True, True, False])
     third, taken = append(second, [[8, EOS, 8, 8]] * 3, counts=[4, 4, 0])
     np.testing.assert_array_equal(taken, [0, 0, 0])
-    np.testing.assert_array_equal(third.sequences, second.sequences)
+    ended = [[0, 5, EOS, 0, 0, 0, 0, 0, 0, 0], [0, 5, 6, 7, 8, 9, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(third.sequences[:2], ended)
     np.testing.assert_array_equal(third.scores, second.scores)
-    assert texts(third) == [[5, EOS], [5, 6, 7, 8, 9], [5, 5, 5, 5]]
-
-
-def test_what_follows_a_rows_end_is_padding():
-    outputs, _ = append(empty(2, max_decode_len=4), [[5, EOS, 6, 6], [5, 6, 7, 8]])
-    outputs, _ = append(outputs, [[9, 9, 9, 9]] * 2)
-    np.testing.assert_array_equal(
-        outputs.sequences, [[0, 5, EOS, 0, 0, 0, 0, 0, 0], [0, 5, 6, 7, 8, 0, 0, 0, 0]]
-    )
+    assert texts(third)[2] == [5, 5, 5, 5]
 
 
 def test_refused_log_probabilities_do_not_reach_the_score():
@@ -249,33 +235,21 @@ def bits(keys):
     return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()]
 
 
-def test_one_key_gives_every_row_and_decode_its_own():
+def test_one_key_gives_every_row_and_decode_its_own_in_batches_of_any_size():
     keys = ROW_KEYS(jax.random.key(0), 5, 3)
     assert keys.shape == (15,)
     assert len(set(bits(keys))) == 15
+    assert bits(ROW_KEYS(jax.random.key(0), 2, 3)) == bits(keys)[:6]
 
 
-def test_rows_keep_their_keys_in_larger_batches():
-    small = ROW_KEYS(jax.random.key(0), 2, 3)
-    large = ROW_KEYS(jax.random.key(0), 4, 3)
-    assert bits(large)[:6] == bits(small)
-
-
-@pytest.mark.parametrize("num_decodes", [1, 3])
-def test_a_callers_key_gives_the_same_row_keys_at_any_place(num_decodes):
+def test_a_callers_key_gives_the_same_row_keys_at_any_place():
+    """In the order of repeated rows."""
     callers = jax.random.split(jax.random.key(1), 4)
     order = jnp.array([2, 0, 3])
-    keys = ROW_KEYS(callers, 4, num_decodes).reshape(4, num_decodes)
-    moved = ROW_KEYS(callers[order], 3, num_decodes).reshape(3, num_decodes)
+    keys = ROW_KEYS(callers, 4, 2).reshape(4, 2)
+    moved = ROW_KEYS(callers[order], 3, 2).reshape(3, 2)
     assert bits(moved) == bits(keys[order])
-    assert len(set(bits(keys))) == 4 * num_decodes
-
-
-def test_row_keys_are_in_the_order_of_repeated_rows():
-    callers = jax.random.split(jax.random.key(1), 3)
-    keys = ROW_KEYS(callers, 3, 2)
-    first_row = ROW_KEYS(callers[:1], 1, 2)
-    assert bits(keys[:2]) == bits(first_row)
+    assert len(set(bits(keys))) == 8
     np.testing.assert_array_equal(
         outputs_lib.repeat_rows({"row": jnp.arange(3)}, 2)["row"], [0, 0, 1, 1, 2, 2]
     )

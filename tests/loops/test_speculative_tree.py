@@ -231,10 +231,10 @@ def test_a_target_without_nodes_is_refused():
     with pytest.raises(InputError, match="Bare has no score_nodes"):
         check_tree(Bare(), TableDraft.create(0, 4), stream)
 
-    class Building(Misreporting):
+    class Building(TransformerDraft):
         uses_target_states = True
 
-    draft = Building(TransformerDraft(laws.other_model()))
+    draft = Building(laws.other_model())
     with pytest.raises(InputError, match="TableTarget has no score_node_states"):
         check_tree(laws.target(), draft, stream)
 
