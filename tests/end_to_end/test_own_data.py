@@ -36,11 +36,17 @@ TOY = {
         "T5Config.head_dim": 8,
         "T5Config.mlp_dim": 32,
         "T5Config.num_encoder_layers": 1,
-        "T5Config.num_decoder_layers": 4,
+        "T5Config.num_decoder_layers": 2,
         "T5Config.dropout_rate": 0.0,
         "TRAIN_STEPS": 40,
     },
-    "distill": {**_SHORT, "TRAIN_STEPS": 20, "TrainOptions.eval_period": 10},
+    "distill": {
+        **_SHORT,
+        "DECODER_LAYERS": "'every:2'",
+        "DistillOptions.eval_temperatures": "(1.0,)",
+        "TRAIN_STEPS": 20,
+        "TrainOptions.eval_period": 10,
+    },
 }
 
 
