@@ -48,16 +48,6 @@ class Estimate:
     count: int
     num_texts: int
 
-    def overlaps(self, other: "Estimate") -> bool:
-        """Whether the two intervals have a point in common.
-
-        Raises:
-          InputError: either has no interval.
-        """
-        if None in (self.low, other.low):
-            raise InputError("an estimate has no interval: measure on at least two texts")
-        return self.low <= other.high and other.low <= self.high
-
 
 def mean(
     betas: Float[Array, "places"], texts: Int[Array, "places"], bootstrap: Bootstrap

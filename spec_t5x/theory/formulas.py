@@ -225,11 +225,6 @@ def guaranteed_improvement(alpha: Number, c: Number) -> Number:
     return np.maximum((1 + alpha) / (1 + c), 1.0)
 
 
-def oracle_tokens(alpha: Number) -> Number:
-    """``1 / (1 - a)`` tokens per iteration, if an oracle said when to stop (section 3.5)."""
-    return oracle_improvement(alpha, 0.0)
-
-
 def oracle_improvement(alpha: Number, c: Number) -> Number:
     """Factor over plain decoding if an oracle said when to stop drafting (section 3.5).
 
@@ -283,9 +278,7 @@ def optimal_gamma(
     Args:
       alpha: acceptance rate, taken as i.i.d.
       c: time of a draft step, in target steps.
-      verification_cost: T(m): one number for all m from 2 on, a function of an array of
-        m, or measured costs ``[max]`` of m = 1, 2, …, of which T(1) is the unit. gamma is
-        then at most ``max - 1``.
+      verification_cost: T(m): one number for all m from 2 on, or a function of an array of m.
       max_gamma: the largest gamma to look at: without cost (c = 0) more is always better.
 
     Returns:
@@ -307,24 +300,12 @@ def best_improvement(
 
 def _improvements(alpha, c, verification_cost, max_gamma) -> Float[np.ndarray, "*rows gammas"]:
     """The factor of gamma = 0, 1, … along a last axis."""
-    if max_gamma < 0:
-        raise InputError(f"max_gamma is {max_gamma}: give at least 0")
-    _check_not_negative("c", c)
+    _check_not_negative("max_gamma", max_gamma)
     gammas = np.arange(max_gamma + 1)
-    costs = verification_cost(gammas + 1) if callable(verification_cost) else verification_cost
-    _check_not_negative("verification_cost", costs)
-    if np.ndim(costs) == 1:
-        if not np.isclose(costs[0], 1.0, rtol=0.05):
-            raise InputError(
-                f"verification_cost is {costs[0]} for one token: give costs in steps of the "
-                "target, which verifies one token in one"
-            )
-        gammas = gammas[: len(costs)]
-        costs = costs[: len(gammas)]
-    # gamma = 0 is a plain step, whatever the cost of verification.
-    costs = np.where(gammas == 0, 1.0, costs)
     alpha, c = np.asarray(alpha)[..., None], np.asarray(c)[..., None]
-    return expected_tokens(alpha, gammas) / (gammas * c + costs)
+    factors = wall_time_improvement(alpha, gammas, c, verification_cost)
+    # gamma = 0 is a plain step, whatever the cost of verification.
+    return np.where(gammas == 0, 1.0, factors)
 
 
 # Ranges

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -86,37 +85,8 @@ def measure_step_times(
         draft_calls(draft, state, settings, gamma=gamma, verifier=verifier),
         target_calls(target, state.target_cache, new=verifier.num_nodes(gamma)),
     )
-    one, drafts, verification = _medians(programs, 9)
+    one, drafts, verification = np.median(interleaved(programs, 9), axis=0).tolist()
     return StepTimes(target=1e3 * one, draft=1e3 * drafts / gamma, verification=1e3 * verification)
-
-
-def measure_verification_costs(
-    target: Target,
-    inputs: PyTree,
-    *,
-    widths: Sequence[int],
-    max_decode_len: int,
-) -> list[float]:
-    """T(m): the time of one target call over m new tokens, in calls over one.
-
-    The paper takes it to be 1 for all m (section 3.4). Timed in turn, as above.
-
-    Args:
-      target: as in decoding.
-      inputs: what ``prefill`` takes.
-      widths: numbers m of new tokens, the first of them 1.
-      max_decode_len: room for tokens, as in decoding.
-
-    Returns:
-      A number for each width; the first is 1.
-    """
-    batch = jax.tree.leaves(inputs)[0].shape[0]
-    prefill = jax.jit(type(target).prefill, static_argnums=2)
-    cache = prefill(target, inputs, max_decode_len + max(widths))
-    cache = target.rollback(cache, jnp.full(batch, max(max_decode_len // 2, 1), jnp.int32))
-    programs = [target_calls(target, cache, new=width) for width in widths]
-    medians = _medians(programs, 5)
-    return [median / medians[0] for median in medians]
 
 
 def state_half_way(
@@ -259,8 +229,3 @@ def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
         # again what depends on the lengths, as in decoding.
         lengths=outputs.lengths + (tokens < 0),
     )
-
-
-def _medians(programs: Sequence[Calls], repeats: int) -> list[float]:
-    """Seconds of a call of each."""
-    return np.median(interleaved(programs, repeats), axis=0).tolist()

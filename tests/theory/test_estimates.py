@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.theory.estimates import Bootstrap, Estimate, mean, ratio
+from spec_t5x.theory.estimates import Bootstrap, mean, ratio
 
 BOOTSTRAP = Bootstrap(resamples=400, seed=3)
 
@@ -34,8 +34,6 @@ def test_of_nothing_there_is_no_mean_and_of_one_text_no_interval():
     alone = mean(np.array([0.2, 0.4]), np.array([0, 0]), BOOTSTRAP)
     assert alone.value == pytest.approx(0.3)
     assert alone.low is None and alone.high is None
-    with pytest.raises(InputError, match="at least two texts"):
-        alone.overlaps(alone)
 
 
 def test_intervals_hold_the_true_mean_as_often_as_they_say():
@@ -57,15 +55,6 @@ def test_a_ratio_is_of_sums():
     estimate = ratio(np.array([3, 0, 0]), np.array([4, 1, 0]), BOOTSTRAP)
     assert estimate.value == 0.6
     assert (estimate.count, estimate.num_texts) == (5, 2)
-
-
-def test_overlap_is_of_the_intervals():
-    def interval(low, high):
-        return Estimate(value=(low + high) / 2, low=low, high=high, count=9, num_texts=3)
-
-    assert interval(0.1, 0.3).overlaps(interval(0.3, 0.5))
-    assert not interval(0.1, 0.3).overlaps(interval(0.31, 0.5))
-    assert not interval(0.31, 0.5).overlaps(interval(0.1, 0.3))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _figure_2(options: ReproduceOptions, results: Measure) -> list[Figure]:
         lambda row: row["accepted_plus_one"],
         label="expected tokens per iteration",
         title="Equation 1",
-        bound=formulas.oracle_tokens,
+        bound=lambda alphas: formulas.oracle_improvement(alphas, 0.0),
     )
     caption = (
         "Tokens that one iteration of Algorithm 1 generates: Equation 1, "

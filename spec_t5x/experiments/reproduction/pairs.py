@@ -1,4 +1,4 @@
-"""Which packaged models and texts stand for the paper's, how they are loaded, what a step costs.
+"""Which packaged models and texts stand for the paper's, and how they are loaded.
 
 The paper's models (T5-XXL, LaMDA, its GPT-like pair) are not to be had here, so small packaged
 pairs take their places: the same kinds of network, draft and task, trained on other text. What
@@ -13,17 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from spec_t5x.checkpoints import fingerprints
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import example_texts
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
-from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation import Generator
 from spec_t5x.interfaces import Draft
-from spec_t5x.tuning.step_times import measure_verification_costs
 
 # The kind of packaged file that holds a draft; "copy" needs none.
 _KINDS = {"unigram": "ngram", "bigram": "ngram", "ngram": "ngram", "transformer": "transformer"}
@@ -125,24 +121,3 @@ def of_one_shape(generator, texts: Sequence[str], options, count: int) -> list[s
     shapes = [(batch.tokens.shape, batch.prompts.shape) for batch in batches]
     ((common, _),) = Counter(shapes).most_common(1)
     return [text for text, shape in zip(texts, shapes, strict=True) if shape == common][:count]
-
-
-@functools.lru_cache(maxsize=64)  # the items of a run ask for the same again and again
-def verification_costs(
-    pair: Pair, text: str, max_decode_len: int, widths: tuple[int, ...]
-) -> list[float]:
-    """T(m) for m = 1, 2, … up to the largest of ``widths``, in target steps on this device.
-
-    Args:
-      pair: whose target.
-      text: a source of the length that is decoded.
-      max_decode_len: as in decoding.
-      widths: the m that are measured; between them T is interpolated.
-    """
-    generator = load_target(pair.target)
-    options = GenerateOptions(max_decode_len=max_decode_len, truncate=pair.truncate)
-    (batch,) = generator.batches([text], options)
-    costs = measure_verification_costs(
-        generator.target, jnp.asarray(batch.tokens), widths=widths, max_decode_len=max_decode_len
-    )
-    return np.interp(np.arange(1, max(widths) + 1), widths, costs).tolist()
