@@ -21,13 +21,33 @@ def check_at_least(settings: Any, **least: int) -> None:
     None is neither.
     """
     for name, number in least.items():
-        value = getattr(settings, name)
+        check_numbers(number, **{name: getattr(settings, name)})
+
+
+def check_numbers(least: int, **values: Any) -> None:
+    """Raises ``InputError`` for a value that is no whole number or below ``least``; None is not."""
+    for name, value in values.items():
         if value is None:
             continue
         if not isinstance(value, numbers.Integral):
-            raise InputError(f"{name} is {value!r}: give a whole number of at least {number}")
-        if value < number:
-            raise InputError(f"{name} is {value}: give at least {number}")
+            raise InputError(f"{name} is {value!r}: give a whole number of at least {least}")
+        if value < least:
+            raise InputError(f"{name} is {value}: give at least {least}")
+
+
+def as_lists(options: Any, **least: int) -> None:
+    """Makes these fields of a frozen dataclass tuples, of gin's sequences too.
+
+    Raises:
+      InputError: a value that is no list, or has fewer elements than its least, 0 or 1.
+    """
+    for name, number in least.items():
+        value = getattr(options, name)
+        if not isinstance(value, tuple | list):
+            raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
+        if len(value) < number:
+            raise InputError(f"{name} is empty: give at least one")
+        object.__setattr__(options, name, tuple(value))
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

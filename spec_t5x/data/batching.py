@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.machine.atomic import whole_file
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -234,8 +234,7 @@ class Batches:
         Raises:
             InputError: a pair fits no bucket, or tokens_per_batch < 1.
         """
-        if tokens_per_batch < 1:
-            raise InputError(f"tokens_per_batch is {tokens_per_batch}: give 1 or more")
+        check_numbers(1, tokens_per_batch=tokens_per_batch)
         self._pairs = pairs
         self._seed = seed
         self.buckets = _assign_buckets(pairs, sorted(set(buckets)), tokens_per_batch)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import sacrebleu
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 
 Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 
@@ -61,8 +61,7 @@ def metric_by_name(name: str) -> Metric:
     Raises:
         InputError: no such name.
     """
-    if name not in METRICS:
-        raise InputError(f"no metric {name!r}: choose one of {', '.join(METRICS)}")
+    check_choice("metric", name, METRICS)
     return METRICS[name]
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from spec_t5x.data.batching import Batch, TokenisedPairs, batch_of, join_pairs
 from spec_t5x.data.task_examples import in_order, read_features, reading, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_numbers
 
 # Of a saved position.
 _SETTINGS_NAME, _ITERATOR_NAME = "position.json", "iterator"
@@ -162,8 +162,7 @@ class TaskStream:
         """
         buckets = sorted(set(buckets))
         longest = max(task.lengths[side] for side in _SIDES)
-        if tokens_per_batch < 1:
-            raise InputError(f"tokens_per_batch is {tokens_per_batch}: give 1 or more")
+        check_numbers(1, tokens_per_batch=tokens_per_batch)
         if longest > buckets[-1]:
             raise InputError(
                 f"task_feature_lengths has {longest} tokens, the largest bucket {buckets[-1]}: "

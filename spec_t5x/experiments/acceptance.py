@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, as_lists, check_at_least
 from spec_t5x.experiments import results
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Batch, GenerateOptions, Generation, Generator, all_answered
@@ -31,19 +31,6 @@ from spec_t5x.types import PAD_ID, Int
 
 # ``report(done, total, what)``: tokens.
 Report = Callable[[int, int, str], None]
-
-
-def as_lists(options: Any, *names: str) -> None:
-    """Makes these fields of a frozen dataclass tuples, of gin's sequences too.
-
-    Raises:
-      InputError: a value that is no list.
-    """
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, tuple | list):
-            raise InputError(f"{name} is {value!r}: give a list, as in ({value!r},)")
-        object.__setattr__(options, name, tuple(value))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +62,7 @@ class AcceptanceOptions:
     gamma: int = 7
 
     def __post_init__(self):
-        as_lists(self, "drafts", "temperatures", "top_ks", "top_ps", "leniences")
-        for name in ("temperatures", "leniences"):
-            if not getattr(self, name):
-                raise InputError(f"{name} is empty: give at least one")
+        as_lists(self, drafts=0, temperatures=1, top_ks=0, top_ps=0, leniences=1)
         if len(set(self.drafts)) < len(self.drafts):
             raise InputError(f"drafts are {', '.join(self.drafts)}: give each of them once")
         check_at_least(self, num_tokens=1, decoded_texts=0, gamma=1)

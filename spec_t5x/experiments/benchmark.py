@@ -23,9 +23,8 @@ from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, as_lists, check_at_least
 from spec_t5x.experiments import paper_tables, results
-from spec_t5x.experiments.acceptance import as_lists
 from spec_t5x.experiments.comparison import Comparison, compare
 from spec_t5x.experiments.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.experiments.iteration_parts import measure_parts, overhead
@@ -90,7 +89,7 @@ class BenchmarkOptions:
     table_2: bool = False
 
     def __post_init__(self):
-        as_lists(self, "pairs", "temperatures", "gammas", "batch_sizes", "max_decode_lens")
+        as_lists(self, pairs=1, temperatures=1, gammas=1, batch_sizes=0, max_decode_lens=0)
         check_at_least(self, num_inputs=1, repeats=1, source_len=1)
         if 0 in self.gammas:
             raise InputError("gammas is 0: give at least 1")

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import Model, ModelConfig
@@ -57,16 +57,9 @@ class DistillOptions:
     patience: int = 0
 
     def __post_init__(self):
-        if self.outputs not in OUTPUTS:
-            raise InputError(f"outputs is {self.outputs!r}: choose {' or '.join(OUTPUTS)}")
-        if not isinstance(self.eval_temperatures, tuple | list) or not self.eval_temperatures:
-            raise InputError(
-                f"eval_temperatures is {self.eval_temperatures!r}: give a list, as in (0.0, 1.0)"
-            )
-        # gin's sequences.
-        temperatures = tuple(float(each) for each in self.eval_temperatures)
-        object.__setattr__(self, "eval_temperatures", temperatures)
-        for temperature in (self.temperature, *temperatures):
+        check_choice("outputs", self.outputs, OUTPUTS)
+        as_lists(self, eval_temperatures=1)
+        for temperature in (self.temperature, *self.eval_temperatures):
             sampling(temperature)
         if not 0.0 <= self.on_policy <= 1.0:
             raise InputError(f"on_policy is {self.on_policy}: give 0..1")

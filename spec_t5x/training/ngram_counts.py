@@ -12,14 +12,13 @@ drafts of their own (Kneser and Ney's counts of continuations would not be).
 
 import array
 import dataclasses
-import types
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
 
 # What is taken from every count, in quarters. Estimates from counts of counts lie between
@@ -113,8 +112,7 @@ def count_ngrams(
       InputError: an argument below 1, a token outside the vocabulary, or nothing left
         of an order.
     """
-    limits = {"order": order, "min_count": min_count, "max_successors": max_successors}
-    check_at_least(types.SimpleNamespace(**limits), **dict.fromkeys(limits, 1))
+    check_numbers(1, order=order, min_count=min_count, max_successors=max_successors)
     _check_ids(corpus, vocab_size)
     counts, entries = [], []
     for length, counted in enumerate(_count_by_length(corpus, vocab_size, order), start=1):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_choice
 
 Schedule = Callable[[int], float]
 
@@ -49,22 +49,20 @@ class OptimizerOptions:
         Adafactor keeps averages of squares by rows and columns of matrices that are at least
         128 large both ways, and of smaller ones whole.
         """
+        check_choice("optimizer", self.name, OPTIMIZERS)
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}: give a positive one")
         if self.name == "adamw":
             decay = {"weight_decay": self.weight_decay, "mask": _is_matrix}
             optimizer = optax.adamw(schedule, b2=0.98, **decay)
-        elif self.name == "adafactor":
-            optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
         else:
-            raise InputError(f"optimizer is {self.name!r}: choose {' or '.join(OPTIMIZERS)}")
+            optimizer = optax.adafactor(schedule, multiply_by_parameter_scale=True)
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), optimizer)
 
     def schedule(self, steps: int) -> Schedule:
         """The learning rate as a function of the step, counted from 0."""
         peak, warmup, cooldown = self.learning_rate, self.warmup_steps, self.cooldown_steps
-        if self.decay not in DECAYS:
-            raise InputError(f"decay is {self.decay!r}: choose {' or '.join(DECAYS)}")
+        check_choice("decay", self.decay, DECAYS)
         if peak <= 0:
             raise InputError(f"learning_rate is {peak}: give a positive one")
         if min(warmup, cooldown) < 0 or warmup + cooldown > steps:

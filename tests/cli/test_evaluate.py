@@ -150,7 +150,7 @@ def test_a_row_of_table_2_measures_a_task(tiny_pair, task, tmp_path, capsys):
     [
         ({"data": "x", "mixture_or_task": "y"}, "data is 'x' and mixture_or_task 'y': give one"),
         ({"mixture_or_task": "x", "source_words": 3}, "a task has its own sources"),
-        ({"data": "x", "metric": "wer"}, "no metric 'wer'"),
+        ({"data": "x", "metric": "wer"}, "metric is 'wer': choose one of bleu"),
         (
             {"data": "x", "task_feature_lengths": {"input": 3}},
             "task_feature_lengths is {'input': 3}",

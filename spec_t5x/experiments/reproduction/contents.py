@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.experiments.reproduction.columns import Column, Origin
 from spec_t5x.experiments.traces import TraceLine
 
@@ -54,8 +54,7 @@ class ReproduceOptions:
         # gin hands over whatever a file binds.
         if not isinstance(self.quick, bool):
             raise InputError(f"quick is {self.quick!r}: give True or False")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"seed is {self.seed!r}: give a whole number")
+        check_at_least(self, seed=0)
         if self.data_dir is not None:
             if not isinstance(self.data_dir, str | Path):
                 raise InputError(f"data_dir is {self.data_dir!r}: give a text in quotes")
