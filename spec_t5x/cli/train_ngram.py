@@ -2,16 +2,12 @@
 
 import argparse
 import json
-import os
-from collections.abc import Iterator, Sequence
+import sys
 from pathlib import Path
 
 from spec_t5x.errors import InputError, check_at_least
 
 HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
-
-# Texts tokenised together.
-_CHUNK = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +45,22 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.output).exists() and not args.overwrite:
         raise InputError(f"{args.output} exists: choose another directory or pass --overwrite")
 
+    import numpy as np
+
     from spec_t5x.checkpoints.own.ngram_tables import save_ngram
+    from spec_t5x.data.batching import tokenise
+    from spec_t5x.data.tsv import read_lines
     from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = _vocabulary(args.vocabulary)
-    texts = _texts(args.data, args.column, args.num_columns)
-    corpus = join_texts(_tokenised(texts, vocabulary))
+    texts = list(read_lines(args.data, (args.column,), args.num_columns))
+    if not texts:
+        raise InputError(
+            f"column {args.column} of {', '.join(args.data)} holds no text: give the column of the "
+            "texts"
+        )
+    tokenised = tokenise(((None, text) for text in texts), vocabulary, (0, sys.maxsize))
+    corpus = join_texts(np.split(tokenised.target_ids, tokenised.target_ends[:-1]))
     limits = {"min_count": args.min_count, "max_successors": args.max_successors}
     draft = count_ngrams(corpus, vocabulary.vocab_size, order=args.order, **limits)
     report = {
@@ -79,29 +85,3 @@ def _vocabulary(name: str):
             return WordPieceVocabulary(file)
         return SentencePieceVocabulary(file, extra_ids or 0)
     return load_vocabulary(name)
-
-
-def _texts(files: Sequence[str], column: int, num_columns: int) -> list[str]:
-    """The column of every line of every file, but for the empty ones."""
-    from spec_t5x.data.tsv import read_pairs
-
-    texts = [text for file in files for text, _ in read_pairs(file, column, column, num_columns)]
-    texts = [text for text in texts if text]
-    if not texts:
-        raise InputError(
-            f"column {column} of {', '.join(files)} holds no text: give the column of the texts"
-        )
-    return texts
-
-
-def _tokenised(texts: list[str], vocabulary) -> Iterator[list[int]]:
-    """Ids of each text, end of sequence included."""
-    from spec_t5x.machine.progress import Progress
-    from spec_t5x.types import EOS_ID
-
-    threads = os.cpu_count() or 1
-    with Progress("texts") as progress:
-        for start in range(0, len(texts), _CHUNK):
-            progress.update(start, len(texts), "tokenising")
-            for ids in vocabulary.encode_batch(texts[start : start + _CHUNK], threads):
-                yield [*ids, EOS_ID]

@@ -133,7 +133,7 @@ def tokenise(
         cache = Path(cache_dir) / f"texts-{digest.hexdigest()[:24]}.npz"
         if cache.is_file():
             return load_tokenised(cache)
-    texts, threads, num_dropped = iter(texts), os.cpu_count() or 1, 0
+    texts, num_dropped = iter(texts), 0
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         nonlocal num_dropped
@@ -141,8 +141,8 @@ def tokenise(
             sources, targets = zip(*chunk, strict=True)
             has_sources = sources[0] is not None
             if has_sources:
-                sources = vocabulary.encode_batch(sources, threads)
-            targets = vocabulary.encode_batch(targets, threads)
+                sources = vocabulary.encode_batch(sources)
+            targets = vocabulary.encode_batch(targets)
             for source, target in zip(sources, targets, strict=True):
                 if truncate_sources:
                     source = source[: limits[0] - 1]

@@ -41,9 +41,8 @@ class Vocabulary(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of the text, without EOS."""
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        """``encode`` of many texts, on ``num_threads`` threads where the library takes them."""
-        del num_threads
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """``encode`` of many texts, on all processors where the library takes them."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -123,8 +122,8 @@ class SentencePieceVocabulary(Vocabulary):
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text)
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        return self._processor.encode(list(texts), num_threads=num_threads)
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode(ids_before_eos(ids, self.vocab_size))

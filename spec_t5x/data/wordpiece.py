@@ -35,10 +35,9 @@ class TokenizerVocabulary(Vocabulary):
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text], 1)[0]
+        return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-        del num_threads
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self.from_theirs(encoding.ids) for encoding in encodings]
 

@@ -10,13 +10,13 @@ Every order is counted as it stands in the text, so the lower orders of a table 
 drafts of their own (Kneser and Ney's counts of continuations would not be).
 """
 
-import array
 import dataclasses
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
+from spec_t5x.data.batching import join_pairs
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
@@ -68,26 +68,14 @@ class _Entries:
 
 
 def join_texts(texts: Iterable[Sequence[int]]) -> Corpus:
-    """Concatenates texts.
-
-    Args:
-      texts: token ids without a start token, with an end-of-sequence token.
-
-    Raises:
-      InputError: there is no text, or a text without a token.
-    """
-    tokens, lengths = array.array("i"), array.array("i")
-    for number, text in enumerate(texts, start=1):
-        if not len(text):
-            raise InputError(f"text {number} has no token: end it with the end-of-sequence token")
-        tokens.append(PAD_ID)
-        tokens.extend(text)
-        lengths.append(1 + len(text))
-    if not lengths:
-        raise InputError("there is no text to count: give at least one line with a word")
-    lengths = np.asarray(lengths, np.int64)
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return Corpus(tokens=np.asarray(tokens, np.int64), positions=np.arange(len(tokens)) - starts)
+    """Concatenates texts: token ids without a start token, with an end-of-sequence token."""
+    pairs = join_pairs(((), text) for text in texts)
+    lengths = pairs.target_lengths
+    starts = pairs.target_ends - lengths
+    tokens = np.insert(pairs.target_ids.astype(np.int64), starts, PAD_ID)
+    # Each start token moves what follows by one.
+    starts = np.repeat(starts + np.arange(len(starts)), lengths + 1)
+    return Corpus(tokens=tokens, positions=np.arange(len(tokens)) - starts)
 
 
 def count_ngrams(

@@ -27,7 +27,7 @@ def test_text_comes_back_in_lower_case(vocabulary):
     assert vocabulary.decode(ids) == "the cats are sleeping."
     # Up to the first end, without padding and ids of no piece.
     assert vocabulary.decode([0, *ids, 99, 1, *ids]) == "the cats are sleeping."
-    assert vocabulary.encode_batch(["The cats are sleeping.", ""], 2) == [ids, []]
+    assert vocabulary.encode_batch(["The cats are sleeping.", ""]) == [ids, []]
 
 
 def test_the_name_of_a_special_piece_in_a_text_is_text(vocabulary):

@@ -154,10 +154,8 @@ def test_what_cannot_be_counted(options, message):
         count_ngrams(join_texts([[2, 3, 4, 5, EOS_ID]] * 3), **{"vocab_size": VOCAB, **options})
 
 
-def test_texts_without_a_token():
-    corpus = join_texts([[2, 3, 1], [1]])
-    assert (corpus.num_texts, corpus.num_predicted) == (2, 4)
-    np.testing.assert_array_equal(corpus.tokens, [0, 2, 3, 1, 0, 1])
-    for texts, message in (([], "no text to count"), ([[2, 1], []], "text 2 has no token")):
-        with pytest.raises(InputError, match=message):
-            join_texts(texts)
+def test_each_text_follows_a_start_token():
+    corpus = join_texts([[2, 3, 1], [1], [4, 1]])
+    assert (corpus.num_texts, corpus.num_predicted) == (3, 6)
+    np.testing.assert_array_equal(corpus.tokens, [0, 2, 3, 1, 0, 1, 0, 4, 1])
+    np.testing.assert_array_equal(corpus.positions, [0, 1, 2, 3, 0, 1, 0, 1, 2])
