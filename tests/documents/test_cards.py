@@ -16,6 +16,7 @@ from spec_t5x.cli import evaluate as evaluate_command
 from spec_t5x.cli.gin_files import parse_gin, read_all
 from spec_t5x.cli.main import _parser
 from spec_t5x.training import run_distill, run_train  # noqa: F401, gin knows what is imported
+from tests import quick_compilation
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "scripts" / "check_cards.py")))
@@ -111,7 +112,9 @@ def test_a_check_finds_what_is_outside_of_its_interval(check, capsys):
     assert "no packaged model 'b-draft': choose of a-draft" in capsys.readouterr().err
 
 
-def test_a_command_runs_in_its_folder(tmp_path):
+def test_a_command_runs_in_its_folder(tmp_path, monkeypatch):
+    for name, value in quick_compilation.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "few.tsv").write_text("Where is the station?\tWo ist der Bahnhof?\n" * 2)
     arguments = "--target ende-target --draft copy --gamma 2 --data few.tsv --max_decode_len 8"
     found = SCRIPT.evaluate(arguments, tmp_path)

@@ -34,13 +34,15 @@ SHORTER = {
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
+def environment(monkeypatch, kept_programs):
     """The kernels' own: this package, on the CPU, in as little of it as they need."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     # Their programs run for a moment: compiling them is the cost.
     for name, value in quick_compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", kept_programs)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 @pytest.mark.parametrize("path", RUN_HERE, ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.types import Array, Int
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 REPOSITORY = Path(__file__).parents[2]
 

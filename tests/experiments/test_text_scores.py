@@ -86,6 +86,8 @@ def test_betas_are_those_of_the_exact_distributions(toy, temperature):
                 ours = np.asarray(found[row, : LENGTH - start])
                 np.testing.assert_allclose(ours, expected[row, start:LENGTH], atol=1e-5)
         assert (np.asarray(scores.proposed[name]) == written).all()
+    if temperature == 0:
+        return
     # The same texts, given, and cut by an end of sequence.
     tokens[:, 3] = EOS_ID
     short = score_texts(

@@ -143,7 +143,7 @@ SENTENCE = "My sister"
 
 
 @pytest.fixture
-def tiny(tiny_pair, monkeypatch, quick_compilation):
+def tiny(tiny_pair, monkeypatch, quick_compilation, kept_programs):
     """In place of the packaged pairs: programs that are compiled in a moment."""
     generator = Generator.load(tiny_pair / "target", tiny_pair / "draft")
     monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
