@@ -12,7 +12,11 @@ from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
-from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike, choose_vocabulary
+from spec_t5x.checkpoints.storage.vocabularies import (
+    VocabularyLike,
+    choose_vocabulary,
+    make_vocabulary,
+)
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
@@ -81,6 +85,15 @@ def open_model(
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     """The vocabulary of a model; its weights are not read."""
     return open_model(directory_or_name).known_vocabulary()
+
+
+def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) -> Vocabulary:
+    """What is meant by the ``vocabulary`` of ``load``; ``num_rows`` as in ``make_vocabulary``.
+
+    Raises:
+        InputError: as ``make_vocabulary`` and ``load_vocabulary``.
+    """
+    return make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:

@@ -47,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from spec_t5x.checkpoints.loading import named_vocabulary
     from spec_t5x.checkpoints.own.ngram_tables import save_ngram
     from spec_t5x.data.batching import tokenise
     from spec_t5x.data.tsv import read_lines
     from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 
-    vocabulary = _vocabulary(args.vocabulary)
+    vocabulary = named_vocabulary(args.vocabulary)
     texts = list(read_lines(args.data, (args.column,), args.num_columns))
     if not texts:
         raise InputError(
@@ -71,17 +72,3 @@ def run(args: argparse.Namespace) -> int:
     save_ngram(args.output, draft, vocabulary, extra=report, overwrite=args.overwrite)
     print(json.dumps({"output": args.output, "order": draft.order, **report}, indent=2))
     return 0
-
-
-def _vocabulary(name: str):
-    from spec_t5x.checkpoints.loading import load_vocabulary
-    from spec_t5x.checkpoints.storage.vocabularies import split_extra_ids
-    from spec_t5x.data.vocabulary import SentencePieceVocabulary
-    from spec_t5x.data.wordpiece import WordPieceVocabulary
-
-    file, extra_ids = split_extra_ids(name)
-    if Path(file).is_file():
-        if file.endswith(".json"):
-            return WordPieceVocabulary(file)
-        return SentencePieceVocabulary(file, extra_ids or 0)
-    return load_vocabulary(name)

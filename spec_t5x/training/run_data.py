@@ -15,8 +15,7 @@ from typing import Any
 
 import gin
 
-from spec_t5x.checkpoints.loading import load_vocabulary
-from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
+from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.task_options import TaskOptions
@@ -42,9 +41,9 @@ _VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
 class TrainingData(abc.ABC):
     """Text pairs, or lines, with their vocabulary and batches."""
 
-    # Of pairs a SentencePiece model (FILE:100 adds T5's extra ids) or "bytes"; of lines a
-    # tokenizer.json, or a model whose vocabulary to take. None takes that of an initial
-    # checkpoint or of a target; without one, files train a vocabulary of the model's vocab_size.
+    # A SentencePiece model (FILE:100 adds T5's extra ids), "bytes", a tokenizer.json, or a model
+    # whose vocabulary to take. None takes that of an initial checkpoint or of a target; without
+    # one, files train a vocabulary of the model's vocab_size.
     vocabulary: str | None = None
     buckets: Sequence[int] = DEFAULT_BUCKETS
     tokens_per_batch: int = 4096  # padded, of the longer side
@@ -89,7 +88,7 @@ class TrainingData(abc.ABC):
     def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """The given vocabulary, or one that is trained, for a model of ``vocab_size``."""
         if self.vocabulary:
-            vocabulary = self.given_vocabulary(vocab_size)
+            vocabulary = named_vocabulary(self.vocabulary, vocab_size)
         else:
             vocabulary = self.train_vocabulary(directory / "vocabulary", vocab_size)
         if vocabulary.vocab_size > vocab_size:
@@ -98,10 +97,6 @@ class TrainingData(abc.ABC):
                 f"pieces, the model's vocab_size is {vocab_size}: raise it"
             )
         return vocabulary
-
-    def given_vocabulary(self, vocab_size: int) -> Vocabulary:
-        """What ``vocabulary`` names."""
-        return make_vocabulary(self.vocabulary, vocab_size)
 
     def pairs(
         self,
@@ -366,12 +361,6 @@ class TextOptions(TrainingData):
     def longest(self) -> tuple[int, int]:
         """No source."""
         return 0, self.max_length
-
-    def given_vocabulary(self, vocab_size: int) -> Vocabulary:
-        """Of a file, or of a model."""
-        if Path(self.vocabulary).is_file():
-            return WordPieceVocabulary(self.vocabulary)
-        return load_vocabulary(self.vocabulary)
 
     def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
         """A WordPiece vocabulary."""

@@ -93,7 +93,7 @@ def test_overwrites_only_when_told(count, text_file, tmp_path):
         ({"min_count": 100}, "no 2 tokens occur together 100 times"),
         ({"column": 1}, "column 1 of 1: give one of 0..0"),
         ({"num_columns": 2}, "line 1: 1 columns, not 2"),
-        ({"vocabulary": "no-such-model"}, "no directory no-such-model"),
+        ({"vocabulary": "no-such-model"}, "no vocabulary at no-such-model"),
     ],
 )
 def test_mistakes_are_one_line(count, text_file, tmp_path, flags, message):

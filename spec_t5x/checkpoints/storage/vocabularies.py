@@ -37,8 +37,10 @@ _PADDING = 128
 VocabularyLike = Vocabulary | str | Path
 
 
-def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
+def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabulary:
     """The vocabulary that is meant (see above) for an embedding of ``num_rows``.
+
+    None infers nothing: a file without a number has no extra ids but its own.
 
     Raises:
         InputError: no such file, no vocabulary in it, or an ambiguous number of extra ids.
@@ -51,13 +53,13 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int) -> Vocabulary:
     if name == BYTES:
         # They decode to nothing: their number only counts.
         base = ByteVocabulary(0).vocab_size
-        return ByteVocabulary(
-            min(_BYTE_EXTRA_IDS, max(num_rows - base, 0)) if extra_ids is None else extra_ids
-        )
+        if extra_ids is None and num_rows is not None:
+            extra_ids = min(_BYTE_EXTRA_IDS, max(num_rows - base, 0))
+        return ByteVocabulary(_BYTE_EXTRA_IDS if extra_ids is None else extra_ids)
     path = local_file(locate(name))
-    if extra_ids is None:
+    if extra_ids is None and num_rows is not None:
         extra_ids = _infer_extra_ids(SentencePieceVocabulary(path), num_rows)
-    return SentencePieceVocabulary(path, extra_ids)
+    return SentencePieceVocabulary(path, extra_ids or 0)
 
 
 def choose_vocabulary(
