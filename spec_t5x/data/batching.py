@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_numbers
-from spec_t5x.machine.atomic import whole_file
+from spec_t5x.machine.atomic import reported, whole_file
 from spec_t5x.types import EOS_ID, PAD_ID
 
 DEFAULT_BUCKETS = (12, 16, 24, 32, 48, 64, 96, 128)
@@ -186,15 +186,10 @@ def store_tokenised(cache: Path, pairs: TokenisedPairs) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    try:
+    with reported(cache):
         cache.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cache) as stream:
             np.savez(stream, **dataclasses.asdict(pairs))
-    except OSError as error:
-        raise InputError(
-            f"tokenised texts cannot be kept in {cache.parent}: {error.strerror or error}: free "
-            "some space or give another directory, and run the command again"
-        ) from error
 
 
 def load_tokenised(cache: Path) -> TokenisedPairs:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from spec_t5x.errors import InputError
+
 _ENDING = ".writing"
 
 
@@ -39,6 +41,22 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     with whole_file(path) as file:
         for chunk in chunks:
             file.write(chunk)
+
+
+@contextlib.contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Around what a run writes: that there is no room is told in a line.
+
+    Raises:
+      InputError: the system refused to write.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}: free some space and run the same "
+            "command again to resume"
+        ) from error
 
 
 def remove_unfinished(directory: Path) -> None:

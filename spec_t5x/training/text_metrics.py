@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.data.vocabulary import Vocabulary
-from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.errors import check_at_least
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
-from spec_t5x.machine.atomic import write_whole
+from spec_t5x.machine.atomic import reported, write_whole
 from spec_t5x.machine.dtypes import AUTO, resolve_dtype
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -108,14 +108,9 @@ class TextMetrics:
             {"input": {"inputs_pretokenized": source}, "prediction": text, "target": target}
             for source, text, target in zip(scored.sources, texts, scored.targets, strict=True)
         )
-        try:
+        with reported(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
-        except OSError as error:
-            raise InputError(
-                f"{path} cannot be written ({error.strerror}): free some space, and run the "
-                "command again"
-            ) from error
 
 
 @functools.partial(jax.jit, static_argnames=("stored", "computed"))

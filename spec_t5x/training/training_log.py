@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.errors import InputError
-from spec_t5x.machine.atomic import write_whole
+from spec_t5x.machine.atomic import reported, write_whole
 from spec_t5x.machine.progress import Progress
 
 
@@ -29,7 +28,7 @@ class MetricsFile:
             InputError: it cannot be written.
         """
         self._path = path
-        with self._writing():
+        with reported(path):
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
             kept = [line for line in lines if _step(line) <= start_step]
             self._written = {line.decode() for line in kept if _step(line) == start_step}
@@ -45,18 +44,8 @@ class MetricsFile:
         line = json.dumps(values) + "\n"
         if line in self._written:
             return
-        with self._writing(), self._path.open("a", encoding="utf-8") as stream:
+        with reported(self._path), self._path.open("a", encoding="utf-8") as stream:
             stream.write(line)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write {self._path}: {error.strerror}: free some space and run the same "
-                "command again to resume from the newest checkpoint"
-            ) from error
 
 
 def _step(line: bytes) -> float:

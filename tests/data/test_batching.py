@@ -180,7 +180,7 @@ def test_long_sources_can_be_cut_instead_of_dropped():
 def test_a_cache_that_finds_no_room(tmp_path, disk):
     pairs, cache = make_pairs([(20, 20)] * 100), tmp_path / "cache" / "pairs.npz"
     disk.fill()
-    message = f"cannot be kept in {cache.parent}: File too large: free some space or"
+    message = f"cannot write {cache}: File too large: free some space and run"
     with pytest.raises(InputError, match=message):
         batching.store_tokenised(cache, pairs)
     disk.clear()
