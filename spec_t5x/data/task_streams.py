@@ -150,24 +150,18 @@ class TaskStream:
         Args:
             task: what to read.
             split: "train", or what the task has.
-            buckets: padded lengths, increasing. The longer side of a pair decides which it is
-                in; a side is padded to the bucket's length, but no further than the task's.
+            buckets: padded lengths, the largest no less than the task's. The longer side of a
+                pair decides which it is in; a side is padded no further than the task's length.
             tokens_per_batch: padded tokens of a batch, of the longer side; a bucket of
                 length L has ``max(1, tokens_per_batch // L)`` rows.
             seed: decides the order.
 
         Raises:
-            InputError: no such split, it cannot be read, or it holds no pair; or the largest
-                bucket is too small.
+            InputError: no such split, it cannot be read, or it holds no pair.
         """
         buckets = sorted(set(buckets))
         longest = max(task.lengths[side] for side in _SIDES)
         check_numbers(1, tokens_per_batch=tokens_per_batch)
-        if longest > buckets[-1]:
-            raise InputError(
-                f"task_feature_lengths has {longest} tokens, the largest bucket {buckets[-1]}: "
-                "add a bucket or lower the lengths"
-            )
         # What is longer than a bucket before it and no longer than the task's lengths.
         buckets = buckets[: 1 + int(np.searchsorted(buckets, longest))]
         self.task, self.split = task, split

@@ -48,6 +48,14 @@ class TrainingData(abc.ABC):
     buckets: Sequence[int] = DEFAULT_BUCKETS
     tokens_per_batch: int = 4096  # padded, of the longer side
 
+    def __post_init__(self):
+        if max(self.longest) > max(self.buckets):
+            name = type(self).__name__
+            raise InputError(
+                f"texts have up to {max(self.longest)} tokens and the largest of {name}.buckets is "
+                f"{max(self.buckets)}: add a bucket, or lower the texts' length"
+            )
+
     @abc.abstractmethod
     def name(self, part: str) -> str | None:
         """The data of "train" or "dev", in words; None without."""
@@ -167,6 +175,7 @@ class DataOptions(TrainingData):
     truncate_sources: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         metric_by_name(self.metric)
 
     def _path(self, part: str) -> Path:
@@ -263,6 +272,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
                 f"task_feature_lengths is {self.task_feature_lengths}: give tokens of both sides, "
                 "{'inputs': 512, 'targets': 128}"
             )
+        super().__post_init__()
         check_at_least(self, dev_examples=1)
 
     def name(self, part: str) -> str | None:
@@ -342,16 +352,12 @@ class TextOptions(TrainingData):
     tokens_per_batch: int = 2048  # padded
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("train_files", "dev_files"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if not self.train_files:
             raise InputError("train_files are (): give at least one file")
-        if max(self.buckets) < self.max_length:
-            raise InputError(
-                f"max_length is {self.max_length} and the largest bucket {max(self.buckets)}: add "
-                "a bucket or lower max_length"
-            )
 
     def name(self, part: str) -> str | None:
         """The files."""

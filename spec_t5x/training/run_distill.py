@@ -163,12 +163,6 @@ def _check(
         raise InputError(
             f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha"
         )
-    if data.longest[1] > max(data.buckets):
-        raise InputError(
-            f"the target's outputs have up to {data.longest[1]} tokens and the largest of "
-            f"{type(data).__name__}.buckets is {max(data.buckets)}: add a bucket, or lower the "
-            "targets' length"
-        )
     if (layers is None) == (model is None):
         given = "neither" if layers is None else "both"
         raise InputError(f"{given} of distill.layers and distill.model given: give one of them")

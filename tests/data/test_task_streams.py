@@ -187,7 +187,6 @@ def test_the_first_pairs_of_a_shuffled_epoch():
         (lambda: stream(split="dev"), "stream_ab has no split 'dev': give one of train, valid"),
         (lambda: paired(EMPTY).pairs("validation"), "'validation' of stream_empty holds no pair"),
         (lambda: stream(EMPTY), "'train' of stream_empty holds no pair of texts"),
-        (lambda: stream(buckets=(4, 8)), "lengths has 16 tokens, the largest bucket 8"),
         (lambda: stream(tokens_per_batch=0), "tokens_per_batch is 0"),
     ],
 )
