@@ -1,4 +1,4 @@
-"""What README and docs say can be run as printed: commands, gin files, macros, scripts, links."""
+"""What README, docs and cards of models say can be run as printed: commands, scripts, links."""
 
 import re
 import shlex
@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS
 from spec_t5x.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
-DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted(PACKAGED_MODELS.glob("*/README.md")),
+]
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(REPOSITORY)).removeprefix("spec_t5x/pretrained/")
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -22,26 +31,33 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                 # "…" stands for what the reader fills in.
                 for part in line.replace(" …", "").split("; "):
                     if words := shlex.split(part, comments=True):
-                        yield document.name, words
+                        yield name_of(document), words
 
 
 COMMANDS = list(commands())
 # Of the package; T5X's programs and scripts take gin files of the same kind.
 OURS = [(where, words[1:]) for where, words in COMMANDS if words[0] == "spec-t5x"]
-GIN = [(where, words) for where, words in COMMANDS if any("gin" in word for word in words)]
+GIN = [
+    (where, words)
+    for where, words in COMMANDS
+    if words[0] != "spec-t5x" and any("gin" in word for word in words)
+]
 
 
-def name_of(case) -> str:
+def in_words(case) -> str:
     where, words = case
     return f"{where}: {' '.join(words)[:60]}"
 
 
-@pytest.mark.parametrize("case", OURS, ids=name_of)
-def test_a_command_is_known_and_so_are_its_flags(case):
+@pytest.mark.parametrize("case", OURS, ids=in_words)
+def test_a_command_is_known_and_so_are_its_flags(case, parse):
     _, words = case
     given = [word for word in words if not word.startswith("--gin.")]
-    _, rest = main._parser().parse_known_args(given)
+    args, rest = main._parser().parse_known_args(given)
     assert rest == []
+    if getattr(args, "gin_file", None):
+        # Which finds each macro that is bound in the files, and each that they need bound.
+        parse(*words)
 
 
 def text_with_includes(path: Path) -> str:
@@ -52,7 +68,7 @@ def text_with_includes(path: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("case", GIN, ids=name_of)
+@pytest.mark.parametrize("case", GIN, ids=in_words)
 def test_gin_files_exist_and_have_the_macros_that_are_set(case):
     _, words = case
     files = re.findall(r"gin_configs/\S+?\.gin", " ".join(words))
@@ -70,7 +86,7 @@ def test_scripts_exist(words):
             assert (REPOSITORY / word).is_file()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document):
     text = document.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):

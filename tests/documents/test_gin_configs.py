@@ -11,9 +11,9 @@ import gin
 import jax
 import pytest
 
-from spec_t5x.cli import gin_files, settings
+from spec_t5x.cli import settings
 from spec_t5x.cli.gin_files import read_all
-from spec_t5x.cli.main import _parser, main
+from spec_t5x.cli.main import _parser
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import paper_tables
 from spec_t5x.models.binding import abstract_params
@@ -79,36 +79,6 @@ def bound_names(code: str) -> set[str]:
 def build(name: str):
     """What a file's bindings make of a configurable."""
     return gin.get_configurable(name)()
-
-
-@pytest.fixture(autouse=True)
-def no_bindings(monkeypatch):
-    """Nothing bound, and paths as in the headers."""
-    monkeypatch.chdir(REPOSITORY)
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
-class Parsed(BaseException):
-    """A command has parsed its gin files and bindings."""
-
-
-@pytest.fixture
-def parse(monkeypatch):
-    """``parse(*words)``: a command until it has parsed gin, with what it registers by then."""
-    parse_gin = gin_files.parse_gin
-
-    def parse_and_stop(files, flags):
-        parse_gin(files, flags)
-        raise Parsed
-
-    def run(*words):
-        with pytest.raises(Parsed):
-            main(list(words))
-
-    monkeypatch.setattr(gin_files, "parse_gin", parse_and_stop)
-    return run
 
 
 @each(RUNS)

@@ -1,0 +1,36 @@
+"""Commands as documents print them, until they have parsed gin."""
+
+from pathlib import Path
+
+import gin
+import pytest
+
+from spec_t5x.cli import gin_files
+from spec_t5x.cli.main import main
+
+
+class Parsed(BaseException):
+    """A command has parsed its gin files and bindings."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """``parse(*words)``: a command until it has parsed gin, with what it registers by then.
+
+    Nothing is bound before, and paths are those of the repository.
+    """
+    parse_gin = gin_files.parse_gin
+
+    def parse_and_stop(files, flags):
+        parse_gin(files, flags)
+        raise Parsed
+
+    def run(*words):
+        with pytest.raises(Parsed):
+            main(list(words))
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr(gin_files, "parse_gin", parse_and_stop)
+    gin.clear_config()
+    yield run
+    gin.clear_config()
