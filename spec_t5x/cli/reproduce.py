@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("items", nargs="*", metavar="ITEM", help="table1, figure2, …; all stands for every one")
     add("--output", type=Path, metavar="DIR", help="of the report, and of what is kept")
     add("--list", action="store_true", help="list the items and how long they take")
-    add("--fresh", action="store_true", help="compute again what was kept")
     flags = {
         "quick": (bool, "fewer tokens: minutes, not an hour"),
         "data_dir": ("DIR", "with ende/dev.tsv.gz and summarize/debian_dev.tsv.gz (the package's)"),
@@ -40,4 +39,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    return running.reproduce(items, options, args.output, say, fresh=args.fresh)
+    return running.reproduce(items, options, args.output, say)

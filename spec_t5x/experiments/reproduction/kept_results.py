@@ -28,8 +28,6 @@ class Results:
         self,
         directory: Path | None,
         origin: Mapping[str, Any],
-        *,
-        fresh: bool = False,
         before: Callable[[str, float], None] | None = None,
     ):
         """Uses a directory, which need not be there yet.
@@ -39,12 +37,11 @@ class Results:
           origin: of the run (``provenance.origin``), noted with each result. A result depends
             on the machine and the version of JAX; of this package's code, a measurement says
             by a number in its inputs what it depends on.
-          fresh: measure again what is kept.
           before: is called with the name and estimated seconds of a measurement, which then
             begins. None plans: what is not kept is noted in ``missing``, and not measured.
         """
         self.store, self.origin = directory and Store(directory), origin
-        self.fresh, self.before = fresh, before
+        self.before = before
         self.found: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, str] = {}
         self.missing: dict[str, float] = {}
@@ -67,8 +64,7 @@ class Results:
           OSError: the result cannot be kept.
         """
         self.asked[name] = None
-        if not self.fresh:
-            self._load(name, inputs)
+        self._load(name, inputs)
         if name not in self.found and self.before is None:
             self.missing[name] = seconds
         elif name not in self.found and name not in self.failed:

@@ -58,8 +58,6 @@ def reproduce(
     options: ReproduceOptions,
     output: Path,
     say: Callable[[str], None],
-    *,
-    fresh: bool = False,
 ) -> int:
     """Measures what is not kept in ``output`` yet, and writes the report there.
 
@@ -68,7 +66,6 @@ def reproduce(
       options: of the run.
       output: a directory, which need not be there.
       say: called with each message.
-      fresh: measure again what is kept.
 
     Returns:
       0, or 1 if something could not be computed: the report says what and why. After a
@@ -84,7 +81,7 @@ def reproduce(
         (output / ".probe").touch()
         (output / ".probe").unlink()
         with stopping():
-            return _reproduce(items, options, output, say, fresh)
+            return _reproduce(items, options, output, say)
     except Stopped as signal:
         say(
             f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
@@ -103,13 +100,12 @@ def _reproduce(
     options: ReproduceOptions,
     output: Path,
     say: Callable[[str], None],
-    fresh: bool,
 ) -> int:
     origin = provenance.origin(options)
     cache, numbers = output / "cache", itertools.count(1)
     # What a killed run was writing.
     remove_unfinished(cache)
-    plan = Results(cache, origin, fresh=fresh)
+    plan = Results(cache, origin)
     for item in items.values():
         with contextlib.suppress(Exception):  # it is reported when it is computed
             item.content(options, plan)
@@ -122,7 +118,7 @@ def _reproduce(
     def before(name: str, seconds: float) -> None:
         say(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
 
-    results = Results(cache, origin, fresh=fresh, before=before)
+    results = Results(cache, origin, before)
     sections = [_section(name, item, options, results) for name, item in items.items()]
     report.write(output, sections, origin)
     for section in sections:
