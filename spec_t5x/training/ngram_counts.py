@@ -11,12 +11,12 @@ drafts of their own (Kneser and Ney's counts of continuations would not be).
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 
-from spec_t5x.data.batching import join_pairs
+from spec_t5x.data.batching import Ids, join_pairs
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError, check_numbers
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
@@ -67,7 +67,7 @@ class _Entries:
     masses: Int[np.ndarray, "entries"]
 
 
-def join_texts(texts: Iterable[Sequence[int]]) -> Corpus:
+def join_texts(texts: Iterable[Ids]) -> Corpus:
     """Concatenates texts: token ids without a start token, with an end-of-sequence token."""
     pairs = join_pairs(((), text) for text in texts)
     lengths = pairs.target_lengths

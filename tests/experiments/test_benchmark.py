@@ -231,7 +231,6 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
         ("--gamma 0 --alpha 0.5", "gammas is 0"),
         ("--gin.BenchmarkOptions.gammas=()", "gammas is empty: give at least one"),
-        ("--gin.BenchmarkOptions.gammas=4", "gammas is 4: give a list, as in (4,)"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
         ("--alpha 0.5 --gamma auto", "need a number"),
