@@ -58,7 +58,7 @@ def test_a_draft_in_the_targets_encoder_that_knows_some_tokens(distill, tiny_pai
     assert re.search(r"finished at step 2; draft in .*\n.*the best was step \d", said)
 
     generator = Generator.load(target, output / "draft")
-    assert type(generator.draft) is SharedEncoderDraft and generator.draft.layers == (0, 2)
+    assert type(generator.draft) is SharedEncoderDraft and generator.draft.layers == (0,)
     config = json.loads((output / "draft" / "config.json").read_text())
     (held_out,) = config["held_out"]
     assert 0 < held_out["alpha"]["value"] <= 1 and held_out["temperature"] == 0.0
@@ -90,7 +90,7 @@ def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_pa
     assert "train.tsv: the target" not in said and "dev.tsv: the target has written" in said
     draft, loaded = load(output / "draft"), load(target)
     check_same_vocabulary(loaded, draft)
-    assert (draft.config.num_encoder_layers, draft.config.num_decoder_layers) == (1, 2)
+    assert (draft.config.num_encoder_layers, draft.config.num_decoder_layers) == (1, 1)
     assert draft.config.mlp_activations == loaded.config.mlp_activations
 
 
