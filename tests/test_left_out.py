@@ -8,7 +8,7 @@ import pytest
 
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
-from spec_t5x.generation import GenerateOptions, Generator, generator
+from spec_t5x.generation import GenerateOptions, Generator, generator, left_out
 from spec_t5x.generation.left_out import Learned, Memory
 from spec_t5x.loops.pace import TOLERANCE, Costs, Pace
 from spec_t5x.tuning import costs as costs_lib
@@ -60,6 +60,7 @@ def test_what_was_learned_comes_back_for_the_same_pair_and_options(models, tiny_
         (dataclasses.replace(models, draft=str(tiny_pair / "target")), AUTO),
     ):
         assert Memory.of(*others).learned is None
+    assert Memory.of(models, AUTO, DEAR).learned == DEAR
 
 
 def test_only_where_drafts_do_not_choose_the_texts(models):
@@ -126,3 +127,38 @@ def test_a_command_does_not_load_what_the_one_before_left_out(models, monkeypatc
     # To be shown at work it is loaded.
     with pytest.raises(pytest.fail.Exception):
         main(["generate", *flags, "--trace", TEXTS[0]])
+
+
+def test_a_run_of_inference_keeps_to_what_it_began_with(models, monkeypatch, tmp_path, capfd):
+    source = tmp_path / "texts.txt"
+    source.write_text("\n".join(TEXTS) + "\n")
+    models_flags = ("--target", models.target, "--draft", models.draft, "--max_decode_len", "16")
+    flags = (*models_flags, "--input", str(source), "--batch_size", "1", "--shard_size", "3")
+
+    def answers(name: str) -> bytes:
+        output = tmp_path / name
+        assert main(["infer", *flags, "--output_dir", str(output)]) == 0
+        return (output / "predictions.jsonl").read_bytes()
+
+    def know(learned) -> None:
+        real = left_out.Store.load
+        monkeypatch.setattr(
+            left_out.Store,
+            "load",
+            lambda store, key, parse: (
+                learned if parse == Learned.parse else real(store, key, parse)
+            ),
+        )
+
+    know(None)
+    drafted = answers("drafted")
+    capfd.readouterr()
+    know(dataclasses.replace(DEAR, loading=1.0))
+    waited = answers("waited")
+    assert DEAR.verdict in capfd.readouterr().err
+    assert b'"proposed": null' in waited and b'"proposed": null' not in drafted
+    # One of its shards is decoded again by a process that knows better.
+    know(None)
+    (tmp_path / "waited" / "predictions.jsonl").unlink()
+    next((tmp_path / "waited").glob("*00001*")).unlink()
+    assert answers("waited") == waited

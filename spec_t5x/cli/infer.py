@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
     from spec_t5x.generation import Generator
+    from spec_t5x.generation.left_out import Memory
     from spec_t5x.inference.bulk import infer
     from spec_t5x.inference.infer_options import InferOptions
     from spec_t5x.inference.signals import Stopped
@@ -80,9 +81,12 @@ def run(args: argparse.Namespace) -> int:
     decoding = options.decoding(_with_batch_size(args, decoding))
     enable()
 
-    def load(placement):
+    def load(placement, learned):
+        # Of several devices each is given its part of the draft as soon as it is loaded.
+        alone = placement.mesh is None and hosts.count == 1
+        memory = Memory.of(models, decoding, learned) if alone else None
         shardings = placement.target if placement.mesh else None
-        return Generator.load_named(models, shardings=shardings)
+        return Generator.load_named(models, shardings=shardings, memory=memory)
 
     with hosts.together():
         source, of_models = _source(options, models), _settings(models, options)

@@ -43,8 +43,8 @@ class Run:
 
     def __post_init__(self):
         memory = self.generator.memory
-        if self.generator.draft is None and memory is not None:
-            self.generator = memory.generator or self.generator
+        if memory is not None and memory.generator is not None and not memory.steps_left:
+            self.generator = memory.generator
         if self.pace is None and self.options.repeats:
             self.pace = self.generator._paces.get(self.options)
 
@@ -129,9 +129,15 @@ class Run:
             return
         if self.pace is not None and self.options.repeats:
             self.generator._paces[self.options] = self.pace
-        costs = self.generator._costs.get(self.options)
-        if memory is not None and costs is not None:
-            # For other processes.
+        if memory is not None:
+            # Once loaded, the draft serves all runs to come.
+            memory.steps += memory.steps_left
+        self.tell()
+
+    def tell(self) -> None:
+        """Keeps what was learned of the draft for other processes, if it was loaded here."""
+        memory, costs = self.generator.memory, self.generator._costs.get(self.options)
+        if memory is not None and self.generator.draft is not None and costs is not None:
             memory.keep(costs, self.pace, self.generator.program_seconds)
 
     @property

@@ -136,10 +136,16 @@ class Generator:
         """The same without its draft."""
         return dataclasses.replace(self, draft=None, memory=None)
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether there is a draft, be it one that is not loaded yet."""
+        return self.draft is not None or self.memory is not None
+
     def with_loaded_draft(self) -> "Generator":
         """The same with the draft that was not loaded; always the same one."""
         if self.memory.generator is None:
-            self.memory.generator = self.with_draft(self.memory.load())
+            self.memory.generator = made = self.with_draft(self.memory.load())
+            made._costs.update(self._costs)
         return self.memory.generator
 
     @property

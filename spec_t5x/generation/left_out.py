@@ -63,12 +63,14 @@ class Learned:
 class Memory:
     """What is known of a draft at some options, here and in the user's cache."""
 
-    def __init__(self, key: Mapping[str, Any]):
-        """``key`` is what the draft's worth depends on."""
+    def __init__(self, key: Mapping[str, Any], learned: Learned | None = None):
+        """``learned`` is known; None takes what the user's cache has for ``key``."""
         self._key, self._store = key, Store.of_user()
-        learned = self._store.load(key, Learned.parse)
-        outdated = learned is not None and costs.outdated(learned.costs)
-        self.learned = None if outdated else learned
+        if learned is None:
+            learned = self._store.load(key, Learned.parse)
+            if learned is not None and costs.outdated(learned.costs):
+                learned = None
+        self.learned = learned
         # Plain steps that texts took while the draft was not loaded.
         self.steps = 0
         # What makes the draft, and the generator with it once it is loaded.
@@ -77,22 +79,24 @@ class Memory:
         self._loading = 0.0
 
     @classmethod
-    def of(cls, models: Models, options: GenerateOptions) -> "Memory | None":
+    def of(
+        cls, models: Models, options: GenerateOptions, learned: Learned | None = None
+    ) -> "Memory | None":
         """The memory of a pair; None where its draft is to be loaded whatever is known.
 
         That is at a fixed gamma, and where drafts decide which of the possible texts are drawn.
+        ``learned`` is as above.
         """
         draft = models.draft_name()
         if draft is None or options.gamma != AUTO or options.beams or not options.repeats:
             return None
         names = {"target": models.target, "draft": draft, "vocabulary": models.vocabulary}
         content = {role: fingerprint(name)["content"] for role, name in names.items()}
-        return cls(
-            identity(
-                models=dataclasses.asdict(models) | content,
-                options=options.costly | {"max_source_len": options.max_source_len},
-            )
+        key = identity(
+            models=dataclasses.asdict(models) | content,
+            options=options.costly | {"max_source_len": options.max_source_len},
         )
+        return cls(key, learned)
 
     @property
     def steps_left(self) -> int:

@@ -16,9 +16,9 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator
+from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
-from spec_t5x.loops.pace import Costs
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -92,15 +92,19 @@ class Answerer:
         with self._on_devices():
             for indices, answers in run.answers([good], self.placement.batch):
                 record(indices, answers)
+        run.tell()
         self.verdict = run.verdict
         return [lines[item.index] for item in items]
 
-    def costs(self, items: Sequence[Item]) -> Costs | None:
-        """What speculation costs for such inputs; None if none of them can be decoded."""
+    def learned(self, items: Sequence[Item]) -> Learned | None:
+        """What a run of such inputs begins with; None if none of them can be decoded."""
+        if self.generator.draft is None:
+            return self.generator.memory.learned
         good, _ = self._prepared(items)
         with self._on_devices():
             for _, batch in self.generator.by_length(good, self.options):
-                return self.generator.costs(self.placement.batch(batch), self.options)
+                costs = self.generator.costs(self.placement.batch(batch), self.options)
+                return Learned(costs=costs)
         return None
 
     def ids(self, item: Item) -> list[int]:

@@ -20,6 +20,7 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
+from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference import processes, run_directory
 from spec_t5x.inference.answering import Answerer, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
@@ -29,7 +30,6 @@ from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Stopped, stopping
 from spec_t5x.inference.sources import Source, digest, read_shards, survey
-from spec_t5x.loops.pace import Costs
 
 # Seconds in which every process sees what another has written.
 _LATE = 2.0
@@ -59,7 +59,7 @@ def infer(
     options: InferOptions,
     decoding: GenerateOptions,
     source: Source,
-    load: Callable[[Placement], Generator],
+    load: Callable[[Placement, Learned | None], Generator],
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
@@ -70,7 +70,8 @@ def infer(
       options: where to and how; ``check`` is called.
       decoding: how to decode.
       source: the inputs.
-      load: reads the pair for some devices; not called when all shards are there.
+      load: reads the pair for some devices, given what the run knows of the draft; not called
+        when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
 
@@ -166,7 +167,7 @@ class _Run:
         self,
         shards: Shards,
         unfinished: list[int],
-        load: Callable[[Placement], Generator],
+        load: Callable[[Placement, Learned | None], Generator],
     ) -> str | None:
         """Decodes and writes this process's part of the unfinished shards.
 
@@ -178,9 +179,9 @@ class _Run:
             return None
         with self.hosts.together():
             placement = self._placement()
-            generator = placement.generator(load(placement))
+            generator = placement.generator(load(placement, self._learned()))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-        if self.decoding.gamma == AUTO and generator.draft is not None:
+        if self.decoding.gamma == AUTO and generator.may_draft:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
         mine = unfinished[self.hosts.index :: self.hosts.count]
@@ -197,30 +198,33 @@ class _Run:
             shards.write(shard, answerer.lines(list(items), self.progress.count))
         return answerer.verdict
 
-    def _costs(self) -> Costs | None:
-        """What speculation costs, if this run has measured it."""
+    def _learned(self) -> Learned | None:
+        """What this run knows of its draft since it began."""
         path = self.directory / COSTS
         if not path.exists():
             return None
         try:
-            return Costs.parse(json.loads(path.read_text(encoding="utf-8")))
+            return Learned.parse(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} cannot be read ({error}): give --overwrite") from error
 
     def _share_costs(self, answerer: Answerer, shards: Shards, shard: int) -> None:
-        """The costs, for all processes and all of the run the same: they decide the bytes."""
+        """What speculation costs, for all processes and all of the run the same.
+
+        Together with the inputs it decides how many tokens are drafted, and so the bytes.
+        """
         with self.hosts.together():
-            if self.hosts.index == 0 and self._costs() is None:
+            if self.hosts.index == 0 and self._learned() is None:
                 ((_, raws),) = read_shards(self.source, shards.size, [shard])
                 items = map(self.source.item, shards.indices(shard), raws)
-                costs = answerer.costs(list(items))
-                if costs is not None:
-                    content = json.dumps(dataclasses.asdict(costs)).encode() + b"\n"
+                learned = answerer.learned(list(items))
+                if learned is not None:
+                    content = json.dumps(dataclasses.asdict(learned)).encode() + b"\n"
                     run_directory.write(self.directory / COSTS, [content], COSTS)
         with self.hosts.together():
-            costs = self._costs()
-            if costs is not None:
-                answerer.generator.assume(self.decoding, costs)
+            learned = self._learned()
+            if learned is not None:
+                answerer.generator.assume(self.decoding, learned.costs)
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards."""
