@@ -354,13 +354,23 @@ def speculative_decode(
     seed. Statistics come back for each sequence in ``Decoded.stats``.
 
     Args:
-      target, inputs, prompts, rng, settings, max_decode_len, max_decode_steps, num_decodes,
-        eos_id, rescale_log_probs: as of ``autoregressive_decode``; ``inputs`` are what both
-        models' ``prefill`` take.
+      target: the model whose output is wanted, a pytree.
       draft: what proposes; it must share the target's vocabulary.
+      inputs: what both models' ``prefill`` take, e.g. tokens ``[batch, source]``.
+      prompts: ``[batch, 1 + prompt length]``, the start token first, padded with 0
+        on the right; ``zeros([batch, 1])`` where nothing is forced.
+      rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
+        all rows (``draws.t5x_stream``).
+      settings: the distribution to sample from (``distributions.sampling``).
       gamma: tokens proposed in each iteration at most, at least 0; with a tree, its
         depth.
+      max_decode_len: room for tokens, the prompt's included.
+      max_decode_steps: tokens to generate at most, after the prompt.
+      num_decodes: sequences for each input.
       verifier: which proposals to keep (``verifiers.verifier``).
+      eos_id: the token that ends a row; in a prompt it does not.
+      rescale_log_probs: whether scores are under the sampled distribution (T5X's
+        default: argmax scores 0) or under the model's own.
       pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
         (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is what to decode
         the next batch with.
