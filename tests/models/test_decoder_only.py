@@ -1,5 +1,6 @@
 """The decoder-only network: its calls agree, and the loops decode with it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -30,15 +31,15 @@ CONFIG = DecoderOnlyConfig(
     num_heads=2,
     head_dim=8,
     mlp_dim=24,
-    num_layers=1,
+    num_layers=2,
     mlp_activations=("gelu", "linear"),
 )
 TOKENS = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 30).at[:, 0].set(0)
 
 
 @functools.cache
-def model(prefix_lm=False, scale=2.5):
-    module = DecoderOnlyTransformer(CONFIG)
+def model(prefix_lm=False, scale=2.5, num_layers=2):
+    module = DecoderOnlyTransformer(dataclasses.replace(CONFIG, num_layers=num_layers))
     params = jax.jit(functools.partial(init_variables, module))(jax.random.key(0))["params"]
     # Logits wide enough apart to make texts that differ.
     params = jax.tree.map(lambda leaf: scale * leaf, params)
@@ -47,7 +48,7 @@ def model(prefix_lm=False, scale=2.5):
 
 def test_its_calls_agree_with_one_another():
     """In pieces and at once, after rollbacks, in trees, and from prompts."""
-    check_target(model(), TOKENS)
+    check_target(model(num_layers=1), TOKENS)
 
 
 PROMPTS = jnp.where(jnp.arange(6) <= jnp.array([[5], [0], [3]]), TOKENS[:, :6], 0)
