@@ -41,6 +41,7 @@ def load(
     dtype: str = "float32",
     vocabulary: VocabularyLike | None = None,
     shardings: Shardings | None = None,
+    for_decoding: bool = False,
 ) -> LoadedModel:
     """Reads a model of any of ``FORMATS``, recognized by its files.
 
@@ -57,12 +58,14 @@ def load(
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once. Without it
             the parameters go to JAX's default device.
+        for_decoding: gives parameters as ``LoadedModel.bind`` has them; where the CPU kernels are
+            used, those in float32 are never all in memory.
 
     Raises:
         InputError: there is no such directory, or nothing in it that can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
-    return stored.load(dtype=dtype, shardings=shardings)
+    return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
 
 
 def open_model(

@@ -128,7 +128,7 @@ class _Maker:
         stored = open_model(name)
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
         stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or self.target.vocabulary)
-        loaded = stored.load(dtype=self.options.dtype)
+        loaded = stored.load(dtype=self.options.dtype, for_decoding=True)
         check_same_vocabulary(self.target, loaded)
         if type(loaded.config) is not type(self.target.config):
             raise InputError(

@@ -96,7 +96,13 @@ class Generator:
             is not the target's.
         """
         options = options or DraftOptions()
-        loaded = load(target, dtype=options.dtype, vocabulary=vocabulary, shardings=shardings)
+        loaded = load(
+            target,
+            dtype=options.dtype,
+            vocabulary=vocabulary,
+            shardings=shardings,
+            for_decoding=True,
+        )
         generator = cls.of(loaded, weights)
         model = generator.target
         if draft in (None, NO_DRAFT):

@@ -176,6 +176,8 @@ class TextModel(CachedModel):
 
 def _ready(params: PyTree, module: nn.Module) -> tuple[PyTree, bool]:
     """What a model computes with, and whether by the CPU kernels."""
+    if weights_lib.is_packed(params):
+        return params, True
     params = jax.tree.map(jnp.asarray, params)
     kernels = module.config.dtype == "float32" and cpu_kernels.suit(params)
     return (weights_lib.pack(params) if kernels else params), kernels

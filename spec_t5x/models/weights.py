@@ -168,7 +168,21 @@ def pack(params: PyTree) -> PyTree:
     Args:
       params: a tree of float32 arrays on one CPU device, by T5X's names.
     """
-    return _map_by_name(params, _packed)
+    return _map_by_name(params, packed)
+
+
+def packed(name: str, leaf: Float32[Array, "..."]) -> Any:
+    """``pack`` of one parameter, by the last part of its path."""
+    if name == "kernel":
+        return Panels.pack(leaf)
+    if name in _TABLES:
+        return Table.pack(leaf)
+    return jnp.asarray(leaf)
+
+
+def is_packed(params: PyTree) -> bool:
+    """Whether ``pack`` made this tree."""
+    return any(isinstance(leaf, Panels) for leaf in flatten_dict(params).values())
 
 
 def unpack(weights: PyTree) -> PyTree:
@@ -196,7 +210,7 @@ def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
       bits: 8 or 4.
       tied: whether the embeddings are its output layer, which is rounded beside them then.
     """
-    in_panels = any(isinstance(leaf, Panels) for leaf in flatten_dict(weights).values())
+    in_panels = is_packed(weights)
 
     def round_one(name: str, leaf: Any) -> Any:
         if name == "kernel":
@@ -245,14 +259,6 @@ def transposed_sharding(sharding: jax.NamedSharding) -> jax.NamedSharding:
     """Of a transposed matrix."""
     rows, columns = (*sharding.spec, None, None)[:2]
     return jax.NamedSharding(sharding.mesh, jax.P(columns, rows))
-
-
-def _packed(name: str, leaf: Any) -> Any:
-    if name == "kernel":
-        return Panels.pack(leaf)
-    if name in _TABLES:
-        return Table.pack(leaf)
-    return leaf
 
 
 def _in_panels(values: np.ndarray) -> np.ndarray:

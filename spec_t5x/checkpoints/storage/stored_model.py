@@ -16,6 +16,7 @@ from spec_t5x.checkpoints.storage.tensors import (
 )
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
@@ -28,7 +29,8 @@ Shardings = Callable[[ModelConfig], PyTree]
 class LoadedModel:
     """A model read from disk, checked and ready to run."""
 
-    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``.
+    # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; read for decoding, as
+    # the CPU kernels have it (``models.weights.pack``), where they are used.
     params: PyTree
     # ``config.dtype`` is the type that was asked for, not the stored one.
     config: ModelConfig
@@ -88,13 +90,16 @@ class StoredModel:
             )
         check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
 
-    def load(self, *, dtype: str, shardings: Shardings | None = None) -> LoadedModel:
+    def load(
+        self, *, dtype: str, shardings: Shardings | None = None, for_decoding: bool = False
+    ) -> LoadedModel:
         """Reads the weights, only those that devices of this process hold."""
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
+        packed = for_decoding and tree is None and dtype == "float32" and cpu_kernels.usable()
         return LoadedModel(
-            params=self.read_params(dtype=dtype, shardings=tree),
+            params=self.read_params(dtype=dtype, shardings=tree, packed=packed),
             config=config,
             vocabulary=vocabulary,
             directory=self.directory,
@@ -102,10 +107,10 @@ class StoredModel:
             weights=self.weights,
         )
 
-    def read_params(self, *, dtype: str, shardings: PyTree | None = None) -> PyTree:
-        """The checked weights; the arguments are those of ``tensors.read_params``."""
+    def read_params(self, **options) -> PyTree:
+        """The checked weights; the options are those of ``tensors.read_params``."""
         self.check()
-        return read_params(self.tensors, str(self.directory), dtype=dtype, shardings=shardings)
+        return read_params(self.tensors, str(self.directory), **options)
 
     def write(
         self,

@@ -21,6 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.errors import InputError
+from spec_t5x.models import weights
 from spec_t5x.types import PyTree
 
 # Tensors that are read at once, or wait to be handed on: a bound on memory.
@@ -110,7 +111,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def read_params(
-    tensors: Tensors, source: str, *, dtype: str, shardings: PyTree | None = None
+    tensors: Tensors,
+    source: str,
+    *,
+    dtype: str,
+    shardings: PyTree | None = None,
+    packed: bool = False,
 ) -> PyTree:
     """The weights as our tree of parameters.
 
@@ -121,6 +127,8 @@ def read_params(
         shardings: a tree like the parameters; None is JAX's default device. Only the slices that
             devices of this process hold are read, each of them once, whatever the number of
             devices that hold it.
+        packed: gives the tree that ``models.weights.pack`` makes, without ever holding all of the
+            other.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
@@ -129,7 +137,8 @@ def read_params(
             params[path] = _on_devices(parts, tensors[path].shape, flat[path])
             continue
         (whole,) = parts.values()
-        params[path] = jax.device_put(whole)
+        name = path.rpartition("/")[2]
+        params[path] = weights.packed(name, whole) if packed else jax.device_put(whole)
     return unflatten_dict(params, sep="/")
 
 

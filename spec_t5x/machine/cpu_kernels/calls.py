@@ -52,6 +52,11 @@ def using_first(num: Int[Array, ""]) -> Iterator[None]:
         _used.reset(token)
 
 
+def usable() -> bool:
+    """Whether the kernels are available, and this process has one device, a CPU."""
+    return jax.default_backend() == "cpu" and jax.local_device_count() == 1 and available()
+
+
 def suit(params: PyTree) -> bool:
     """Whether a model with these parameters can use the kernels.
 
@@ -114,11 +119,9 @@ def can_summarize(values: Array) -> bool:
     """Whether the kernels over a vocabulary are for these: float32, and the device is one CPU."""
     return (
         values.dtype == jnp.float32
-        and jax.default_backend() == "cpu"
-        and jax.local_device_count() == 1
         # Beside other processes only where each works for itself, not on one mesh.
         and jax.sharding.get_abstract_mesh().empty
-        and available()
+        and usable()
     )
 
 
