@@ -99,5 +99,5 @@ def test_a_draft_of_another_target_is_refused_where_there_are_parameters(stock, 
 
 def test_parameters_that_are_not_in_the_tree_become_no_constants(stock, drafts_of_pair):
     model, _, _ = speculative(stock, f"{drafts_of_pair}/narrow")
-    with pytest.raises(InputError, match="the model's tree has no draft/draft/model/"):
+    with pytest.raises(InputError, match="the model's tree has no draft/model/weights/"):
         predict(model, stock[1])
