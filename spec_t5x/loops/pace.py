@@ -184,6 +184,7 @@ class Pace:
         costs: Costs,
         *,
         rows: int = 1,
+        looks: float | None = None,
         tolerance: float = TOLERANCE,
         forced: int | None = None,
     ) -> "Pace":
@@ -192,13 +193,17 @@ class Pace:
         Args:
           costs: of the draft.
           rows: sequences that are decoded together.
+          looks: iterations whose loss the initial sum covers; None takes 8 for one row and 2 for
+            very many, which is little where a pace goes on from batch to batch.
           tolerance: what trials may cost, as a share of the tokens.
           forced: the limit of every iteration, whatever pays: to measure costs.
         """
+        if looks is None:
+            looks = _START_OF_MANY + (_START - _START_OF_MANY) / rows
         return _start(
             np.asarray(costs.iteration, np.float32),
             np.float32(costs.prefill),
-            np.float32(_START_OF_MANY + (_START - _START_OF_MANY) / rows),
+            np.float32(looks),
             np.float32(tolerance),
             np.int32(-1 if forced is None else forced),
         )

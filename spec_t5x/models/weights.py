@@ -175,9 +175,8 @@ def packed(name: str, leaf: Float32[Array, "..."]) -> Any:
     """``pack`` of one parameter, by the last part of its path."""
     if name == "kernel":
         return Panels.pack(leaf)
-    if name in _TABLES:
-        return Table.pack(leaf)
-    return jnp.asarray(leaf)
+    leaf = jnp.asarray(leaf)
+    return Table.pack(leaf) if name in _TABLES else leaf
 
 
 def is_packed(params: PyTree) -> bool:

@@ -130,7 +130,8 @@ class SpeculativeModel:
             verifier=self._verifier,
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
-            pace=None if self._costs is None else Pace.start(self._costs, rows=starts.size),
+            # What is learned ends with the batch, and so has to cost little.
+            pace=None if self._costs is None else Pace.start(self._costs, looks=1.0),
         )
 
 

@@ -4,10 +4,21 @@ import weakref
 
 import jax
 import numpy as np
+import pytest
 
+from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage import tensors
 from spec_t5x.models import weights
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_they_are_arrays_of_the_device_whatever_their_width(stored, tmp_path, tiny_pair):
+    convert(tiny_pair / "target", tmp_path / "copy", to="native", dtype=stored)
+    params = load(tmp_path / "copy", for_decoding=True).params
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    table = params["token_embedder"]["embedding"]
+    assert isinstance(table, jax.Array if stored == "float32" else weights.Table)
 
 
 def test_weights_for_decoding_are_packed_as_they_are_read(monkeypatch):

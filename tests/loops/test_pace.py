@@ -200,3 +200,14 @@ def test_the_rate_from_which_speculation_pays():
 def test_costs_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(InputError, match=message):
         Costs(**wrong)
+
+
+def test_a_pace_that_ends_with_its_batch_loses_one_iteration_at_most():
+    for rates, gains in ((0.0, False), (1.0, True)):
+        text = Text(CHEAP)
+        text.pace = Pace.start(CHEAP, looks=1.0)
+        worst = CHEAP.iteration[int(text.pace.limit())] - 1
+        text.write(rates, 20)
+        assert text.limits[0] > 0
+        assert text.time <= text.tokens * (1 + TOLERANCE) + worst
+        assert (text.speed_up > 2) == gains
