@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -10,6 +9,7 @@ from jax.sharding import Mesh
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Batch, Generator
+from spec_t5x.models import weights
 from spec_t5x.models.binding import Model, ModelConfig
 from spec_t5x.models.partitioning import (
     make_mesh,
@@ -18,7 +18,6 @@ from spec_t5x.models.partitioning import (
     replicated,
     shard_batch,
 )
-from spec_t5x.models.weights import Rounded, TiedTable, transposed_sharding
 from spec_t5x.types import PyTree
 
 
@@ -78,19 +77,13 @@ class Placement:
                 placed[id(leaf)] = leaf, jax.device_put(leaf, sharding)
             return placed[id(leaf)][1]
 
-        def place_weight(weight: jax.Array | Rounded | TiedTable, sharding) -> Any:
-            if isinstance(weight, TiedTable):
-                output = place_weight(weight.output, transposed_sharding(sharding))
-                return TiedTable(place(weight.table, sharding), output)
-            if isinstance(weight, Rounded):
-                return Rounded(place(weight.values, sharding), place(weight.scales))
-            return place(weight, sharding)
-
         def place_model(model: Model) -> Model:
             # Of a whole model: a draft may lack some of its parameters, and have others.
             shardings = flatten_dict(param_shardings(model.config, self.mesh))
             flat = flatten_dict(model.weights)
-            params = {path: place_weight(leaf, shardings[path]) for path, leaf in flat.items()}
+            params = {
+                path: weights.placed(leaf, shardings[path], place) for path, leaf in flat.items()
+            }
             rest = jax.tree.map(place, model.replace(weights={}))
             return rest.replace(weights=unflatten_dict(params))
 

@@ -7,6 +7,7 @@ bfloat16 and widened in registers. That is exact: every product has the bits tha
 matrix gives. Rounding to int8 or int4 is not: it makes another model.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -222,6 +223,25 @@ def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
     return _map_by_name(weights, round_one)
 
 
+def placed(
+    weight: TiedTable | Rounded | Array,
+    sharding: jax.NamedSharding,
+    place: Callable[[Array | jax.ShapeDtypeStruct, jax.NamedSharding], Any],
+) -> Any:
+    """A weight with its arrays, or shapes, placed by ``place(array, sharding)``.
+
+    ``sharding`` is the parameter's: rounded values lie as it does, a tied output layer as its
+    transpose does, and scales are whole on every device.
+    """
+    if isinstance(weight, TiedTable):
+        output = placed(weight.output, _transposed_sharding(sharding), place)
+        return TiedTable(place(weight.table, sharding), output)
+    if isinstance(weight, Rounded):
+        everywhere = jax.NamedSharding(sharding.mesh, jax.P())
+        return Rounded(place(weight.values, sharding), place(weight.scales, everywhere))
+    return place(weight, sharding)
+
+
 def _rounded(matrix: Any, bits: int, in_panels: bool) -> Panels | Rounded:
     """A matrix in any form, rounded; of shapes, shapes that lie as it does."""
 
@@ -231,30 +251,23 @@ def _rounded(matrix: Any, bits: int, in_panels: bool) -> Panels | Rounded:
         return Rounded.of(matrix, bits)
 
     shape = matrix.values if isinstance(matrix, Rounded) else matrix
-    if isinstance(shape, jax.ShapeDtypeStruct):
-        return _with_sharding(jax.eval_shape(of, matrix), shape.sharding)
-    return Panels.pack(of(matrix)) if in_panels else of(matrix)
-
-
-def _with_sharding(shapes: Rounded, sharding: jax.sharding.Sharding | None) -> Rounded:
-    """Values that lie as the matrix does, and scales whole on every device."""
-    if sharding is None:
+    if not isinstance(shape, jax.ShapeDtypeStruct):
+        return Panels.pack(of(matrix)) if in_panels else of(matrix)
+    shapes = jax.eval_shape(of, matrix)
+    if shape.sharding is None:
         return shapes
-    everywhere = jax.NamedSharding(sharding.mesh, jax.P())
-    return Rounded(
-        shapes.values.update(sharding=sharding), shapes.scales.update(sharding=everywhere)
-    )
+    return placed(shapes, shape.sharding, lambda leaf, sharding: leaf.update(sharding=sharding))
 
 
 def _transposed(table: Table | Array | jax.ShapeDtypeStruct) -> Array | jax.ShapeDtypeStruct:
     """A table as the matrix of the output layer."""
     if not isinstance(table, jax.ShapeDtypeStruct):
         return (table.whole() if isinstance(table, Table) else table).T
-    sharding = table.sharding and transposed_sharding(table.sharding)
+    sharding = table.sharding and _transposed_sharding(table.sharding)
     return jax.eval_shape(jnp.transpose, table).update(sharding=sharding)
 
 
-def transposed_sharding(sharding: jax.NamedSharding) -> jax.NamedSharding:
+def _transposed_sharding(sharding: jax.NamedSharding) -> jax.NamedSharding:
     """Of a transposed matrix."""
     rows, columns = (*sharding.spec, None, None)[:2]
     return jax.NamedSharding(sharding.mesh, jax.P(columns, rows))
