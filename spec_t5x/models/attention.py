@@ -7,7 +7,7 @@ layers of a stack.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
@@ -20,7 +20,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.cache import Cache, KeysValues
-from spec_t5x.models.layers import Dense, apply_together, dropout, fan_in_normal
+from spec_t5x.models.layers import Dense, RMSNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
@@ -29,6 +29,9 @@ MASKED = -1e10
 # Bytes of scores above which whole sequences are attended from in parts, and the fewest
 # queries of a part: as many as a TPU multiplies at a time.
 LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
+
+# Puts new keys, or values, in their places of the cached ones.
+Write = Callable[[Array, Array], Array]
 
 
 @flax.struct.dataclass
@@ -107,23 +110,24 @@ class Attention(nn.Module):
 
     def attend_to_sources(
         self,
-        inputs: Float[Array, "batch new embed"],
+        states: Float[Array, "batch new embed"],
+        norm: RMSNorm,
         keys: Float[Array, "inputs heads source head_dim"],
         values: Float[Array, "inputs heads source head_dim"],
         bias: Float32[Array, "inputs 1 1 source"],
     ) -> Float[Array, "batch new embed"]:
-        """``attend``, where rows that follow one another read the same source.
+        """``states`` and what they attend to, normed; rows that follow one another read one source.
 
         They are its queries together, so that it need not be there for each of them.
         """
-        if cpu_kernels.in_use(inputs):
+        if cpu_kernels.in_use(states):
+            maps = [dense.for_kernels() for dense in (self.query, self.out)]
             # One bias for all heads and queries: padding of the source.
-            contexts = cpu_kernels.source_attention(
-                self.query(inputs), keys, values, bias[:, 0, 0], self._scale
+            return cpu_kernels.source_attention(
+                states, norm.for_kernels(), maps, keys, values, bias[:, 0, 0], self._scale
             )
-            return self.out(contexts)
-        together = inputs.reshape(keys.shape[0], -1, inputs.shape[2])
-        return self.attend(together, keys, values, bias).reshape(inputs.shape)
+        together = norm(states).reshape(keys.shape[0], -1, states.shape[2])
+        return states + self.attend(together, keys, values, bias).reshape(states.shape)
 
     def _contexts(self, queries, keys, values, bias, deterministic):
         """What each query reads, head by head."""
@@ -178,24 +182,35 @@ class Attention(nn.Module):
             return self.attend_in_parts(inputs, keys, values, bias)
         return self.attend(inputs, keys, values, bias, deterministic)
 
-    def extend(self, inputs, cache: KeysValues, write: Callable[[Array, Array], Array], bias):
+    def attend_whole(
+        self, states: Float[Array, "batch length embed"], norm: RMSNorm, bias: PairBias
+    ) -> Float[Array, "batch length embed"]:
+        """``states`` and what they attend to among themselves, normed; by a CPU kernel."""
+        given = states, norm.for_kernels(), self._maps, bias.allowed, bias.by_position
+        return cpu_kernels.whole_attention(*given, self.head_dim, self._scale)
+
+    def extend(self, states, norm: RMSNorm, cache: KeysValues, write: Write, bias):
         """Writes new tokens into the cache, then attends to all of it.
 
-        ``write(cached, new)`` puts the new keys, or values, in their places. Returns the
-        output ``[batch, new, embed]`` and the cache.
+        Returns ``states`` and what they attend to, normed, and the cache.
         """
+        inputs = norm(states)
         keys, values = self.keys_values(inputs)
         cache = cache.replace(keys=write(cache.keys, keys), values=write(cache.values, values))
-        return self.attend(inputs, cache.keys, cache.values, bias), cache
+        return states + self.attend(inputs, cache.keys, cache.values, bias), cache
 
-    def extend_by_kernel(self, inputs, cache: KeysValues, kernel: Callable, places: Sequence):
+    def extend_by_kernel(self, states, norm: RMSNorm, cache: KeysValues, kernel: Callable, places):
         """``extend`` by a kernel of ``cpu_kernels``.
 
         ``places`` are where new tokens go and what they see, as the kernel takes it.
         """
-        new = apply_together([self.query, self.key, self.value], inputs)
-        context, keys, values = kernel(*new, cache.keys, cache.values, *places, scale=self._scale)
-        return self.out(context), cache.replace(keys=keys, values=values)
+        given = states, norm.for_kernels(), self._maps, cache.keys, cache.values, *places
+        states, keys, values = kernel(*given, scale=self._scale)
+        return states, cache.replace(keys=keys, values=values)
+
+    @property
+    def _maps(self) -> list[cpu_kernels.Matrix]:
+        return [dense.for_kernels() for dense in (self.query, self.key, self.value, self.out)]
 
     @property
     def _scale(self) -> float:
@@ -270,9 +285,9 @@ class RelativeBias(nn.Module):
         return offset + np.where(distance < exact, distance, logarithmic)
 
 
-# How a layer's self-attention takes in new tokens: from the attention, its inputs and the
-# layer's cache to the outputs and the cache.
-ExtendSelf = Callable[[Attention, Array, KeysValues], tuple[Array, KeysValues]]
+# How a layer's self-attention takes in new tokens: from the attention, the layer's states, their
+# norm and the layer's cache to the states and the cache.
+ExtendSelf = Callable[[Attention, Array, RMSNorm, KeysValues], tuple[Array, KeysValues]]
 
 
 def after_texts(
@@ -315,7 +330,7 @@ def in_slots(
 
 
 def _by_write(
-    write: Callable[[Array, Array], Array],
+    write: Write,
     distances: Int[Array, "batch new length"],
     visible: Bool[Array, "batch new length"],
     relpos: RelativeBias | None,
@@ -325,15 +340,13 @@ def _by_write(
         bias = mask_bias(visible)[:, None]
     else:
         bias = relpos.at_distances(distances, visible)
-    return lambda attention, inputs, cache: attention.extend(inputs, cache, write, bias)
+    return lambda attention, *layer: attention.extend(*layer, write, bias)
 
 
 def _by_kernel(kernel: Callable, cache: Cache, relpos: RelativeBias | None, *places) -> ExtendSelf:
     """New tokens by a CPU kernel, which takes the bias by distance."""
     places = *places, None if relpos is None else relpos.by_distance(cache.max_length)
-    return lambda attention, inputs, cache: attention.extend_by_kernel(
-        inputs, cache, kernel, places
-    )
+    return lambda attention, *layer: attention.extend_by_kernel(*layer, kernel, places)
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:

@@ -67,22 +67,38 @@ class Dense(nn.Module):
         """The kernel as it is; None while there is none yet."""
         return _stored(self, "kernel")
 
+    def for_kernels(self) -> cpu_kernels.Matrix:
+        """The map as the CPU kernels take it; its weights lie in panels."""
+        return _matrix(self.stored, _stored(self, "bias") if self.use_bias else None)
 
-def apply_together(maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"]) -> list[Array]:
-    """What each of the maps makes of the same inputs."""
-    if any(dense.use_bias or not isinstance(dense.stored, Panels) for dense in maps):
+
+def apply_together(
+    maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"], norm: "RMSNorm | None" = None
+) -> list[Array]:
+    """What each of the maps makes of the same inputs, normed first."""
+    if not all(isinstance(dense.stored, Panels) for dense in maps):
+        inputs = inputs if norm is None else norm(inputs)
         return [dense(inputs) for dense in maps]
     # One call: threads are woken once, and the short ones do not wait for one another.
-    return _multiply(inputs, [dense.stored for dense in maps])
+    matrices = [dense.for_kernels() for dense in maps]
+    return cpu_kernels.multiply(inputs, matrices, norm and norm.for_kernels())
+
+
+def add_to(residual: Float[Array, "*rows features"], dense: Dense, inputs: Array) -> Array:
+    """``residual`` and what the map makes of the inputs."""
+    if not isinstance(dense.stored, Panels):
+        return residual + dense(inputs)
+    return cpu_kernels.multiply(inputs, [dense.for_kernels()], residual=residual)[0]
 
 
 def _product(inputs: Float[Array, "*rows inputs"], matrix: Panels | Rounded) -> Array:
-    return matrix.times(inputs) if isinstance(matrix, Rounded) else _multiply(inputs, [matrix])[0]
+    if isinstance(matrix, Rounded):
+        return matrix.times(inputs)
+    return cpu_kernels.multiply(inputs, [_matrix(matrix)])[0]
 
 
-def _multiply(inputs: Float32[Array, "*rows inputs"], matrices: Sequence[Panels]) -> list[Array]:
-    panels, scales = [m.panels for m in matrices], [m.scales for m in matrices]
-    return cpu_kernels.multiply(inputs, panels, scales, [m.features for m in matrices])
+def _matrix(packed: Panels, bias: Float32[Array, "features"] | None = None) -> cpu_kernels.Matrix:
+    return cpu_kernels.Matrix(packed.panels, packed.scales, packed.features, bias)
 
 
 class Embed(nn.Module):
@@ -168,18 +184,22 @@ class RMSNorm(nn.Module):
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
         scale = self._vector("scale", nn.initializers.ones, inputs)
         if _uses_kernels(self.dtype, inputs):
-            normed = cpu_kernels.normalize(inputs, scale, self.epsilon, centred=self.centred)
-        else:
-            inputs = inputs.astype(jnp.float32)
-            if self.centred:
-                inputs = inputs - _mean(inputs)
-            normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
-            scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
-            normed = normed.astype(self.dtype) * scale
+            return cpu_kernels.normalize(inputs, self.for_kernels())
+        inputs = inputs.astype(jnp.float32)
+        if self.centred:
+            inputs = inputs - _mean(inputs)
+        normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
+        scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
+        normed = normed.astype(self.dtype) * scale
         if not self.centred:
             return normed
         bias = self._vector("bias", nn.initializers.zeros, inputs)
         return normed + _along_last_axis(bias.astype(self.dtype), inputs.ndim)
+
+    def for_kernels(self) -> cpu_kernels.Norm:
+        """The norm as the CPU kernels take it."""
+        bias = _stored(self, "bias") if self.centred else None
+        return cpu_kernels.Norm(_stored(self, "scale"), self.epsilon, bias, self.centred)
 
     def _vector(self, name: str, init: Initializer, inputs: Array) -> Float[Array, "embed"]:
         shape = (inputs.shape[-1],)
@@ -214,12 +234,16 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: Float[Array, "batch length embed"], deterministic: bool = True
+        self,
+        inputs: Float[Array, "batch length embed"],
+        deterministic: bool = True,
+        norm: RMSNorm | None = None,
     ) -> Float[Array, "batch length embed"]:
+        """What the block makes of the inputs; with ``norm`` of them normed, added to them."""
         count = len(self.activations)
         names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
         maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in names]
-        branches = apply_together(maps, inputs)
+        branches = apply_together(maps, inputs, norm)
         hidden = functools.reduce(
             operator.mul,
             (
@@ -229,7 +253,8 @@ class Mlp(nn.Module):
         )
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
-        return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
+        output = self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")
+        return output(hidden) if norm is None else add_to(inputs, output, hidden)
 
     def _dense(self, features: int, axes: tuple[str, str], name: str) -> Dense:
         return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Nodes
+from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     Attention,
@@ -123,7 +124,10 @@ class SelfAttentionLayer(nn.Module):
         self.residual_dropout = dropout(cfg.dropout_rate)
 
     def __call__(self, inputs, bias, deterministic):
-        """The layer over whole sequences."""
+        """The layer over whole sequences; a ``PairBias`` without dropout."""
+        if isinstance(bias, PairBias) and cpu_kernels.in_use(inputs):
+            states = self.attention.attend_whole(inputs, self.pre_attention_layer_norm, bias)
+            return self.mlp(states, norm=self.pre_mlp_layer_norm)
         normed = self.pre_attention_layer_norm(inputs)
         attended = self.attention(normed, normed, bias, deterministic)
         states = inputs + self.residual_dropout(attended, deterministic=deterministic)
@@ -132,10 +136,9 @@ class SelfAttentionLayer(nn.Module):
 
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
         """The layer over new tokens: their states and the cache."""
-        normed = self.pre_attention_layer_norm(inputs)
-        attended, cache = extend_self(self.attention, normed, cache)
-        states = inputs + attended
-        return states + self.mlp(self.pre_mlp_layer_norm(states)), cache
+        norm = self.pre_attention_layer_norm
+        states, cache = extend_self(self.attention, inputs, norm, cache)
+        return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
 
 
 class DecoderLayer(nn.Module):
@@ -175,18 +178,17 @@ class DecoderLayer(nn.Module):
 
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf, cross_bias):
         """The layer over new tokens: their states and the cache."""
-        normed = self.pre_self_attention_layer_norm(inputs)
-        attended, cache = extend_self(self.self_attention, normed, cache)
-        states = inputs + attended
+        norm = self.pre_self_attention_layer_norm
+        states, cache = extend_self(self.self_attention, inputs, norm, cache)
         if self.config.has_source:
-            attended = self.encoder_decoder_attention.attend_to_sources(
-                self.pre_cross_attention_layer_norm(states),
-                cache.cross_keys,
-                cache.cross_values,
-                cross_bias,
+            norm, source = (
+                self.pre_cross_attention_layer_norm,
+                (cache.cross_keys, cache.cross_values),
             )
-            states = states + attended
-        return states + self.mlp(self.pre_mlp_layer_norm(states)), cache
+            states = self.encoder_decoder_attention.attend_to_sources(
+                states, norm, *source, cross_bias
+            )
+        return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
 
 
 class Encoder(nn.Module):
@@ -205,7 +207,7 @@ class Encoder(nn.Module):
     def __call__(self, embedded, allowed, deterministic):
         states = self.input_dropout(embedded, deterministic=deterministic)
         bias = PairBias(self.relpos_bias.full(states.shape[1], True), allowed)
-        if not (deterministic and bias.is_large):
+        if not deterministic or not (bias.is_large or cpu_kernels.in_use(states)):
             bias = bias.sum
         for layer in self.layers:
             states = layer(states, bias, deterministic)

@@ -87,24 +87,24 @@ class Panels:
     # float32, bfloat16 or int8; or uint8, two numbers of int4 in each: the upper one is of the
     # column half a panel further on.
     panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
-    # Of rounded weights, the filling's too; of others there are no groups.
-    scales: Float[Array, "panels groups width"]
+    # Of rounded weights, the filling's too.
+    scales: Float[Array, "panels groups width"] | None
     features: int = flax.struct.field(pytree_node=False)
 
     @classmethod
     def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
         """The matrix in panels, bfloat16 where that holds its values exactly. On the host."""
         if isinstance(matrix, Rounded):
-            values, scales = np.asarray(matrix.values), np.asarray(matrix.scales)
+            values = np.asarray(matrix.values)
+            scales = jnp.asarray(_in_panels(np.asarray(matrix.scales)))
         else:
-            values = _narrow(matrix)
-            scales = np.zeros((0, values.shape[1]), np.float32)
+            values, scales = _narrow(matrix), None
         is_int4 = values.dtype == jnp.int4
         panels = _in_panels(values.astype(np.int8) if is_int4 else values)
         if is_int4:
             first, second = np.split(panels.view(np.uint8), 2, axis=2)
             panels = np.bitwise_and(first, 15) | np.left_shift(second, 4)
-        return cls(jnp.asarray(panels), jnp.asarray(_in_panels(scales)), values.shape[1])
+        return cls(jnp.asarray(panels), scales, values.shape[1])
 
     def matrix(self) -> Float32[Array, "inner features"]:
         """What was packed, in float32."""
@@ -113,7 +113,7 @@ class Panels:
             halves = jnp.stack([panels << 4, panels], axis=2).astype(jnp.int8) >> 4
             panels = halves.reshape(*panels.shape[:2], -1)
         values = _joined(panels)[:, : self.features]
-        if not self.scales.size:
+        if self.scales is None:
             return values.astype(jnp.float32)
         is_int4 = self.panels.dtype == jnp.uint8
         scales = _joined(self.scales)[:, : self.features]

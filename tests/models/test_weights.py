@@ -90,7 +90,8 @@ def test_without_the_kernels_a_packed_model_computes_the_same():
     def read(params):
         return model.module.apply({"params": params}, *[tokens] * 3, enable_dropout=False)
 
-    np.testing.assert_allclose(read(model.weights), read(model.params), atol=1e-5)
+    # Which sums in another order: how far apart depends on the processor's registers.
+    np.testing.assert_allclose(read(model.weights), read(model.params), rtol=1e-5, atol=1e-5)
 
 
 def tied_output(model) -> TiedTable:

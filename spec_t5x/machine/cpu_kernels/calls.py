@@ -1,4 +1,4 @@
-"""What the networks call: products, norms, and attention over a cache.
+"""What the networks call: products, norms, and a layer's attention over a cache.
 
 ``in_use`` says, while a program is traced, whether its decoder steps go through the kernels.
 A model on one CPU device switches it on (``T5Model.create``); training, and any other
@@ -8,6 +8,7 @@ device, is XLA's alone.
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,40 @@ from spec_t5x.types import Array, Bool, Float32, Int, PyTree
 # Columns of a panel of weights, as the kernels have it.
 PANEL = 64
 
+_NONE = np.zeros(0, np.float32)
 _NO_BIAS = np.zeros((0, 0), np.float32)
 _active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
 _used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
+
+
+class Matrix(NamedTuple):
+    """A matrix ``[inner, features]`` as the kernels read it.
+
+    Attributes:
+      panels: ``[panels, inner, PANEL]``, float32, bfloat16 or int8; or uint8 ``[panels, inner,
+        PANEL / 2]``, two numbers of int4 in each.
+      scales: ``[panels, groups, PANEL]``, one group of rows in int8, of 64 rows each in int4;
+        None in the others.
+      features: how many columns there are.
+      bias: ``[features]``, added to a product; None for none.
+    """
+
+    panels: Array
+    scales: Float32[Array, "panels groups width"] | None
+    features: int
+    bias: Float32[Array, "features"] | None = None
+
+
+class Norm(NamedTuple):
+    """A layer norm: ``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias``.
+
+    Centred, it is of the inputs less their mean.
+    """
+
+    scale: Float32[Array, "width"]
+    epsilon: float
+    bias: Float32[Array, "width"] | None = None
+    centred: bool = False
 
 
 def in_use(inputs: Array) -> bool:
@@ -72,23 +104,20 @@ def suit(params: PyTree) -> bool:
 
 def multiply(
     inputs: Float32[Array, "*rows inner"],
-    weights: Sequence[Array],
-    scales: Sequence[Float32[Array, "_ _ _"]],
-    widths: Sequence[int],
+    matrices: Sequence[Matrix],
+    norm: Norm | None = None,
+    residual: Float32[Array, "*rows features"] | None = None,
 ) -> list[Float32[Array, "*rows _"]]:
-    """``inputs @ weight`` for each weight; the inputs are read once.
+    """The products of the inputs, normed first, with each matrix; the inputs are read once.
 
-    Args:
-      inputs: rows.
-      weights: matrices in panels ``[panels, inner, PANEL]``, float32, bfloat16 or int8; or
-        uint8 ``[panels, inner, PANEL / 2]``, two numbers of int4 in each.
-      scales: ``[panels, groups, PANEL]``, one group of rows in int8, of 64 rows each in int4;
-        none in the others.
-      widths: columns of each matrix.
+    ``residual`` is added to the product with a single matrix.
     """
     rows = inputs.shape[:-1]
-    shapes = [jax.ShapeDtypeStruct((*rows, width), jnp.float32) for width in widths]
-    return jax.ffi.ffi_call("SpecT5XMultiply", shapes)(inputs, _num_used(inputs), *weights, *scales)
+    shapes = [jax.ShapeDtypeStruct((*rows, matrix.features), jnp.float32) for matrix in matrices]
+    operands, options = _with_norm(inputs, norm)
+    residual = _NONE if residual is None else residual
+    call = jax.ffi.ffi_call("SpecT5XMultiply", shapes)
+    return call(*operands, residual, *_operands(matrices), **options)
 
 
 def dot_with_table(
@@ -102,17 +131,11 @@ def dot_with_table(
     return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs), table)
 
 
-def normalize(
-    inputs: Float32[Array, "*rows width"],
-    scale: Float32[Array, "width"],
-    epsilon: float,
-    centred: bool = False,
-) -> Float32[Array, "*rows width"]:
-    """``inputs / sqrt(mean(inputs ** 2) + epsilon) * scale``; centred, less their mean first."""
+def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
+    """The inputs, normed."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
-    return jax.ffi.ffi_call("SpecT5XNormalize", shape)(
-        inputs, _num_used(inputs), scale, epsilon=np.float32(epsilon), centred=centred
-    )
+    operands, options = _with_norm(inputs, norm)
+    return jax.ffi.ffi_call("SpecT5XNormalize", shape)(*operands, **options)
 
 
 def can_summarize(values: Array) -> bool:
@@ -196,45 +219,44 @@ def sample_residual(
 
 
 def extend_attention(
-    queries: Float32[Array, "batch new joined"],
-    new_keys: Float32[Array, "batch new joined"],
-    new_values: Float32[Array, "batch new joined"],
+    states: Float32[Array, "batch new embed"],
+    norm: Norm | None,
+    matrices: Sequence[Matrix],
     keys: Float32[Array, "batch heads length head_dim"],
     values: Float32[Array, "batch heads length head_dim"],
     starts: Int[Array, "batch"],
     bias: Float32[Array, "heads length"] | None,
     scale: float = 1.0,
 ) -> tuple[
-    Float32[Array, "batch new joined"],
+    Float32[Array, "batch new embed"],
     Float32[Array, "batch heads length head_dim"],
     Float32[Array, "batch heads length head_dim"],
 ]:
-    """Writes new keys and values at ``starts``, then attends to what each query may see.
+    """A layer's self-attention: ``states`` and what it makes of them, normed.
 
-    A query at position p sees positions 0 … p of its row: the cost grows with the text, not
-    with the cache's length.
+    New keys and values are written at ``starts``, then each query attends to what it may see: at
+    position p positions 0 … p of its row. The cost grows with the text, not with the cache's
+    length.
 
     Args:
-      queries, new_keys, new_values: of the new tokens, heads joined.
+      states: of the new tokens.
+      norm: of the states; None for none.
+      matrices: of queries, keys, values and of the output.
       keys, values: the cache, updated in place.
       starts: position of each row's first new token.
       bias: added to the scores by distance; None for none.
       scale: factor of the scores before the bias.
 
     Returns:
-      The contexts, heads joined, and the cache.
+      The states and the cache.
     """
-    bias = _NO_BIAS if bias is None else bias
-    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
-    call = jax.ffi.ffi_call("SpecT5XExtend", shapes, input_output_aliases={4: 1, 5: 2})
-    operands = (queries, _num_used(queries), new_keys, new_values, keys, values, starts, bias)
-    return tuple(call(*operands, scale=np.float32(scale)))
+    return _extended("SpecT5XExtend", states, norm, matrices, (keys, values, starts), bias, scale)
 
 
 def extend_attention_nodes(
-    queries: Float32[Array, "batch new joined"],
-    new_keys: Float32[Array, "batch new joined"],
-    new_values: Float32[Array, "batch new joined"],
+    states: Float32[Array, "batch new embed"],
+    norm: Norm | None,
+    matrices: Sequence[Matrix],
     keys: Float32[Array, "batch heads slots head_dim"],
     values: Float32[Array, "batch heads slots head_dim"],
     slots: Int[Array, "batch new"],
@@ -243,7 +265,7 @@ def extend_attention_nodes(
     bias: Float32[Array, "heads slots"] | None,
     scale: float = 1.0,
 ) -> tuple[
-    Float32[Array, "batch new joined"],
+    Float32[Array, "batch new embed"],
     Float32[Array, "batch heads slots head_dim"],
     Float32[Array, "batch heads slots head_dim"],
 ]:
@@ -252,28 +274,73 @@ def extend_attention_nodes(
     What a token is given is, bit for bit, what ``extend_attention`` gives at the end of the
     token's text.
     """
-    bias = _NO_BIAS if bias is None else bias
-    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (queries, keys, values)]
-    call = jax.ffi.ffi_call("SpecT5XExtendNodes", shapes, input_output_aliases={3: 1, 4: 2})
-    operands = (queries, new_keys, new_values, keys, values, slots, slot_positions, visible, bias)
-    return tuple(call(*operands, scale=np.float32(scale)))
+    places = keys, values, slots, slot_positions, visible
+    return _extended("SpecT5XExtendNodes", states, norm, matrices, places, bias, scale)
 
 
 def source_attention(
-    queries: Float32[Array, "batch new joined"],
+    states: Float32[Array, "batch new embed"],
+    norm: Norm | None,
+    matrices: Sequence[Matrix],
     keys: Float32[Array, "inputs heads source head_dim"],
     values: Float32[Array, "inputs heads source head_dim"],
     mask: Float32[Array, "inputs source"],
     scale: float = 1.0,
-) -> Float32[Array, "batch new joined"]:
-    """Attends to sources, each read by as many rows as there are for an input, in their order.
+) -> Float32[Array, "batch new embed"]:
+    """A layer's attention to sources: ``states`` and what it makes of them, normed.
 
-    ``mask`` is added to the scores, negative where there is no token.
+    Each source is read by as many rows as there are for an input, in their order. ``matrices``
+    are of queries and of the output; ``mask`` is added to the scores, negative where there is no
+    token.
     """
-    shape = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-    return jax.ffi.ffi_call("SpecT5XAttend", shape)(
-        queries, _num_used(queries), keys, values, mask, scale=np.float32(scale)
-    )
+    shape = jax.ShapeDtypeStruct(states.shape, jnp.float32)
+    operands, options = _with_norm(states, norm)
+    call = jax.ffi.ffi_call("SpecT5XAttend", shape)
+    operands += (keys, values, mask, *_operands(matrices))
+    return call(*operands, **options, scale=np.float32(scale))
+
+
+def whole_attention(
+    states: Float32[Array, "batch length embed"],
+    norm: Norm | None,
+    matrices: Sequence[Matrix],
+    allowed: Bool[Array, "batch 1 length length"],
+    bias: Float32[Array, "1 heads length length"],
+    head_dim: int,
+    scale: float = 1.0,
+) -> Float32[Array, "batch length embed"]:
+    """A layer's attention over whole sequences: ``states`` and what it makes of them, normed.
+
+    Each token attends to those that ``allowed`` lets it see; ``matrices`` as of
+    ``extend_attention``.
+    """
+    shape = jax.ShapeDtypeStruct(states.shape, jnp.float32)
+    operands, options = _with_norm(states, norm)
+    operands += (allowed, bias, *_operands(matrices))
+    options |= {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
+    return jax.ffi.ffi_call("SpecT5XAttendWhole", shape)(*operands, **options)
+
+
+def _extended(name: str, states, norm, matrices, cache, bias, scale):
+    shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (states, *cache[:2])]
+    call = jax.ffi.ffi_call(name, shapes, input_output_aliases={4: 1, 5: 2})
+    operands, options = _with_norm(states, norm)
+    operands += (*cache, _NO_BIAS if bias is None else bias, *_operands(matrices))
+    return tuple(call(*operands, **options, scale=np.float32(scale)))
+
+
+def _with_norm(inputs: Array, norm: Norm | None) -> tuple[tuple[Array, ...], dict]:
+    """Inputs and their norm as the kernels take them."""
+    norm = Norm(_NONE, 0.0) if norm is None else norm
+    bias = _NONE if norm.bias is None else norm.bias
+    options = {"epsilon": np.float32(norm.epsilon), "centred": norm.centred}
+    return (inputs, _num_used(inputs), norm.scale, bias), options
+
+
+def _operands(matrices: Sequence[Matrix]) -> list[Array]:
+    """Matrices as the kernels take them: panels, scales and biases of all."""
+    optional = (*(m.scales for m in matrices), *(m.bias for m in matrices))
+    return [*(m.panels for m in matrices), *(_NONE if a is None else a for a in optional)]
 
 
 def _num_used(inputs: Array) -> Int[Array, ""]:

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -132,6 +133,9 @@ inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Fill(a), b, c); }
 
 // Halves are added until one number is left.
 inline float Sum(Lanes lanes) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)lanes);
+#endif
   float values[kLanes];
   Store(values, lanes);
 #pragma GCC unroll 4
@@ -173,9 +177,12 @@ class Helpers {
   template <typename Work>
   bool Run(int64_t pieces, const Work& work) {
     if (pieces > kMask || is_busy_.exchange(true)) return false;
-    call_ = [](const void* work, int64_t piece) { (*static_cast<const Work*>(work))(piece); };
-    work_ = &work;
-    done_ = 0;
+    constexpr auto kRelaxed = std::memory_order_relaxed;
+    call_.store([](const void* work, int64_t piece) { (*static_cast<const Work*>(work))(piece); },
+                kRelaxed);
+    work_.store(&work, kRelaxed);
+    done_.store(0, kRelaxed);
+    // Whoever sees the new state sees what was stored above.
     const uint64_t round = state_.load() >> (2 * kBits);
     state_ = (round + 1) << (2 * kBits) | uint64_t(pieces) << kBits;
     if (num_asleep_ > 0) {
@@ -213,8 +220,8 @@ class Helpers {
 
   void Help() {
     for (uint64_t state = state_; Next(state) < Pieces(state);) {
-      const Call call = call_;
-      const void* const work = work_;
+      const Call call = call_.load(std::memory_order_relaxed);
+      const void* const work = work_.load(std::memory_order_relaxed);
       // If nobody has taken the piece, all of its round's pieces are not done, and what was
       // read above is this round's.
       if (!state_.compare_exchange_weak(state, state + 1)) continue;
@@ -261,6 +268,13 @@ void Share(ffi::ThreadPool& pool, int64_t pieces, bool worth_it, const Work& wor
 
 // Work below which waking another thread costs more than it saves: bytes of weights.
 constexpr int64_t kBytesWorthSharing = 96 * 1024;
+
+// Into how many pieces work on so many bytes is shared out: each takes longer than threads need to
+// agree on who does it, and they are small enough that threads finish together.
+int64_t NumPieces(const ffi::ThreadPool& pool, size_t bytes) {
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  return std::clamp<int64_t>(bytes / kBytesWorthSharing, threads, 4 * threads);
+}
 
 // The rows that count, of inputs ``[..., new, width]``: the first ``used`` of ``new`` each.
 std::vector<int64_t> UsedRows(ffi::Span<const int64_t> shape, const ffi::Buffer<ffi::S32>& used) {
@@ -339,42 +353,28 @@ constexpr int PartWidth(int rows) {
 
 constexpr int kCacheLine = 64;
 
-// Inputs as the products read them: in groups of rows, of each group k by k.
+// Inputs of products, [rows, inner], of which some rows count; in groups of rows.
 class Inputs {
  public:
   static constexpr int64_t kMostInGroup = 6;
 
   Inputs(const float* inputs, const std::vector<int64_t>& rows, int64_t inner)
-      : rows_(rows), inner_(inner), packed_(rows.size() * inner) {
-    for (int64_t group = 0; group < groups(); ++group) {
-      const int64_t size = this->size(group);
-      float* to = packed_.data() + begin(group) * inner;
-      for (int64_t r = 0; r < size; ++r) {
-        const float* from = inputs + rows[begin(group) + r] * inner;
-        for (int64_t k = 0; k < inner; ++k) to[k * size + r] = from[k];
-      }
-    }
-  }
+      : inputs_(inputs), rows_(rows), inner_(inner) {}
 
   int64_t inner() const { return inner_; }
   // Whole groups, and one of what is left: three rows take as long as six.
   int64_t groups() const { return (rows_.size() + kMostInGroup - 1) / kMostInGroup; }
   int64_t size(int64_t group) const {
-    return std::min<int64_t>(kMostInGroup, rows_.size() - begin(group));
+    return std::min<int64_t>(kMostInGroup, rows_.size() - group * kMostInGroup);
   }
-  // Of a group's inputs from k on, and where its rows are.
-  const float* at(int64_t group, int64_t k) const {
-    return packed_.data() + begin(group) * inner_ + k * size(group);
-  }
-  const int64_t* rows(int64_t group) const { return rows_.data() + begin(group); }
+  const int64_t* rows(int64_t group) const { return rows_.data() + group * kMostInGroup; }
   const std::vector<int64_t>& rows() const { return rows_; }
+  const float* row(int64_t row) const { return inputs_ + row * inner_; }
 
  private:
-  int64_t begin(int64_t group) const { return group * kMostInGroup; }
-
+  const float* const inputs_;
   const std::vector<int64_t>& rows_;
   const int64_t inner_;
-  std::vector<float> packed_;
 };
 
 // What a pass asks memory for, so that memory is never idle: two cache lines for each k, of a
@@ -391,27 +391,29 @@ struct Ahead {
   }
 };
 
-// Some k of a panel: what is added to the outputs, or put there by the first of them.
+// Some k of a panel, from the first of them on: what is added to the outputs, or put there by those
+// from 0 on.
 template <typename Weight>
 struct Block {
   const Weight* weights;
-  int64_t num_k;
-  bool is_first;
+  int64_t first_k, num_k;
   // Of its columns, by which their sums over these k are multiplied; none where there are none.
   const float* scales;
 };
 
 // A group of inputs and a block, kWidth registers of its columns.
 template <typename Weight, int kRows, int kWidth>
-inline void MultiplyPart(const float* inputs, const int64_t* rows, const Block<Weight>& block,
+inline void MultiplyPart(const Inputs& inputs, const int64_t* rows, const Block<Weight>& block,
                          int column, Ahead ahead, float* outputs, int64_t stride) {
   outputs += column;
+  const float* factors[kRows];
+  for (int r = 0; r < kRows; ++r) factors[r] = inputs.row(rows[r]) + block.first_k;
   Lanes sums[kRows][kWidth];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int u = 0; u < kWidth; ++u) {
-      const bool is_new = block.is_first || block.scales;
+      const bool is_new = block.first_k == 0 || block.scales;
       sums[r][u] = is_new ? Lanes{} : Load(outputs + rows[r] * stride + u * kLanes);
     }
   }
@@ -430,11 +432,10 @@ inline void MultiplyPart(const float* inputs, const int64_t* rows, const Block<W
     weights += kRowLength<Weight>;
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const Lanes factor = Fill(inputs[r]);
+      const Lanes factor = Fill(factors[r][k]);
 #pragma GCC unroll 8
       for (int u = 0; u < kWidth; ++u) sums[r][u] = Fma(factor, loaded[u], sums[r][u]);
     }
-    inputs += kRows;
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -443,7 +444,7 @@ inline void MultiplyPart(const float* inputs, const int64_t* rows, const Block<W
       float* to = outputs + rows[r] * stride + u * kLanes;
       if (block.scales) {
         const Lanes scale = Load(block.scales + column + u * kLanes);
-        sums[r][u] = Fma(sums[r][u], scale, block.is_first ? Lanes{} : Load(to));
+        sums[r][u] = Fma(sums[r][u], scale, block.first_k == 0 ? Lanes{} : Load(to));
       }
       Store(to, sums[r][u]);
     }
@@ -452,7 +453,7 @@ inline void MultiplyPart(const float* inputs, const int64_t* rows, const Block<W
 
 // All columns of a block, as many at a time as there are registers for their sums.
 template <typename Weight, int kRows>
-void MultiplyGroup(const float* inputs, const int64_t* rows, const Block<Weight>& block,
+void MultiplyGroup(const Inputs& inputs, const int64_t* rows, const Block<Weight>& block,
                    Ahead ahead, float* outputs, int64_t stride) {
   constexpr int kPart = PartWidth(kRows), kParts = kBlockWidth / kPart;
 #pragma GCC unroll 1
@@ -462,17 +463,16 @@ void MultiplyGroup(const float* inputs, const int64_t* rows, const Block<Weight>
   }
 }
 
-// A block, from row k of its panel on, with a group of inputs.
+// A block with a group of inputs.
 template <typename Weight>
-void MultiplyBlock(const Inputs& inputs, int64_t group, int64_t k, const Block<Weight>& block,
-                   Ahead ahead, float* outputs, int64_t stride) {
-  using Group = void (*)(const float*, const int64_t*, const Block<Weight>&, Ahead, float*,
+void MultiplyBlock(const Inputs& inputs, int64_t group, const Block<Weight>& block, Ahead ahead,
+                   float* outputs, int64_t stride) {
+  using Group = void (*)(const Inputs&, const int64_t*, const Block<Weight>&, Ahead, float*,
                          int64_t);
   constexpr Group kGroups[Inputs::kMostInGroup] = {
       MultiplyGroup<Weight, 1>, MultiplyGroup<Weight, 2>, MultiplyGroup<Weight, 3>,
       MultiplyGroup<Weight, 4>, MultiplyGroup<Weight, 5>, MultiplyGroup<Weight, 6>};
-  kGroups[inputs.size(group) - 1](inputs.at(group, k), inputs.rows(group), block, ahead, outputs,
-                                  stride);
+  kGroups[inputs.size(group) - 1](inputs, inputs.rows(group), block, ahead, outputs, stride);
 }
 
 // All inputs with a panel, whose blocks have scales or have none.
@@ -484,7 +484,7 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
   if (groups == 1 && PartWidth(inputs.size(0)) == kBlockWidth && !scales) {
     // One pass: the hardware sees what comes.
     const Ahead ahead = {reinterpret_cast<const char*>(panel), 0};
-    MultiplyBlock<Weight>(inputs, 0, 0, {panel, inner, true, nullptr}, ahead, outputs, stride);
+    MultiplyBlock<Weight>(inputs, 0, {panel, 0, inner, nullptr}, ahead, outputs, stride);
     return;
   }
   alignas(64) float room[kInnerBlock * kColumnBlock];
@@ -505,11 +505,10 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
     for (int64_t group = 0; group < groups; ++group) {
       const Ahead ahead = {next, group ? 0 : kRowSize};
       if (widens) {
-        MultiplyBlock<float>(inputs, group, k, {room, num_k, k == 0, block_scales}, ahead,
-                             outputs, stride);
+        MultiplyBlock<float>(inputs, group, {room, k, num_k, block_scales}, ahead, outputs, stride);
       } else {
-        MultiplyBlock<Weight>(inputs, group, k, {weights, num_k, k == 0, block_scales}, ahead,
-                              outputs, stride);
+        MultiplyBlock<Weight>(inputs, group, {weights, k, num_k, block_scales}, ahead, outputs,
+                              stride);
       }
     }
   }
@@ -522,43 +521,62 @@ int64_t ScalesOfPanel(ffi::DataType type, int64_t inner) {
   return type == ffi::U8 ? (inner + kInnerBlock - 1) / kInnerBlock * kColumnBlock : -1;
 }
 
-struct Product {
-  const void* weights;
-  ffi::DataType type;
+// A matrix as a call is given it.
+struct Matrix {
+  // Panels [panels, inner, kColumnBlock]; with 4 bits, half as many bytes.
+  ffi::AnyBuffer panels;
   // Of int8 one for each column, of 4 bits one for each block of it.
   const float* scales;
-  float* outputs;
+  // Added to the outputs; null for none.
+  const float* bias;
   int64_t columns;
-  // Number of the first of its panels among those of all products.
-  int64_t first_panel;
+
+  int64_t num_panels() const { return (columns + kColumnBlock - 1) / kColumnBlock; }
+};
+
+// A matrix and where the rows of its outputs go, on top of those of ``residual`` if there are any.
+struct Product {
+  const Matrix& matrix;
+  float* outputs;
+  const float* residual = nullptr;
 
   void Run(int64_t panel, const Inputs& inputs) const {
-    const int64_t column = panel * kColumnBlock, left = columns - column;
-    if (left >= kColumnBlock) {
+    const int64_t column = panel * kColumnBlock, columns = matrix.columns;
+    const int64_t width = std::min<int64_t>(columns - column, kColumnBlock);
+    if (width == kColumnBlock) {
       RunWhole(panel, inputs, outputs + column, columns);
-      return;
+    } else {
+      // Of the last panel some columns are not the matrix's.
+      std::vector<float> whole((inputs.rows().back() + 1) * kColumnBlock);
+      RunWhole(panel, inputs, whole.data(), kColumnBlock);
+      for (int64_t row : inputs.rows()) {
+        std::copy_n(whole.data() + row * kColumnBlock, width, outputs + row * columns + column);
+      }
     }
-    // Of the last panel some columns are not the matrix's.
-    std::vector<float> whole((inputs.rows().back() + 1) * kColumnBlock);
-    RunWhole(panel, inputs, whole.data(), kColumnBlock);
     for (int64_t row : inputs.rows()) {
-      std::copy_n(whole.data() + row * kColumnBlock, left, outputs + row * columns + column);
+      const int64_t at = row * columns + column;
+      if (matrix.bias) Add(outputs + at, matrix.bias + column, width);
+      if (residual) Add(outputs + at, residual + at, width);
     }
   }
 
  private:
+  static void Add(float* to, const float* other, int64_t width) {
+    for (int64_t i = 0; i < width; ++i) to[i] += other[i];
+  }
+
   void RunWhole(int64_t panel, const Inputs& inputs, float* to, int64_t stride) const {
+    const ffi::DataType type = matrix.panels.element_type();
+    const float* scales = matrix.scales + panel * ScalesOfPanel(type, inputs.inner());
     if (type == ffi::BF16) {
       MultiplyPanel(inputs, Panel<uint16_t>(panel, inputs), nullptr, to, stride);
     } else if (type == ffi::S8) {
       MultiplyPanel(inputs, Panel<int8_t>(panel, inputs), nullptr, to, stride);
-      const float* scale = scales + panel * kColumnBlock;
       for (int64_t row : inputs.rows()) {
-        for (int i = 0; i < kColumnBlock; ++i) to[row * stride + i] *= scale[i];
+        for (int i = 0; i < kColumnBlock; ++i) to[row * stride + i] *= scales[i];
       }
     } else if (type == ffi::U8) {
-      const float* of_panel = scales + panel * ScalesOfPanel(type, inputs.inner());
-      MultiplyPanel(inputs, Panel<Nibbles>(panel, inputs), of_panel, to, stride);
+      MultiplyPanel(inputs, Panel<Nibbles>(panel, inputs), scales, to, stride);
     } else {
       MultiplyPanel(inputs, Panel<float>(panel, inputs), nullptr, to, stride);
     }
@@ -566,61 +584,150 @@ struct Product {
 
   template <typename Weight>
   const Weight* Panel(int64_t panel, const Inputs& inputs) const {
-    return static_cast<const Weight*>(weights) + panel * inputs.inner() * kRowLength<Weight>;
+    return static_cast<const Weight*>(matrix.panels.untyped_data()) +
+           panel * inputs.inner() * kRowLength<Weight>;
   }
 };
 
-// The weights are panels [panels, inner, kColumnBlock] of each matrix (with 4 bits, half as many
-// bytes), and then the scales.
-ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
-                    ffi::Buffer<ffi::S32> used, ffi::RemainingArgs weights,
-                    ffi::RemainingRets outputs) {
-  const int64_t inner = inputs.dimensions().back();
-  const int64_t all_rows = inputs.element_count() / inner;
-  const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
-  const size_t num = outputs.size();
-  if (weights.size() != 2 * num) {
-    return ffi::Error::InvalidArgument("a product needs panels and scales for each output");
+// Several products of the same inputs. The threads take panels of all of them: they are woken
+// once, and short products do not wait for one another.
+void MultiplyAll(ffi::ThreadPool& pool, const Inputs& inputs, const std::vector<Product>& products) {
+  if (inputs.rows().empty()) return;
+  int64_t panels = 0;
+  size_t bytes = 0;
+  for (const Product& product : products) {
+    panels += product.matrix.num_panels();
+    bytes += product.matrix.panels.size_bytes();
   }
-  std::vector<Product> products;
-  int64_t panels = 0, bytes = 0;
-  for (size_t i = 0; i < num; ++i) {
-    auto weight = weights.get<ffi::AnyBuffer>(i);
-    auto scale = weights.get<ffi::Buffer<ffi::F32>>(num + i);
-    auto output = outputs.get<ffi::Buffer<ffi::F32>>(i);
-    if (weight.has_error()) return weight.error();
-    if (scale.has_error()) return scale.error();
-    if (output.has_error()) return output.error();
-    const ffi::DataType type = weight->element_type();
-    const int64_t columns = (*output)->dimensions().back();
-    const int64_t num_panels = (columns + kColumnBlock - 1) / kColumnBlock;
-    const int64_t num_scales = ScalesOfPanel(type, inner);
-    const int row_length = type == ffi::U8 ? kRowLength<Nibbles> : kColumnBlock;
-    if (num_scales < 0 ||
-        scale->element_count() != static_cast<size_t>(num_panels * num_scales) ||
-        weight->element_count() != static_cast<size_t>(num_panels * inner * row_length) ||
-        (*output)->element_count() != static_cast<size_t>(all_rows * columns)) {
-      return ffi::Error::InvalidArgument("panels of a product do not fit");
-    }
-    ClearUnused(*output, rows);
-    products.push_back(
-        {weight->untyped_data(), type, scale->typed_data(), (*output)->typed_data(), columns, panels});
-    panels += num_panels;
-    bytes += weight->size_bytes();
-  }
-  if (rows.empty()) return ffi::Error::Success();
-  // Pieces small enough that threads finish together, large enough to stream.
-  const int64_t pieces = std::min<int64_t>(panels, 4 * std::max<int64_t>(1, pool.num_threads()));
-  const Inputs packed(inputs.typed_data(), rows, inner);
+  const int64_t pieces = std::min(panels, NumPieces(pool, bytes));
   Share(pool, pieces, bytes >= kBytesWorthSharing, [&](int64_t piece) {
+    int64_t first = 0;
     const int64_t begin = panels * piece / pieces, end = panels * (piece + 1) / pieces;
-    size_t which = products.size() - 1;
-    while (products[which].first_panel > begin) --which;
-    for (int64_t panel = begin; panel < end; ++panel) {
-      while (which + 1 < products.size() && products[which + 1].first_panel <= panel) ++which;
-      products[which].Run(panel - products[which].first_panel, packed);
+    for (const Product& product : products) {
+      const int64_t num = product.matrix.num_panels();
+      for (int64_t panel = std::max(begin, first); panel < std::min(end, first + num); ++panel) {
+        product.Run(panel - first, inputs);
+      }
+      first += num;
     }
   });
+}
+
+// Reads matrices from the arguments of a call: panels of each, scales of each, biases of each.
+class Matrices {
+ public:
+  Matrices(ffi::RemainingArgs arguments) : arguments_(arguments), num_(arguments.size() / 3) {}
+
+  // The next matrix, [inner, columns].
+  ffi::Error Read(int64_t inner, int64_t columns, std::vector<Matrix>& matrices) const {
+    const size_t i = matrices.size();
+    if (i >= num_) return ffi::Error::InvalidArgument("a product lacks its matrix");
+    auto panels = arguments_.get<ffi::AnyBuffer>(i);
+    auto scales = arguments_.get<ffi::Buffer<ffi::F32>>(num_ + i);
+    auto bias = arguments_.get<ffi::Buffer<ffi::F32>>(2 * num_ + i);
+    if (panels.has_error()) return panels.error();
+    if (scales.has_error()) return scales.error();
+    if (bias.has_error()) return bias.error();
+    const ffi::DataType type = panels->element_type();
+    const bool has_bias = bias->element_count() > 0;
+    const Matrix matrix = {*panels, scales->typed_data(), has_bias ? bias->typed_data() : nullptr,
+                           columns};
+    const int64_t row_length = type == ffi::U8 ? kRowLength<Nibbles> : kColumnBlock;
+    const int64_t num_panels = matrix.num_panels(), num_scales = ScalesOfPanel(type, inner);
+    if (num_scales < 0 || Differ(scales->element_count(), num_panels * num_scales) ||
+        Differ(panels->element_count(), num_panels * inner * row_length) ||
+        (has_bias && Differ(bias->element_count(), columns))) {
+      return ffi::Error::InvalidArgument("panels of a product do not fit");
+    }
+    matrices.push_back(matrix);
+    return ffi::Error::Success();
+  }
+
+ private:
+  static bool Differ(size_t found, int64_t wanted) { return found != static_cast<size_t>(wanted); }
+
+  const ffi::RemainingArgs arguments_;
+  const size_t num_;
+};
+
+// outputs = inputs / sqrt(mean(inputs ** 2) + epsilon) * scale + bias, of a row; ``centred``, of
+// the inputs less their mean. T5's norm has neither mean nor bias, GPT-2's has both.
+struct Norm {
+  // No scale: there is no norm. No bias: nothing is added.
+  const ffi::Buffer<ffi::F32>&scale, &bias;
+  float epsilon;
+  bool centred;
+
+  // All rows that count, into ``to``; or the inputs as they are.
+  const float* Apply(const float* inputs, const std::vector<int64_t>& rows,
+                     std::unique_ptr<float[]>& to) const {
+    const int64_t width = scale.element_count();
+    if (width == 0 || rows.empty()) return inputs;
+    to.reset(new float[(rows.back() + 1) * width]);
+    for (int64_t row : rows) Row(inputs + row * width, width, to.get() + row * width);
+    return to.get();
+  }
+
+  void Row(const float* from, int64_t width, float* to) const {
+    const int64_t whole = width / kLanes * kLanes;
+    float mean = 0.0f;
+    if (centred) {
+      Lanes sums = {};
+      for (int64_t i = 0; i < whole; i += kLanes) sums += Load(from + i);
+      mean = Sum(sums);
+      for (int64_t i = whole; i < width; ++i) mean += from[i];
+      mean /= width;
+    }
+    Lanes squares = {};
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Lanes centred_lanes = Load(from + i) - mean;
+      squares = Fma(centred_lanes, centred_lanes, squares);
+    }
+    float square = Sum(squares);
+    for (int64_t i = whole; i < width; ++i) {
+      square = std::fma(from[i] - mean, from[i] - mean, square);
+    }
+    const float inverse = 1.0f / std::sqrt(square / width + epsilon);
+    const float* factors = scale.typed_data();
+    for (int64_t i = 0; i < width; ++i) to[i] = (from[i] - mean) * inverse * factors[i];
+    if (bias.element_count() > 0) {
+      for (int64_t i = 0; i < width; ++i) to[i] += bias.typed_data()[i];
+    }
+  }
+};
+
+// The products of a layer's inputs, normed first; ``residual``, of a single product, is added.
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs,
+                    ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
+                    ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::F32> residual,
+                    ffi::RemainingArgs arguments, ffi::RemainingRets outputs, float epsilon,
+                    bool centred) {
+  const int64_t inner = inputs.dimensions().back();
+  const size_t all_rows = inputs.element_count() / inner;
+  const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
+  const Matrices given(arguments);
+  std::vector<Matrix> matrices;
+  std::vector<Product> products;
+  matrices.reserve(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto output = outputs.get<ffi::Buffer<ffi::F32>>(i);
+    if (output.has_error()) return output.error();
+    const int64_t columns = (*output)->dimensions().back();
+    const ffi::Error error = given.Read(inner, columns, matrices);
+    if (error.failure()) return error;
+    const size_t num_added = residual.element_count();
+    if ((*output)->element_count() != all_rows * columns ||
+        (num_added > 0 && (num_added != all_rows * columns || outputs.size() > 1))) {
+      return ffi::Error::InvalidArgument("outputs of a product do not fit");
+    }
+    ClearUnused(*output, rows);
+    const float* added = num_added > 0 ? residual.typed_data() : nullptr;
+    products.push_back({matrices.back(), (*output)->typed_data(), added});
+  }
+  std::unique_ptr<float[]> room;
+  const Norm norm = {norm_scale, norm_bias, epsilon, centred};
+  const float* normed = norm.Apply(inputs.typed_data(), rows, room);
+  MultiplyAll(pool, Inputs(normed, rows, inner), products);
   return ffi::Error::Success();
 }
 
@@ -695,7 +802,7 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
   const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
   ClearUnused(outputs, rows);
   const int64_t blocks = (vocab + kTokenBlock - 1) / kTokenBlock;
-  const int64_t pieces = std::min<int64_t>(blocks, 4 * std::max<int64_t>(1, pool.num_threads()));
+  const int64_t pieces = std::min(blocks, NumPieces(pool, table.size_bytes()));
   Share(pool, pieces, table.size_bytes() >= kBytesWorthSharing, [&](int64_t piece) {
     for (int64_t block = blocks * piece / pieces; block < blocks * (piece + 1) / pieces; ++block) {
       const int64_t begin = block * kTokenBlock, end = std::min(vocab, begin + kTokenBlock);
@@ -713,38 +820,15 @@ ffi::Error Dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> inputs, ffi::Buffer<f
   return ffi::Error::Success();
 }
 
-// outputs = inputs / sqrt(mean(inputs ** 2) + epsilon) * scale, over the last axis; with
-// ``centred``, of inputs less their mean (GPT-2's layer norm, its bias left to the caller).
 ffi::Error Normalize(ffi::Buffer<ffi::F32> inputs, ffi::Buffer<ffi::S32> used,
-                     ffi::Buffer<ffi::F32> scale, ffi::ResultBuffer<ffi::F32> outputs,
-                     float epsilon, bool centred) {
+                     ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::F32> bias,
+                     ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred) {
   const int64_t width = scale.element_count();
   const std::vector<int64_t> rows = UsedRows(inputs.dimensions(), used);
   ClearUnused(outputs, rows);
-  const float* factors = scale.typed_data();
-  const int64_t whole = width / kLanes * kLanes;
+  const Norm norm = {scale, bias, epsilon, centred};
   for (int64_t row : rows) {
-    const float* from = inputs.typed_data() + row * width;
-    float* to = outputs->typed_data() + row * width;
-    float mean = 0.0f;
-    if (centred) {
-      Lanes sums = {};
-      for (int64_t i = 0; i < whole; i += kLanes) sums += Load(from + i);
-      mean = Sum(sums);
-      for (int64_t i = whole; i < width; ++i) mean += from[i];
-      mean /= width;
-    }
-    Lanes squares = {};
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      const Lanes centred_lanes = Load(from + i) - mean;
-      squares = Fma(centred_lanes, centred_lanes, squares);
-    }
-    float square = Sum(squares);
-    for (int64_t i = whole; i < width; ++i) {
-      square = std::fma(from[i] - mean, from[i] - mean, square);
-    }
-    const float inverse = 1.0f / std::sqrt(square / width + epsilon);
-    for (int64_t i = 0; i < width; ++i) to[i] = (from[i] - mean) * inverse * factors[i];
+    norm.Row(inputs.typed_data() + row * width, width, outputs->typed_data() + row * width);
   }
   return ffi::Error::Success();
 }
@@ -1207,27 +1291,93 @@ void AttendOne(const float* query, const float* keys, const float* values, const
   }
 }
 
+// Added where attention is not allowed: its exponential is zero, unless nothing is allowed.
+constexpr float kMasked = -1e10f;
+
 // Multiplications of attention below which another thread is not woken.
-constexpr int64_t kProductsWorthSharing = 40 * 1000;
+constexpr int64_t kProductsWorthSharing = 10 * 1000;
 
-// Sizes of attention of queries [batch, new, heads * head_dim] over [batch, heads, length,
+// Attention of a layer, from its states [batch, new, embed] on: normed, they are multiplied by
+// matrices of queries, or of queries, keys and values; and the heads' contexts by one more, whose
+// products are added to the states. Keys and values lie in [batch or inputs, heads, length,
 // head_dim].
-struct AttentionSizes {
-  int64_t batch, heads, length, head_dim, num_new;
+class Attention {
+ public:
+  Attention(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& states,
+            const ffi::Buffer<ffi::S32>& used, int64_t heads, int64_t length, int64_t head_dim)
+      : batch(states.dimensions()[0]), num_new(states.dimensions()[1]),
+        num_used(std::clamp<int64_t>(*used.typed_data(), 0, num_new)), heads(heads),
+        length(length), head_dim(head_dim), pool_(pool), states_(states),
+        rows_(UsedRows(states.dimensions(), used)) {}
+  Attention(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& states,
+            const ffi::Buffer<ffi::S32>& used, const ffi::Buffer<ffi::F32>& cached)
+      : Attention(pool, states, used, cached.dimensions()[1], cached.dimensions()[2],
+                  cached.dimensions()[3]) {}
 
-  AttentionSizes(const ffi::Buffer<ffi::F32>& cached, const ffi::Buffer<ffi::F32>& queries)
-      : batch(queries.dimensions()[0]), heads(cached.dimensions()[1]),
-        length(cached.dimensions()[2]), head_dim(cached.dimensions()[3]),
-        num_new(queries.dimensions()[1]) {}
+  const int64_t batch, num_new, num_used, heads, length, head_dim;
 
-  int64_t joined() const { return heads * head_dim; }
-  // Where the head of a row's token is, among queries, new keys and values, and contexts.
-  int64_t At(int64_t row, int64_t token, int64_t head) const {
-    return (row * num_new + token) * joined() + head * head_dim;
+  // Reads so many matrices and multiplies by all but the last.
+  ffi::Error Project(size_t num, const ffi::RemainingArgs& arguments, const Norm& norm) {
+    const int64_t embed = states_.dimensions()[2], joined = heads * head_dim;
+    const Matrices given(arguments);
+    matrices_.reserve(num);
+    while (matrices_.size() + 1 < num) {
+      const ffi::Error error = given.Read(embed, joined, matrices_);
+      if (error.failure()) return error;
+    }
+    const ffi::Error error = given.Read(joined, embed, matrices_);
+    if (error.failure()) return error;
+    std::vector<Product> products;
+    for (size_t i = 0; i + 1 < matrices_.size(); ++i) {
+      projected_.push_back(Room());
+      products.push_back({matrices_[i], projected_.back().get()});
+    }
+    std::unique_ptr<float[]> room;
+    const float* normed = norm.Apply(states_.typed_data(), rows_, room);
+    MultiplyAll(pool_, Inputs(normed, rows_, embed), products);
+    contexts_ = Room();
+    return ffi::Error::Success();
   }
-  bool WorthSharing() const {
-    return batch * heads * num_new * length * head_dim > kProductsWorthSharing;
+
+  // The head of a row's new token, of what the first, second or third matrix gave.
+  const float* At(int which, int64_t row, int64_t token, int64_t head) const {
+    return projected_[which].get() + Offset(row, token, head);
   }
+  float* ContextAt(int64_t row, int64_t token, int64_t head) const {
+    return contexts_.get() + Offset(row, token, head);
+  }
+
+  // ``work(row, head, scores)`` of every head of every row, each query of which sees so many
+  // tokens at most; there is room for their scores.
+  template <typename Work>
+  void ForHeads(int64_t num_seen, const Work& work) const {
+    const bool worth_it = batch * heads * num_used * num_seen * head_dim > kProductsWorthSharing;
+    Share(pool_, batch * heads, worth_it, [&](int64_t piece) {
+      std::vector<float> scores(length + kLanes);
+      work(piece / heads, piece % heads, scores.data());
+    });
+  }
+
+  void AddContexts(ffi::Result<ffi::Buffer<ffi::F32>>& outputs) const {
+    ClearUnused(outputs, rows_);
+    MultiplyAll(pool_, Inputs(contexts_.get(), rows_, heads * head_dim),
+                {{matrices_.back(), outputs->typed_data(), states_.typed_data()}});
+  }
+
+ private:
+  std::unique_ptr<float[]> Room() const {
+    return std::unique_ptr<float[]>(new float[batch * num_new * heads * head_dim]);
+  }
+  int64_t Offset(int64_t row, int64_t token, int64_t head) const {
+    return ((row * num_new + token) * heads + head) * head_dim;
+  }
+
+  ffi::ThreadPool& pool_;
+  const ffi::Buffer<ffi::F32>& states_;
+  const std::vector<int64_t> rows_;
+  std::vector<Matrix> matrices_;
+  std::vector<std::unique_ptr<float[]>> projected_;
+  std::unique_ptr<float[]> contexts_;
 };
 
 // XLA gives input and output one place; where it does not, the cache is copied.
@@ -1237,50 +1387,52 @@ void UpdateInPlace(const ffi::Buffer<ffi::F32>& old, ffi::ResultBuffer<ffi::F32>
   }
 }
 
-// Self-attention of new tokens over a cache, into which they are written first.
-//
-// queries, new_keys, new_values [batch, new, heads * head_dim]; cache [batch, heads, length,
-// head_dim]; starts [batch]; bias by distance [heads, length], or [0, 0] for none. Keys after
-// their query, and all that lies beyond a row's length, are never looked at.
-ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::S32> used,
-                  ffi::Buffer<ffi::F32> new_keys, ffi::Buffer<ffi::F32> new_values,
+// Self-attention of new tokens over a cache, into which they are written first: at ``starts``
+// [batch]. Bias by distance [heads, length], or [0, 0] for none. Keys after their query, and all
+// that lies beyond a row's length, are never looked at.
+ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
+                  ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,
                   ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
                   ffi::Buffer<ffi::S32> starts, ffi::Buffer<ffi::F32> bias,
-                  ffi::ResultBuffer<ffi::F32> contexts, ffi::ResultBuffer<ffi::F32> keys,
-                  ffi::ResultBuffer<ffi::F32> values, float scale) {
-  const AttentionSizes sizes(old_keys, queries);
-  const int64_t length = sizes.length, head_dim = sizes.head_dim;
-  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, sizes.num_new);
-  if (sizes.num_new > length) {
+                  ffi::RemainingArgs matrices, ffi::ResultBuffer<ffi::F32> outputs,
+                  ffi::ResultBuffer<ffi::F32> keys, ffi::ResultBuffer<ffi::F32> values,
+                  float epsilon, bool centred, float scale) {
+  Attention attention(pool, states, used, old_keys);
+  const int64_t length = attention.length, head_dim = attention.head_dim;
+  const int64_t num_used = attention.num_used;
+  if (attention.num_new > length) {
     return ffi::Error::InvalidArgument("more new tokens than the cache holds");
   }
+  const ffi::Error error = attention.Project(4, matrices, {norm_scale, norm_bias, epsilon, centred});
+  if (error.failure()) return error;
   UpdateInPlace(old_keys, keys);
   UpdateInPlace(old_values, values);
-  ClearUnused(contexts, UsedRows(queries.dimensions(), used));
   const bool has_bias = bias.element_count() > 0;
-  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
-    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
-    float* head_keys = keys->typed_data() + piece * length * head_dim;
-    float* head_values = values->typed_data() + piece * length * head_dim;
+  const int32_t* last = std::max_element(starts.typed_data(), starts.typed_data() + attention.batch);
+  const int64_t most = std::min(*last + num_used, length);
+  attention.ForHeads(most, [&](int64_t row, int64_t head, float* scores) {
+    const int64_t at = (row * attention.heads + head) * length * head_dim;
+    float* head_keys = keys->typed_data() + at;
+    float* head_values = values->typed_data() + at;
     const int64_t start = starts.typed_data()[row];
     // As XLA's updates: a start that would run over the end is moved back.
     const int64_t place = std::max<int64_t>(0, std::min(start, length - num_used));
     for (int64_t i = 0; i < num_used; ++i) {
-      const int64_t at = sizes.At(row, i, head), to = (place + i) * head_dim;
-      std::memcpy(head_keys + to, new_keys.typed_data() + at, 4 * head_dim);
-      std::memcpy(head_values + to, new_values.typed_data() + at, 4 * head_dim);
+      const int64_t to = (place + i) * head_dim;
+      std::memcpy(head_keys + to, attention.At(1, row, i, head), 4 * head_dim);
+      std::memcpy(head_values + to, attention.At(2, row, i, head), 4 * head_dim);
     }
-    std::vector<float> scores(length + kLanes);
     for (int64_t i = 0; i < num_used; ++i) {
       const int64_t visible = std::max<int64_t>(1, std::min(start + i + 1, length));
       // By distance: that of the first key is the largest.
       const float* farthest = bias.typed_data() + head * length + visible - 1;
-      AttendOne(queries.typed_data() + sizes.At(row, i, head), head_keys, head_values,
+      AttendOne(attention.At(0, row, i, head), head_keys, head_values,
                 [=](int64_t j) { return j * head_dim; },
                 [=](int64_t j) { return has_bias ? farthest[-j] : 0.0f; }, visible, head_dim,
-                scale, scores.data(), contexts->typed_data() + sizes.At(row, i, head));
+                scale, scores, attention.ContextAt(row, i, head));
     }
   });
+  attention.AddContexts(outputs);
   return ffi::Error::Success();
 }
 
@@ -1289,22 +1441,28 @@ ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buff
 // slots [batch, new]; slot_positions [batch, length], the place in its text of what a slot
 // holds; visible [batch, new, length], the slots of each token's text, itself included. A
 // text's tokens are added up in their order, wherever they lie, as ``Extend`` adds them.
-ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
-                       ffi::Buffer<ffi::F32> new_keys, ffi::Buffer<ffi::F32> new_values,
-                       ffi::Buffer<ffi::F32> old_keys, ffi::Buffer<ffi::F32> old_values,
-                       ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> slot_positions,
-                       ffi::Buffer<ffi::PRED> visible, ffi::Buffer<ffi::F32> bias,
-                       ffi::ResultBuffer<ffi::F32> contexts, ffi::ResultBuffer<ffi::F32> keys,
-                       ffi::ResultBuffer<ffi::F32> values, float scale) {
-  const AttentionSizes sizes(old_keys, queries);
-  const int64_t length = sizes.length, head_dim = sizes.head_dim, num_new = sizes.num_new;
+ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
+                       ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
+                       ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::F32> old_keys,
+                       ffi::Buffer<ffi::F32> old_values, ffi::Buffer<ffi::S32> slots,
+                       ffi::Buffer<ffi::S32> slot_positions, ffi::Buffer<ffi::PRED> visible,
+                       ffi::Buffer<ffi::F32> bias, ffi::RemainingArgs matrices,
+                       ffi::ResultBuffer<ffi::F32> outputs, ffi::ResultBuffer<ffi::F32> keys,
+                       ffi::ResultBuffer<ffi::F32> values, float epsilon, bool centred,
+                       float scale) {
+  Attention attention(pool, states, used, old_keys);
+  const int64_t batch = attention.batch, num_new = attention.num_new;
+  const int64_t num_used = attention.num_used;
+  const int64_t length = attention.length, head_dim = attention.head_dim;
+  const ffi::Error error = attention.Project(4, matrices, {norm_scale, norm_bias, epsilon, centred});
+  if (error.failure()) return error;
   UpdateInPlace(old_keys, keys);
   UpdateInPlace(old_values, values);
   const bool has_bias = bias.element_count() > 0;
   // The slots of each token's text in the order of the text: once, for all heads.
-  std::vector<int32_t> texts(sizes.batch * num_new * length);
-  std::vector<int64_t> text_lengths(sizes.batch * num_new);
-  for (int64_t query = 0; query < sizes.batch * num_new; ++query) {
+  std::vector<int32_t> texts(batch * num_new * length);
+  std::vector<int64_t> text_lengths(batch * num_new);
+  for (int64_t query = 0; query < batch * num_new; ++query) {
     const int32_t* position_of = slot_positions.typed_data() + query / num_new * length;
     const bool* sees = visible.typed_data() + query * length;
     int32_t* text = texts.data() + query * length;
@@ -1315,64 +1473,91 @@ ffi::Error ExtendNodes(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
     }
     text_lengths[query] = std::remove(text, text + length, -1) - text;
   }
-  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
-    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
-    float* head_keys = keys->typed_data() + piece * length * head_dim;
-    float* head_values = values->typed_data() + piece * length * head_dim;
-    for (int64_t i = 0; i < num_new; ++i) {
+  const int64_t most = *std::max_element(text_lengths.begin(), text_lengths.end());
+  attention.ForHeads(most, [&](int64_t row, int64_t head, float* scores) {
+    const int64_t at = (row * attention.heads + head) * length * head_dim;
+    float* head_keys = keys->typed_data() + at;
+    float* head_values = values->typed_data() + at;
+    for (int64_t i = 0; i < num_used; ++i) {
       const int64_t slot = slots.typed_data()[row * num_new + i];
       if (slot < 0 || slot >= length) continue;
-      const int64_t at = sizes.At(row, i, head);
-      std::memcpy(head_keys + slot * head_dim, new_keys.typed_data() + at, 4 * head_dim);
-      std::memcpy(head_values + slot * head_dim, new_values.typed_data() + at, 4 * head_dim);
+      std::memcpy(head_keys + slot * head_dim, attention.At(1, row, i, head), 4 * head_dim);
+      std::memcpy(head_values + slot * head_dim, attention.At(2, row, i, head), 4 * head_dim);
     }
-    std::vector<float> scores(length + kLanes);
-    for (int64_t i = 0; i < num_new; ++i) {
+    for (int64_t i = 0; i < num_used; ++i) {
       const int64_t query = row * num_new + i, seen = text_lengths[query];
       const int32_t* text = texts.data() + query * length;
-      float* context = contexts->typed_data() + sizes.At(row, i, head);
+      float* context = attention.ContextAt(row, i, head);
       if (seen == 0) {
         std::fill(context, context + head_dim, 0.0f);
         continue;
       }
       const float* farthest = bias.typed_data() + head * length + seen - 1;
-      AttendOne(queries.typed_data() + sizes.At(row, i, head), head_keys, head_values,
+      AttendOne(attention.At(0, row, i, head), head_keys, head_values,
                 [=](int64_t j) { return text[j] * head_dim; },
                 [=](int64_t j) { return has_bias ? farthest[-j] : 0.0f; }, seen, head_dim, scale,
-                scores.data(), context);
+                scores, context);
     }
   });
+  attention.AddContexts(outputs);
   return ffi::Error::Success();
 }
 
 // Attention of new tokens to sources: mask [inputs, length] is added to the scores. Each input
 // has as many rows, one after the other.
-ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::Buffer<ffi::S32> used,
+ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
+                  ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,
                   ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
-                  ffi::Buffer<ffi::F32> mask, ffi::ResultBuffer<ffi::F32> contexts,
-                  float scale) {
-  const AttentionSizes sizes(keys, queries);
-  const int64_t length = sizes.length, head_dim = sizes.head_dim;
-  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, sizes.num_new);
-  ClearUnused(contexts, UsedRows(queries.dimensions(), used));
-  Share(pool, sizes.batch * sizes.heads, sizes.WorthSharing(), [&](int64_t piece) {
-    const int64_t row = piece / sizes.heads, head = piece % sizes.heads;
-    const int64_t input = row * keys.dimensions()[0] / sizes.batch;
-    const int64_t source = (input * sizes.heads + head) * length * head_dim;
+                  ffi::Buffer<ffi::F32> mask, ffi::RemainingArgs matrices,
+                  ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred, float scale) {
+  Attention attention(pool, states, used, keys);
+  const int64_t length = attention.length, head_dim = attention.head_dim;
+  const ffi::Error error = attention.Project(2, matrices, {norm_scale, norm_bias, epsilon, centred});
+  if (error.failure()) return error;
+  attention.ForHeads(length, [&](int64_t row, int64_t head, float* scores) {
+    const int64_t input = row * keys.dimensions()[0] / attention.batch;
+    const int64_t source = (input * attention.heads + head) * length * head_dim;
     const float* row_mask = mask.typed_data() + input * length;
     // Padding at the end has no weight, unless there is nothing but padding.
     int64_t seen = length;
     while (seen > 0 && row_mask[seen - 1] < 0) --seen;
     if (seen == 0) seen = length;
-    std::vector<float> scores(length + kLanes);
-    for (int64_t i = 0; i < num_used; ++i) {
-      AttendOne(queries.typed_data() + sizes.At(row, i, head),
-                keys.typed_data() + source, values.typed_data() + source,
-                [=](int64_t j) { return j * head_dim; }, [=](int64_t j) { return row_mask[j]; },
-                seen, head_dim, scale, scores.data(),
-                contexts->typed_data() + sizes.At(row, i, head));
+    for (int64_t i = 0; i < attention.num_used; ++i) {
+      AttendOne(attention.At(0, row, i, head), keys.typed_data() + source,
+                values.typed_data() + source, [=](int64_t j) { return j * head_dim; },
+                [=](int64_t j) { return row_mask[j]; }, seen, head_dim, scale, scores,
+                attention.ContextAt(row, i, head));
     }
   });
+  attention.AddContexts(outputs);
+  return ffi::Error::Success();
+}
+
+// Attention of whole sequences: every token to all that ``allowed`` [batch, 1, new, new] lets it
+// see; bias [1, heads, new, new].
+ffi::Error AttendWhole(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
+                       ffi::Buffer<ffi::S32> used, ffi::Buffer<ffi::F32> norm_scale,
+                       ffi::Buffer<ffi::F32> norm_bias, ffi::Buffer<ffi::PRED> allowed,
+                       ffi::Buffer<ffi::F32> bias, ffi::RemainingArgs matrices,
+                       ffi::ResultBuffer<ffi::F32> outputs, float epsilon, bool centred,
+                       float scale, int64_t head_dim) {
+  const int64_t heads = bias.dimensions()[1], length = states.dimensions()[1];
+  Attention attention(pool, states, used, heads, length, head_dim);
+  const ffi::Error error =
+      attention.Project(4, matrices, {norm_scale, norm_bias, epsilon, centred});
+  if (error.failure()) return error;
+  const int64_t num_used = attention.num_used;
+  attention.ForHeads(num_used, [&](int64_t row, int64_t head, float* scores) {
+    for (int64_t i = 0; i < num_used; ++i) {
+      const float* by_position = bias.typed_data() + (head * length + i) * length;
+      const bool* sees = allowed.typed_data() + (row * length + i) * length;
+      AttendOne(attention.At(0, row, i, head), attention.At(1, row, 0, head),
+                attention.At(2, row, 0, head), [=](int64_t j) { return j * heads * head_dim; },
+                [=](int64_t j) { return by_position[j] + (sees[j] ? 0.0f : kMasked); }, num_used,
+                head_dim, scale, scores, attention.ContextAt(row, i, head));
+    }
+  });
+  attention.AddContexts(outputs);
   return ffi::Error::Success();
 }
 
@@ -1383,8 +1568,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .RemainingArgs()
-                                  .RemainingRets());
+                                  .RemainingRets()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot,
                               ffi::Ffi::Bind()
@@ -1398,6 +1588,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("epsilon")
@@ -1456,15 +1647,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred")
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtendNodes, ExtendNodes,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
@@ -1473,9 +1668,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtendNodes, ExtendNodes,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred")
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
@@ -1486,5 +1684,26 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred")
                                   .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttendWhole, AttendWhole,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("centred")
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("head_dim"));

@@ -37,6 +37,7 @@ _SYMBOLS = (
     "SpecT5XExtend",
     "SpecT5XExtendNodes",
     "SpecT5XAttend",
+    "SpecT5XAttendWhole",
 )
 
 

@@ -26,10 +26,13 @@ def draws(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+def pack(matrix, bias=None):
+    packed = Panels.pack(matrix)
+    return calls.Matrix(packed.panels, packed.scales, packed.features, bias)
+
+
 def multiply(inputs, *matrices):
-    packed = [Panels.pack(matrix) for matrix in matrices]
-    panels, scales = [p.panels for p in packed], [p.scales for p in packed]
-    return calls.multiply(inputs, panels, scales, [p.features for p in packed])
+    return calls.multiply(inputs, list(map(pack, matrices)))
 
 
 def rounded(values):
@@ -53,7 +56,7 @@ def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
     assert narrow.panels.dtype == jnp.bfloat16
     wide = narrow.panels.astype(jnp.float32)
     for panels in (narrow.panels, wide):
-        (output,) = calls.multiply(inputs, [panels], [narrow.scales], [150])
+        (output,) = calls.multiply(inputs, [calls.Matrix(panels, narrow.scales, 150)])
         np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
     np.testing.assert_array_equal(
         calls.dot_with_table(inputs, Table.pack(table).halves),
@@ -98,7 +101,7 @@ def test_panels_of_another_shape_are_refused(unchecked):
         (panels, np.zeros(128, np.float32), 100),
     ):
         with pytest.raises(Exception, match="panels of a product do not fit"):
-            jax.block_until_ready(calls.multiply(inputs, [wrong], [scales], [columns]))
+            jax.block_until_ready(calls.multiply(inputs, [calls.Matrix(wrong, scales, columns)]))
 
 
 @pytest.mark.parametrize("columns", [1024, 1030])
@@ -131,14 +134,37 @@ def test_products_with_a_table(rows, vocab, inner):
     np.testing.assert_allclose(calls.dot_with_table(inputs, table), exact, atol=1e-4)
 
 
+def norm_of(width, centred):
+    bias = draws(width, seed=2) if centred else None
+    return calls.Norm(draws(width, seed=1), 1e-6, bias, centred)
+
+
 @pytest.mark.parametrize("width", [16, 83])
 @pytest.mark.parametrize("centred", [False, True])
 def test_norms(width, centred):
-    inputs, scale = draws(2, 3, width) + 1, draws(width, seed=1)
+    inputs, norm = draws(2, 3, width) + 1, norm_of(width, centred)
     shifted = inputs - inputs.mean(-1, keepdims=True) if centred else inputs
-    expected = shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + 1e-6) * scale
-    found = calls.normalize(inputs, scale, epsilon=1e-6, centred=centred)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    expected = shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + 1e-6) * norm.scale
+    expected = expected + (norm.bias if centred else 0)
+    np.testing.assert_allclose(calls.normalize(inputs, norm), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("columns", [40, 150])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_product_of_normed_inputs_with_a_bias_on_top_of_others(columns, centred):
+    """To the bit what one call after the other gives."""
+    inputs, norm, residual = draws(2, 3, 70), norm_of(70, centred), draws(2, 3, columns, seed=3)
+    weight, bias = draws(70, columns, seed=4), draws(columns, seed=5)
+    (found,) = calls.multiply(inputs, [pack(weight, bias)], norm, residual)
+    (product,) = multiply(calls.normalize(inputs, norm), weight)
+    np.testing.assert_array_equal(found, residual + (np.asarray(product) + bias))
+
+
+def test_a_residual_of_another_shape_is_refused(unchecked):
+    inputs, weights = draws(2, 8), [pack(draws(8, 5)), pack(draws(8, 5))]
+    for residual, matrices in ((draws(1, 5), weights[:1]), (draws(2, 5), weights)):
+        with pytest.raises(Exception, match="outputs of a product do not fit"):
+            jax.block_until_ready(calls.multiply(inputs, matrices, residual=residual))
 
 
 @pytest.mark.parametrize("width", [1, 16, 37, 5000])
@@ -292,20 +318,40 @@ def split(joined):
     return joined.reshape(BATCH, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
 
 
+EMBED = 40
+MATRICES = [draws(EMBED, HEADS * HEAD_DIM, seed=seed) / 4 for seed in (6, 7, 8)]
+MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9))
+BIASES = [draws(weight.shape[1], seed=seed) for seed, weight in enumerate(MATRICES, 10)]
+NORM = norm_of(EMBED, centred=True)
+LAYER = NORM, list(map(pack, MATRICES, BIASES))
+
+
 def extension(poison=0.0):
-    """Arguments of ``extend_attention``; what no query may look at is ``poison``."""
-    joined = HEADS * HEAD_DIM
-    new = [draws(BATCH, NEW, joined, seed=seed) for seed in range(3)]
+    """States, cache and bias of ``extend_attention``; what no query may see is ``poison``."""
     cache = [draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (3, 4)]
     for row, start in enumerate(STARTS):
         for cached in cache:
             cached[row, :, start:] = poison
-    return new, cache, draws(HEADS, LENGTH, seed=5)
+    return draws(BATCH, NEW, EMBED), cache, draws(HEADS, LENGTH, seed=5)
 
 
-def expected_extension(new, cache, bias, scale):
+def extend(states, cache, starts, bias, scale=1.0):
+    return calls.extend_attention(states, *LAYER, *cache, starts, bias, scale)
+
+
+def through(states, contexts):
+    """What a layer makes of its contexts."""
+    return states + contexts @ MATRICES[-1] + BIASES[-1]
+
+
+def projected(states, which):
+    normed = np.asarray(calls.normalize(states, NORM))
+    return split(normed @ MATRICES[which] + BIASES[which])
+
+
+def expected_extension(states, cache, bias, scale):
     keys, values = (cached.copy() for cached in cache)
-    queries, new_keys, new_values = map(split, new)
+    queries, new_keys, new_values = (projected(states, which) for which in range(3))
     contexts = np.zeros((BATCH, NEW, HEADS, HEAD_DIM), np.float32)
     for row, start in enumerate(STARTS):
         keys[row, :, start : start + NEW] = new_keys[row]
@@ -317,70 +363,108 @@ def expected_extension(new, cache, bias, scale):
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             contexts[row, i] = np.einsum("hk,hkd->hd", weights, values[row, :, :seen])
-    return contexts.reshape(BATCH, NEW, -1), keys, values
+    return through(states, contexts.reshape(BATCH, NEW, -1)), keys, values
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_attention_over_a_cache_that_it_extends(scale):
-    new, cache, bias = extension()
-    found = calls.extend_attention(*new, *cache, STARTS, bias, scale=scale)
-    for ours, theirs in zip(found, expected_extension(new, cache, bias, scale), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5)
-    without = calls.extend_attention(*new, *cache, STARTS, None, scale=scale)
-    expected = expected_extension(new, cache, np.zeros_like(bias), scale)
-    np.testing.assert_allclose(without[0], expected[0], atol=2e-5)
+    states, cache, bias = extension()
+    found = extend(states, cache, STARTS, bias, scale)
+    for ours, theirs in zip(found, expected_extension(states, cache, bias, scale), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    without = extend(states, cache, STARTS, None, scale)
+    expected = expected_extension(states, cache, np.zeros_like(bias), scale)
+    np.testing.assert_allclose(without[0], expected[0], atol=2e-4)
 
 
 def test_attention_looks_at_nothing_beyond_a_query():
-    new, cache, bias = extension()
-    contexts = calls.extend_attention(*new, *cache, STARTS, bias)[0]
-    new, cache, bias = extension(poison=np.nan)
-    np.testing.assert_array_equal(calls.extend_attention(*new, *cache, STARTS, bias)[0], contexts)
+    found = []
+    for poison in (0.0, np.nan):
+        states, cache, bias = extension(poison)
+        found.append(extend(states, cache, STARTS, bias)[0])
+    np.testing.assert_array_equal(*found)
 
 
 def test_attention_one_token_after_the_other_is_the_same_bit_for_bit():
-    new, cache, bias = extension()
-    together = calls.extend_attention(*new, *cache, STARTS, bias)
-    keys, values = cache
+    states, cache, bias = extension()
+    together = extend(states, cache, STARTS, bias)
     for i in range(NEW):
-        context, keys, values = calls.extend_attention(
-            *(array[:, i : i + 1] for array in new), keys, values, STARTS + i, bias
-        )
-        np.testing.assert_array_equal(context[:, 0], together[0][:, i])
-    np.testing.assert_array_equal(keys, together[1])
-    np.testing.assert_array_equal(values, together[2])
+        one, *cache = extend(states[:, i : i + 1], cache, STARTS + i, bias)
+        np.testing.assert_array_equal(one[:, 0], together[0][:, i])
+    np.testing.assert_array_equal(cache[0], together[1])
+    np.testing.assert_array_equal(cache[1], together[2])
+
+
+def test_tokens_that_do_not_count_are_zeros_and_enter_no_cache():
+    states, cache, bias = extension()
+    with calls.using_first(jnp.int32(2)):
+        some = extend(states, cache, STARTS, bias)
+        attended = calls.source_attention(states, *SOURCE_LAYER, *cache, draws(BATCH, LENGTH))
+    for found, expected in zip(some, extend(states[:, :2], cache, STARTS, bias), strict=True):
+        np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
+    assert not np.any(some[0][:, 2:]) and not np.any(attended[:, 2:])
 
 
 def test_a_start_that_runs_over_the_end_is_moved_back_as_xla_does():
-    new, cache, bias = extension()
+    states, cache, bias = extension()
     starts = np.array([0, LENGTH - 2, LENGTH + 9], np.int32)
-    _, keys, _ = calls.extend_attention(*new, *cache, starts, bias)
+    _, keys, _ = extend(states, cache, starts, bias)
     expected = jax.vmap(lambda row, at, start: jax.lax.dynamic_update_slice(row, at, (0, start, 0)))
-    np.testing.assert_array_equal(keys, expected(cache[0], split(new[1]), starts))
+    expected = expected(cache[0], projected(states, 1), starts)
+    np.testing.assert_allclose(keys, expected, atol=2e-5)
+
+
+SOURCE_LAYER = NORM, [LAYER[1][0], LAYER[1][3]]
 
 
 def test_attention_to_a_source():
-    queries = draws(BATCH, NEW, HEADS * HEAD_DIM)
+    states = draws(BATCH, NEW, EMBED)
     keys, values = (draws(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in (1, 2))
     # Padding at the end, in the middle, and nothing else.
     mask = np.zeros((BATCH, LENGTH), np.float32)
     mask[0, 15:], mask[1, 3], mask[2] = -1e10, -1e10, -1e10
-    found = calls.source_attention(queries, keys, values, mask)
-    scores = np.einsum("bhnd,bhkd->bhnk", split(queries), keys) + mask[:, None, None]
+    found = calls.source_attention(states, *SOURCE_LAYER, keys, values, mask)
+    scores = np.einsum("bhnd,bhkd->bhnk", projected(states, 0), keys) + mask[:, None, None]
     weights = jax.nn.softmax(scores, axis=-1)
-    expected = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(queries.shape)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    contexts = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(BATCH, NEW, -1)
+    np.testing.assert_allclose(found, through(states, contexts), atol=2e-4)
+
+
+@pytest.mark.parametrize("used", [None, 13])
+def test_attention_over_whole_sequences(used):
+    states, bias = draws(BATCH, LENGTH, EMBED), draws(1, HEADS, LENGTH, LENGTH, seed=5)
+    allowed = np.random.default_rng(0).random((BATCH, 1, LENGTH, LENGTH)) < 0.7
+    # What nothing attends to, and what attends to nothing.
+    allowed[..., used:], allowed[2, :, 4] = False, False
+    with calls.using_first(jnp.int32(used or LENGTH)):
+        found = calls.whole_attention(states, *LAYER, allowed, bias, HEAD_DIM, 0.5)
+    queries, keys, values = (projected(states, which) for which in range(3))
+    scores = 0.5 * np.einsum("bhnd,bhkd->bhnk", queries, keys) + bias
+    scores = np.where(allowed, scores, scores - 1e10)[..., :used]
+    weights = jax.nn.softmax(scores, axis=-1)
+    contexts = np.einsum("bhnk,bhkd->bnhd", weights, values[:, :, :used])
+    expected = through(states, contexts.reshape(BATCH, LENGTH, -1))
+    np.testing.assert_allclose(found[:, :used], expected[:, :used], atol=2e-4)
+    assert not np.any(found[:, used or LENGTH :])
+
+
+def test_matrices_that_attention_lacks_are_refused(unchecked):
+    states, cache, bias = extension()
+    norm, matrices = LAYER
+    for given in (matrices[:2], []):
+        with pytest.raises(Exception, match="lacks its matrix"):
+            jax.block_until_ready(calls.extend_attention(states, norm, given, *cache, STARTS, bias))
 
 
 def test_the_cache_is_written_in_place():
-    new, cache, bias = extension()
+    states, cache, bias = extension()
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def loop(keys, values):
         def body(i, carry):
-            return calls.extend_attention(*new, *carry[1:], STARTS, bias)
+            return extend(states, carry[1:], STARTS, bias)
 
-        return jax.lax.fori_loop(0, 3, body, (jnp.zeros_like(new[0]), keys, values))
+        return jax.lax.fori_loop(0, 3, body, (jnp.zeros_like(states), keys, values))
 
     text = loop.lower(*map(jnp.asarray, cache)).compile().as_text()
     shape = f"f32[{BATCH},{HEADS},{LENGTH},{HEAD_DIM}]"
