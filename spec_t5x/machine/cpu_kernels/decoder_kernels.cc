@@ -377,6 +377,9 @@ class Inputs {
   const int64_t inner_;
 };
 
+// Bytes ahead of a pass: enough that memory answers in time, measured.
+constexpr int64_t kAhead = 8192;
+
 // What a pass asks memory for, so that memory is never idle: two cache lines for each k, of a
 // block that comes next. Where there is nothing to ask for, the same two again.
 struct Ahead {
@@ -482,8 +485,7 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
   constexpr int64_t kRowSize = kRowLength<Weight> * sizeof(Weight);
   const int64_t inner = inputs.inner(), groups = inputs.groups();
   if (groups == 1 && PartWidth(inputs.size(0)) == kBlockWidth && !scales) {
-    // One pass: the hardware sees what comes.
-    const Ahead ahead = {reinterpret_cast<const char*>(panel), 0};
+    const Ahead ahead = {reinterpret_cast<const char*>(panel) + kAhead, kRowSize};
     MultiplyBlock<Weight>(inputs, 0, {panel, 0, inner, nullptr}, ahead, outputs, stride);
     return;
   }
@@ -491,7 +493,7 @@ void MultiplyPanel(const Inputs& inputs, const Weight* panel, const float* scale
   for (int64_t k = 0; k < inner; k += kInnerBlock) {
     const int64_t num_k = std::min<int64_t>(kInnerBlock, inner - k);
     const Weight* weights = panel + k * kRowLength<Weight>;
-    const char* next = reinterpret_cast<const char*>(weights + num_k * kRowLength<Weight>);
+    const char* next = reinterpret_cast<const char*>(weights) + std::max(num_k * kRowSize, kAhead);
     const float* block_scales = scales ? scales + k / kInnerBlock * kColumnBlock : nullptr;
     const bool widens = sizeof(Weight) < sizeof(float) && groups > 1;
     if (widens) {
