@@ -154,7 +154,10 @@ def continuations(logits: Float32[Array, "batch nodes vocab"], beams: int) -> Co
     # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
-    return Continuations(tokens=tokens, log_probs=top - largest - log_norm)
+    log_probs = top - largest - log_norm
+    # Top-k puts a NaN first whose sign is positive, and any other last.
+    log_probs = jnp.where(jnp.isnan(log_probs), jnp.nan, log_probs)
+    return Continuations(tokens=tokens, log_probs=log_probs)
 
 
 def candidates(
@@ -249,7 +252,7 @@ def finish(beams: Beams, stats: BeamStats) -> BeamResult:
     finished = (beams.finished_sequences, beams.finished_scores, beams.finished_lengths)
     any_finished = jnp.any(beams.finished_lengths > 0, axis=1)
     sequences, scores, lengths = where_rows(any_finished, finished, live)
-    # Top-k puts what is not a number first: once there, it is there to the end.
+    # A NaN comes first in top-k (``continuations``): once there, it is there to the end.
     is_sound = ~jnp.any(jnp.isnan(beams.live_log_probs), axis=1, keepdims=True)
     scores = jnp.where(is_sound, scores, jnp.nan)
     return BeamResult(tokens=sequences[:, :, 1:], scores=scores, lengths=lengths, stats=stats)

@@ -22,6 +22,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import Decoded, row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.draws import purpose_keys
+from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.verification import Verdict
 from spec_t5x.verifiers import TokenVerifier
 
@@ -49,7 +50,7 @@ class DrawnVerifier(TokenVerifier):
         real = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
         _, keys, _ = purpose_keys(stream, lengths)
         gamma = proposal.tokens.shape[1]
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (gamma,)))(keys)
+        uniforms = jax.vmap(lambda key: uniform(key, gamma))(keys)
         proposed = jnp.arange(gamma)[None, :] < proposal.num_proposed[:, None]
         stands = jnp.cumprod((proposed & (uniforms < self.alpha)).astype(jnp.int32), axis=1)
         return real.replace(num_accepted=jnp.sum(stands, axis=1, dtype=jnp.int32))

@@ -29,6 +29,7 @@ from spec_t5x.loops.decode_state import Verified
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
 from spec_t5x.sampling.draws import RowStream, purpose_keys
+from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.sampling.verification import node_verification
 from spec_t5x.types import Array, Float, Float32, Int, Key
@@ -126,7 +127,7 @@ def walk_sampled(
     tree: Tree,
 ) -> TreeVerdict:
     """Walks down one row's tree with ``node_verification``: exact, for any draft."""
-    uniforms = jax.random.uniform(key, (sum(tree.branching),))
+    uniforms = uniform(key, sum(tree.branching))
     starts = np.cumsum((0, *tree.branching))
 
     def children_verdict(depth, node, children):

@@ -23,6 +23,7 @@ from jaxtyping import Shaped
 
 from spec_t5x.errors import InputError
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Temperatures up to this one mean argmax, as in T5X.
@@ -346,7 +347,7 @@ def sample_residual(
 
 def _two_uniforms(key: Key[Array, ""]) -> Float32[Array, "2"]:
     """For a block, and for a token in it."""
-    return jax.random.uniform(key, (2,), jnp.float32)
+    return uniform(key, 2)
 
 
 def _sample(probs: Float32[Array, "vocab"], uniforms: Float32[Array, "2"]) -> Int[Array, ""]:

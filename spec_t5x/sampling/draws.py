@@ -21,6 +21,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, gumbel_argmax, sample
+from spec_t5x.sampling.random_bits import fold_in, is_threefry
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
@@ -38,10 +39,10 @@ class RowStream:
 
         Positions grow in every iteration, so that no key comes back.
         """
-        here = jax.vmap(jax.random.fold_in)(self.keys, positions)
+        here = jax.vmap(fold_in)(self.keys, positions)
         # Not ``split``, whose keys may depend on how many are asked for. All at once: a call
         # costs what hashing hundreds of keys does.
-        numbered = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+        numbered = jax.vmap(jax.vmap(fold_in, (0, None)), (None, 0))
         return tuple(numbered(here, jnp.arange(num)))
 
     def gumbels(
@@ -94,12 +95,7 @@ def _drawn_apart(keys: Key[Array, "*batch"], size: int) -> bool:
 
     Of arrays of ``size`` numbers, whose indices are to fit 32 bits.
     """
-    return (
-        str(jax.random.key_impl(keys)) == "threefry2x32"
-        and jax.config.jax_threefry_partitionable
-        and not jax.config.jax_high_dynamic_range_gumbel
-        and size <= 1 << 32
-    )
+    return is_threefry(keys) and not jax.config.jax_high_dynamic_range_gumbel and size <= 1 << 32
 
 
 def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Float32[Array, "width"]:
@@ -168,7 +164,7 @@ class Draws:
         positions, after = self.lengths + self.drawn, self.replace(drawn=self.drawn + 1)
         if self.coupled or settings.greedy:
             return sample_coupled(self.stream, positions, probs, settings), after
-        keys = jax.vmap(jax.random.fold_in)(self.stream.keys, positions)
+        keys = jax.vmap(fold_in)(self.stream.keys, positions)
         return jax.vmap(sample)(keys, probs), after
 
     def next_distinct(
@@ -193,7 +189,7 @@ class Draws:
         after = self.replace(drawn=self.drawn + 1)
         if settings.greedy:
             return lax.top_k(logits, num)[1], after
-        keys = jax.vmap(jax.random.fold_in, (0, None))(self.stream.keys, self.drawn)
+        keys = jax.vmap(fold_in, (0, None))(self.stream.keys, self.drawn)
         gumbels = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
         # The largest perturbed logarithms come in the order of successive draws.
         return lax.top_k(jnp.log(probs) + gumbels, num)[1], after

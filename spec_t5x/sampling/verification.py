@@ -13,7 +13,6 @@ emitted there comes from the target's own distribution.
 """
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -25,6 +24,7 @@ from spec_t5x.sampling.distributions import (
     sample_residual,
     values_at,
 )
+from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.types import Array, Bool, Float, Int, Key
 
 
@@ -71,7 +71,7 @@ def token_verification(
       target_probs: the target's, at each draft and after the last one.
       lenience: multiplies q in the comparison, in (0, 1]; 1 is lossless.
     """
-    uniforms = jax.random.uniform(key, draft_tokens.shape)
+    uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_accepted(uniforms, draft_tokens, draft_probs, target_probs, lenience)
     emission = emission_rows(accepted, draft_probs, target_probs)
     return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
@@ -124,7 +124,7 @@ def block_verification(
     arguments are those of ``token_verification``.
     """
     thresholds, carried = block_thresholds(draft_tokens, draft_probs, target_probs)
-    accepted = count_block_accepted(jax.random.uniform(key, draft_tokens.shape), thresholds)
+    accepted = count_block_accepted(uniform(key, draft_tokens.shape[0]), thresholds)
     emission = block_emission_rows(accepted, draft_probs, target_probs, carried)
     return Verdict(num_accepted=accepted, next_token=sample_residual(emit_key, *emission))
 
@@ -202,7 +202,7 @@ def rejection_verification(
     it is drawn from the target itself, unmodified: the section's non-iterative version.
     The arguments are those of ``token_verification``.
     """
-    uniforms = jax.random.uniform(key, draft_tokens.shape)
+    uniforms = uniform(key, draft_tokens.shape[0])
     accepted = count_unrejected(uniforms, draft_tokens, draft_probs, target_probs)
     return Verdict(num_accepted=accepted, next_token=sample(emit_key, target_probs[accepted]))
 

@@ -144,6 +144,16 @@ def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
     np.testing.assert_allclose(found.log_probs, [[-1.5, -2.5]])
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign):
+    nan = np.copysign(np.float32(np.nan), np.float32(sign))
+    for logits in (np.full(5, nan), np.float32([1, 0, nan, 2, 3])):
+        following = hypotheses.continuations(jnp.asarray([[logits] * 2]), beams=2)
+        # Of which the first is an empty place.
+        found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following, beams=2)
+        assert np.isnan(hypotheses.going_on(found, 2, eos_id=4).log_probs[0, -1])
+
+
 # --- the plain search ------------------------------------------------------------
 
 VOCAB = 17

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.machine.cpu_kernels.library import available
-from spec_t5x.types import Array, Bool, Float32, Int, PyTree
+from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 
 # Columns of a panel of weights, as the kernels have it.
 PANEL = 64
@@ -138,14 +138,14 @@ def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Arra
     return jax.ffi.ffi_call("SpecT5XNormalize", shape)(*operands, **options)
 
 
+def alone() -> bool:
+    """Whether the kernels are usable, and beside other processes this one works for itself."""
+    return jax.sharding.get_abstract_mesh().empty and usable()
+
+
 def can_summarize(values: Array) -> bool:
     """Whether the kernels over a vocabulary are for these: float32, and the device is one CPU."""
-    return (
-        values.dtype == jnp.float32
-        # Beside other processes only where each works for itself, not on one mesh.
-        and jax.sharding.get_abstract_mesh().empty
-        and usable()
-    )
+    return values.dtype == jnp.float32 and alone()
 
 
 def summarize(
@@ -216,6 +216,15 @@ def sample_residual(
     shape = jax.ShapeDtypeStruct(target_probs.shape[:-1], jnp.int32)
     call = jax.ffi.ffi_call("SpecT5XSampleResidual", shape, vmap_method="broadcast_all")
     return call(target_probs, draft_probs, uniforms)
+
+
+def threefry(
+    keys: UInt32[Array, "*rows 2"], counts: UInt32[Array, "*rows"]
+) -> UInt32[Array, "*rows 2"]:
+    """Threefry-2x32 of ``(0, count)``, under a key of two words each, as JAX has it."""
+    shape = jax.ShapeDtypeStruct(keys.shape, jnp.uint32)
+    call = jax.ffi.ffi_call("SpecT5XThreefry", shape, vmap_method="broadcast_all")
+    return call(keys, counts)
 
 
 def extend_attention(

@@ -1207,6 +1207,29 @@ ffi::Error SampleResidual(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> target,
   return SampleRows(pool, target, draft.typed_data(), uniforms, tokens);
 }
 
+// Threefry-2x32 of 20 rounds (Salmon et al. 2011): keys [rows, 2] and counts [rows], which are the
+// second word of what is hashed.
+ffi::Error Threefry(ffi::Buffer<ffi::U32> keys, ffi::Buffer<ffi::U32> counts,
+                    ffi::ResultBuffer<ffi::U32> outputs) {
+  constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  for (size_t row = 0; row < counts.element_count(); ++row) {
+    const uint32_t* given = keys.typed_data() + 2 * row;
+    const uint32_t key[3] = {given[0], given[1], given[0] ^ given[1] ^ 0x1BD11BDA};
+    uint32_t first = key[0], second = counts.typed_data()[row] + key[1];
+    for (uint32_t i = 0; i < 5; ++i) {
+      for (int rotation : kRotations[i % 2]) {
+        first += second;
+        second = first ^ (second << rotation | second >> (32 - rotation));
+      }
+      first += key[(i + 1) % 3];
+      second += key[(i + 2) % 3] + i + 1;
+    }
+    outputs->typed_data()[2 * row] = first;
+    outputs->typed_data()[2 * row + 1] = second;
+  }
+  return ffi::Error::Success();
+}
+
 // out[t] = sum over d of queries[d] * keys[t][d] for kKeys keys; each by the same additions.
 template <int kKeys>
 inline void KeyProducts(const float* query, const float* const* keys, int64_t head_dim,
@@ -1709,3 +1732,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttendWhole, AttendWhole,
                                   .Attr<bool>("centred")
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("head_dim"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XThreefry, Threefry,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>());

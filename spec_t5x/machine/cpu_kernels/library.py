@@ -34,6 +34,7 @@ _SYMBOLS = (
     "SpecT5XCompare",
     "SpecT5XSample",
     "SpecT5XSampleResidual",
+    "SpecT5XThreefry",
     "SpecT5XExtend",
     "SpecT5XExtendNodes",
     "SpecT5XAttend",

@@ -1,0 +1,45 @@
+"""The numbers that keys give are JAX's, to the bit, however they are made."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.sampling import random_bits
+
+
+@pytest.fixture(params=[True, False], ids=["kernel", "JAX"])
+def keys(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(random_bits.cpu_kernels, "alone", lambda: False)
+    return jax.random.split(jax.random.key(7), 5)
+
+
+def same_keys(found, expected):
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(expected))
+
+
+def test_a_number_is_folded_in_as_jax_does(keys):
+    numbers = jnp.array([0, 1, 77, 2**31 - 1, -1])
+    folded = jax.jit(jax.vmap(random_bits.fold_in))
+    same_keys(folded(keys, numbers), jax.vmap(jax.random.fold_in)(keys, numbers))
+    same_keys(random_bits.fold_in(keys[0], 3), jax.random.fold_in(keys[0], 3))
+
+
+@pytest.mark.parametrize("num", [1, 2, 7])
+def test_uniform_numbers_are_those_of_jax(keys, num):
+    expected = jax.vmap(lambda key: jax.random.uniform(key, (num,)))(keys)
+    found = jax.jit(jax.vmap(lambda key: random_bits.uniform(key, num)))(keys)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(random_bits.uniform(keys[2], num), expected[2])
+
+
+def test_a_sampled_step_hashes_by_the_kernel(keys):
+    text = jax.jit(lambda key: random_bits.uniform(key, 2)).lower(keys[0]).compile().as_text()
+    assert ("SpecT5XThreefry" in text) == random_bits.cpu_kernels.alone()
+
+
+def test_keys_of_another_kind_are_left_to_jax():
+    key = jax.random.key(0, impl="rbg")
+    same_keys(random_bits.fold_in(key, 3), jax.random.fold_in(key, 3))
+    np.testing.assert_array_equal(random_bits.uniform(key, 4), jax.random.uniform(key, (4,)))
