@@ -229,7 +229,7 @@ def threefry(
 
 def extend_attention(
     states: Float32[Array, "batch new embed"],
-    norm: Norm | None,
+    norm: Norm,
     matrices: Sequence[Matrix],
     keys: Float32[Array, "batch heads length head_dim"],
     values: Float32[Array, "batch heads length head_dim"],
@@ -249,7 +249,7 @@ def extend_attention(
 
     Args:
       states: of the new tokens.
-      norm: of the states; None for none.
+      norm: of the states.
       matrices: of queries, keys, values and of the output.
       keys, values: the cache, updated in place.
       starts: position of each row's first new token.
@@ -264,7 +264,7 @@ def extend_attention(
 
 def extend_attention_nodes(
     states: Float32[Array, "batch new embed"],
-    norm: Norm | None,
+    norm: Norm,
     matrices: Sequence[Matrix],
     keys: Float32[Array, "batch heads slots head_dim"],
     values: Float32[Array, "batch heads slots head_dim"],
@@ -289,7 +289,7 @@ def extend_attention_nodes(
 
 def source_attention(
     states: Float32[Array, "batch new embed"],
-    norm: Norm | None,
+    norm: Norm,
     matrices: Sequence[Matrix],
     keys: Float32[Array, "inputs heads source head_dim"],
     values: Float32[Array, "inputs heads source head_dim"],
@@ -311,7 +311,7 @@ def source_attention(
 
 def whole_attention(
     states: Float32[Array, "batch length embed"],
-    norm: Norm | None,
+    norm: Norm,
     matrices: Sequence[Matrix],
     allowed: Bool[Array, "batch 1 length length"],
     bias: Float32[Array, "1 heads length length"],

@@ -37,6 +37,11 @@
 
 namespace ffi = xla::ffi;
 
+template <>
+struct xla::ffi::CtxBinding<xla::ffi::ThreadPool> {
+  using Ctx = xla::ffi::ThreadPool;
+};
+
 namespace {
 
 // One register of floats: GCC takes a vector of several through memory. And how many there are.
@@ -388,7 +393,7 @@ struct Ahead {
 
   // The share of one of several passes over a block.
   Ahead Part(int part, int parts) const {
-    const int lines = stride / kCacheLine, each = std::max(lines / parts, 1);
+    const int lines = std::max<int>(stride / kCacheLine, 1), each = std::max(lines / parts, 1);
     return part * each < lines ? Ahead{begin + part * each * kCacheLine, stride}
                                : Ahead{begin, 0};
   }
@@ -1601,13 +1606,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
                                   .Attr<float>("epsilon")
                                   .Attr<bool>("centred"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XDot, Dot);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XNormalize, Normalize,
                               ffi::Ffi::Bind()
@@ -1637,29 +1636,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XStandardize, Standardize,
                                   .Attr<float>("top_p")
                                   .Attr<float>("least_temperature"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XCompare, Compare,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XCompare, Compare);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSample, Sample,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSample, Sample);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSampleResidual, SampleResidual,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSampleResidual, SampleResidual);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                               ffi::Ffi::Bind()
@@ -1733,8 +1714,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttendWhole, AttendWhole,
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("head_dim"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XThreefry, Threefry,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XThreefry, Threefry);
