@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
+from spec_t5x.experiments.reproduction.example_texts import DESCRIPTIONS, SENTENCES
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models import weights
 from spec_t5x.models.binding import bind
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.weights import Panels, Rounded, TiedTable, rounded, rows
@@ -79,6 +82,26 @@ def test_a_packaged_model_takes_the_bytes_of_its_checkpoint():
     ]
     # All but norms and biases by distance in bfloat16, and panels whole.
     assert sizes[0] < 0.505 * sizes[1]
+
+
+@pytest.mark.parametrize("target", ["ende-target", "summaries-target", "lm-target"])
+def test_what_is_read_in_bfloat16_gives_the_text_of_float32(target, monkeypatch):
+    """On 200 texts of the target's words, to the last bit of the scores."""
+    words = sorted({word for text in (*SENTENCES, *DESCRIPTIONS) for word in text.split()})
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(200)]
+    options = GenerateOptions(batch_size=40, max_decode_len=16, gamma=0)
+    narrow = Generator.load(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_narrow", np.asarray)
+        wide = Generator.load(target)
+    sizes = [sum(a.nbytes for a in jax.tree.leaves(g.target.weights)) for g in (narrow, wide)]
+    assert sizes[0] < 0.51 * sizes[1]
+    found, expected = (list(generator.generate(texts, options)) for generator in (narrow, wide))
+    assert [[o.output_ids for o in answer] for answer in found] == [
+        [o.output_ids for o in answer] for answer in expected
+    ]
+    assert [a[0].score for a in found] == [a[0].score for a in expected]
 
 
 def test_without_the_kernels_a_packed_model_computes_the_same():
