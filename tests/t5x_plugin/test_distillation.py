@@ -110,7 +110,8 @@ def assert_same_gradients(found, expected):
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         largest = float(jnp.abs(theirs).max())
         assert largest > 0
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * largest)
+        # Sums in another order, which depends on the processor's registers.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5 * largest)
 
 
 def logits_of(loaded, params, batch):
