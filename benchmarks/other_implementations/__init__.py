@@ -3,7 +3,8 @@
     python -m benchmarks.other_implementations                       # the packaged pair
     python -m benchmarks.other_implementations --data dev.tsv.gz --num_inputs 60 \\
         --draft transformer mixed copy --gamma 3 --json benchmarks/implementations_pair.json
-    python -m benchmarks.other_implementations --size t5_1_1_small t5_1_1_base --gamma 4 7
+    python -m benchmarks.other_implementations --size t5_1_1_base --gamma 5 --weights auto int8 \\
+        --draft random int8 int4 --alpha 0.75 0.994 0.913
 
 Compared are transformers (eager, static cache, assisted generation with the same draft),
 CTranslate2 (float32, and int8 as a note) and T5X's ``temperature_sample``, each where it is
@@ -14,7 +15,8 @@ What keeps the comparison fair:
 
 * Every row is a process of its own in every round, with the same processors and threads. Rounds
   alternate, the rows take turns in going first, and ratios are medians over the rounds.
-* Compilation and allocation are timed apart: a process decodes every input once before it times.
+* Compilation and allocation are timed apart: a process decodes every input once before it times,
+  then again and again for a second, of which the median counts.
 * Token ids are compared with those of plain decoding with this package.
 * Beside the rows stands the memory-bandwidth bound: the time that one pass over the weights takes
   at the read bandwidth measured in the same rounds. Plain decoding cannot be faster.
