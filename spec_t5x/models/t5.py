@@ -181,13 +181,9 @@ class DecoderLayer(nn.Module):
         norm = self.pre_self_attention_layer_norm
         states, cache = extend_self(self.self_attention, inputs, norm, cache)
         if self.config.has_source:
-            norm, source = (
-                self.pre_cross_attention_layer_norm,
-                (cache.cross_keys, cache.cross_values),
-            )
-            states = self.encoder_decoder_attention.attend_to_sources(
-                states, norm, *source, cross_bias
-            )
+            norm = self.pre_cross_attention_layer_norm
+            source = cache.cross_keys, cache.cross_values, cross_bias
+            states = self.encoder_decoder_attention.attend_to_sources(states, norm, *source)
         return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
 
 

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, gumbel_argmax, sample
-from spec_t5x.sampling.random_bits import fold_in, is_threefry
+from spec_t5x.sampling.random_bits import fold_in, fractions, is_threefry
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Folded into a row's key where ``RowStream.at`` folds a position: beyond any position.
@@ -51,7 +51,7 @@ class RowStream:
         """The noise that chooses the token at each row's position."""
 
         def of_row(key, position):
-            key = jax.random.fold_in(jax.random.fold_in(key, _NOISE), position)
+            key = fold_in(fold_in(key, _NOISE), position)
             return jax.random.gumbel(key, (vocab_size,))
 
         return jax.vmap(of_row)(self.keys, positions)
@@ -102,10 +102,8 @@ def _gumbel_row(key: Key[Array, ""], row: UInt32[Array, ""], width: int) -> Floa
     """``jax.random.gumbel(key, (rows, width))[row]``, bit for bit, without the other rows."""
     indices = row * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)
     high, low = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(indices), indices)
-    # As ``jax.random.uniform`` does: 23 random bits are a number in [1, 2).
-    fraction = ((high ^ low) >> 9) | jnp.uint32(0x3F800000)
     tiny = jnp.finfo(jnp.float32).tiny
-    uniforms = (lax.bitcast_convert_type(fraction, jnp.float32) - 1) * (1 - tiny) + tiny
+    uniforms = fractions(high, low) * (1 - tiny) + tiny
     return -jnp.log(-jnp.log(jnp.maximum(tiny, uniforms)))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
-from spec_t5x.types import Array, Float32, Int, Key
+from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
 
 def is_threefry(key: Key[Array, "*batch"]) -> bool:
@@ -37,15 +37,22 @@ def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
     def by_kernel(words):
         every = jnp.broadcast_to(words, (num, 2))
         hashed = cpu_kernels.threefry(every, jnp.arange(num, dtype=jnp.uint32))
-        # 23 random bits are a number in [1, 2).
-        fraction = ((hashed[:, 0] ^ hashed[:, 1]) >> 9) | jnp.uint32(0x3F800000)
-        return lax.bitcast_convert_type(fraction, jnp.float32) - 1
+        return fractions(hashed[:, 0], hashed[:, 1])
 
     def by_jax(words):
         return jax.random.uniform(_wrap(words), (num,))
 
     words = jax.random.key_data(key)
     return lax.platform_dependent(words, cpu=by_kernel, default=by_jax)
+
+
+def fractions(
+    first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
+) -> Float32[Array, "*shape"]:
+    """Numbers in [0, 1) of the two words of hashes, as ``jax.random.uniform`` makes them."""
+    # 23 random bits are a number in [1, 2).
+    bits = ((first ^ second) >> 9) | jnp.uint32(0x3F800000)
+    return lax.bitcast_convert_type(bits, jnp.float32) - 1
 
 
 def _wrap(words: Array) -> Key[Array, ""]:

@@ -140,7 +140,7 @@ inline Lanes Fma(float a, Lanes b, Lanes c) { return Fma(Fill(a), b, c); }
 inline float Sum(Lanes lanes) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)lanes);
-#endif
+#else
   float values[kLanes];
   Store(values, lanes);
 #pragma GCC unroll 4
@@ -149,6 +149,7 @@ inline float Sum(Lanes lanes) {
     for (int i = 0; i < half; ++i) values[i] += values[i + half];
   }
   return values[0];
+#endif
 }
 
 // Has the compiler hold a value in a register, where it would load it again for each use.
@@ -281,10 +282,15 @@ int64_t NumPieces(const ffi::ThreadPool& pool, size_t bytes) {
   return std::clamp<int64_t>(bytes / kBytesWorthSharing, threads, 4 * threads);
 }
 
+// How many of so many new tokens of a row count.
+int64_t NumUsed(const ffi::Buffer<ffi::S32>& used, int64_t num_new) {
+  return std::clamp<int64_t>(*used.typed_data(), 0, num_new);
+}
+
 // The rows that count, of inputs ``[..., new, width]``: the first ``used`` of ``new`` each.
 std::vector<int64_t> UsedRows(ffi::Span<const int64_t> shape, const ffi::Buffer<ffi::S32>& used) {
   const int64_t rank = shape.size(), num_new = rank > 1 ? shape[rank - 2] : 1;
-  const int64_t num_used = std::clamp<int64_t>(*used.typed_data(), 0, num_new);
+  const int64_t num_used = NumUsed(used, num_new);
   int64_t groups = 1;
   for (int64_t axis = 0; axis + 2 < rank; ++axis) groups *= shape[axis];
   std::vector<int64_t> rows;
@@ -1336,8 +1342,7 @@ class Attention {
   Attention(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& states,
             const ffi::Buffer<ffi::S32>& used, int64_t heads, int64_t length, int64_t head_dim)
       : batch(states.dimensions()[0]), num_new(states.dimensions()[1]),
-        num_used(std::clamp<int64_t>(*used.typed_data(), 0, num_new)), heads(heads),
-        length(length), head_dim(head_dim), pool_(pool), states_(states),
+        num_used(NumUsed(used, num_new)), heads(heads), length(length), head_dim(head_dim), pool_(pool), states_(states),
         rows_(UsedRows(states.dimensions(), used)) {}
   Attention(ffi::ThreadPool& pool, const ffi::Buffer<ffi::F32>& states,
             const ffi::Buffer<ffi::S32>& used, const ffi::Buffer<ffi::F32>& cached)
