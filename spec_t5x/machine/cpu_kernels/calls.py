@@ -6,6 +6,7 @@ device, is XLA's alone.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -21,7 +22,6 @@ from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 PANEL = 64
 
 _NONE = np.zeros(0, np.float32)
-_NO_BIAS = np.zeros((0, 0), np.float32)
 _active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
 _used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
 
@@ -114,10 +114,7 @@ def multiply(
     """
     rows = inputs.shape[:-1]
     shapes = [jax.ShapeDtypeStruct((*rows, matrix.features), jnp.float32) for matrix in matrices]
-    operands, options = _with_norm(inputs, norm)
-    residual = _NONE if residual is None else residual
-    call = jax.ffi.ffi_call("SpecT5XMultiply", shapes)
-    return call(*operands, residual, *_operands(matrices), **options)
+    return _of_layer("SpecT5XMultiply", shapes, inputs, norm, [residual], matrices)
 
 
 def dot_with_table(
@@ -134,8 +131,7 @@ def dot_with_table(
 def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
     """The inputs, normed."""
     shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
-    operands, options = _with_norm(inputs, norm)
-    return jax.ffi.ffi_call("SpecT5XNormalize", shape)(*operands, **options)
+    return _of_layer("SpecT5XNormalize", shape, inputs, norm)
 
 
 def alone() -> bool:
@@ -302,11 +298,9 @@ def source_attention(
     are of queries and of the output; ``mask`` is added to the scores, negative where there is no
     token.
     """
-    shape = jax.ShapeDtypeStruct(states.shape, jnp.float32)
-    operands, options = _with_norm(states, norm)
-    call = jax.ffi.ffi_call("SpecT5XAttend", shape)
-    operands += (keys, values, mask, *_operands(matrices))
-    return call(*operands, **options, scale=np.float32(scale))
+    shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (keys, values, mask)
+    options = {"scale": np.float32(scale)}
+    return _of_layer("SpecT5XAttend", shape, states, norm, given, matrices, **options)
 
 
 def whole_attention(
@@ -323,33 +317,39 @@ def whole_attention(
     Each token attends to those that ``allowed`` lets it see; ``matrices`` as of
     ``extend_attention``.
     """
-    shape = jax.ShapeDtypeStruct(states.shape, jnp.float32)
-    operands, options = _with_norm(states, norm)
-    operands += (allowed, bias, *_operands(matrices))
-    options |= {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
-    return jax.ffi.ffi_call("SpecT5XAttendWhole", shape)(*operands, **options)
+    shape, given = jax.ShapeDtypeStruct(states.shape, jnp.float32), (allowed, bias)
+    options = {"scale": np.float32(scale), "head_dim": np.int64(head_dim)}
+    return _of_layer("SpecT5XAttendWhole", shape, states, norm, given, matrices, **options)
 
 
 def _extended(name: str, states, norm, matrices, cache, bias, scale):
     shapes = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (states, *cache[:2])]
-    call = jax.ffi.ffi_call(name, shapes, input_output_aliases={4: 1, 5: 2})
-    operands, options = _with_norm(states, norm)
-    operands += (*cache, _NO_BIAS if bias is None else bias, *_operands(matrices))
-    return tuple(call(*operands, **options, scale=np.float32(scale)))
+    options = {"scale": np.float32(scale), "aliases": {4: 1, 5: 2}}
+    return tuple(_of_layer(name, shapes, states, norm, (*cache, bias), matrices, **options))
 
 
-def _with_norm(inputs: Array, norm: Norm | None) -> tuple[tuple[Array, ...], dict]:
-    """Inputs and their norm as the kernels take them."""
+def _of_layer(
+    name: str,
+    shapes: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct],
+    inputs: Array,
+    norm: Norm | None,
+    given: Sequence[Array | None] = (),
+    matrices: Sequence[Matrix] = (),
+    aliases: dict[int, int] | None = None,
+    **options,
+):
+    """A call on a layer's inputs: they, their norm, what is ``given``, and matrices."""
     norm = Norm(_NONE, 0.0) if norm is None else norm
-    bias = _NONE if norm.bias is None else norm.bias
-    options = {"epsilon": np.float32(norm.epsilon), "centred": norm.centred}
-    return (inputs, _num_used(inputs), norm.scale, bias), options
-
-
-def _operands(matrices: Sequence[Matrix]) -> list[Array]:
-    """Matrices as the kernels take them: panels, scales and biases of all."""
-    optional = (*(m.scales for m in matrices), *(m.bias for m in matrices))
-    return [*(m.panels for m in matrices), *(_NONE if a is None else a for a in optional)]
+    # Panels, scales and biases of all.
+    parts = [m.panels for m in matrices], [m.scales for m in matrices], [m.bias for m in matrices]
+    operands = inputs, _num_used(inputs), norm.scale, norm.bias, *given, *itertools.chain(*parts)
+    call = jax.ffi.ffi_call(name, shapes, input_output_aliases=aliases)
+    return call(
+        *(_NONE if operand is None else operand for operand in operands),
+        epsilon=np.float32(norm.epsilon),
+        centred=norm.centred,
+        **options,
+    )
 
 
 def _num_used(inputs: Array) -> Int[Array, ""]:

@@ -1596,15 +1596,20 @@ ffi::Error AttendWhole(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states,
   return ffi::Error::Success();
 }
 
+// What all calls on a layer's inputs take first: they, how many count, and their norm.
+auto BindLayer() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::S32>>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::F32>>();
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XMultiply, Multiply,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                              BindLayer()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .RemainingArgs()
                                   .RemainingRets()
@@ -1648,12 +1653,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSample, Sample);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XSampleResidual, SampleResidual);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                              BindLayer()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
@@ -1667,12 +1667,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtend, Extend,
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtendNodes, ExtendNodes,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                              BindLayer()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
@@ -1688,12 +1683,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XExtendNodes, ExtendNodes,
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                              BindLayer()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
@@ -1704,12 +1694,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttend, Attend,
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecT5XAttendWhole, AttendWhole,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                              BindLayer()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .RemainingArgs()
