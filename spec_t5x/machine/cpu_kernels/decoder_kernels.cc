@@ -1423,7 +1423,7 @@ void UpdateInPlace(const ffi::Buffer<ffi::F32>& old, ffi::ResultBuffer<ffi::F32>
 }
 
 // Self-attention of new tokens over a cache, into which they are written first: at ``starts``
-// [batch]. Bias by distance [heads, length], or [0, 0] for none. Keys after their query, and all
+// [batch]. Bias by distance [heads, length], or nothing. Keys after their query, and all
 // that lies beyond a row's length, are never looked at.
 ffi::Error Extend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> states, ffi::Buffer<ffi::S32> used,
                   ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::F32> norm_bias,

@@ -146,7 +146,7 @@ def test_norms(width, centred):
     shifted = inputs - inputs.mean(-1, keepdims=True) if centred else inputs
     expected = shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + 1e-6) * norm.scale
     expected = expected + (norm.bias if centred else 0)
-    np.testing.assert_allclose(calls.normalize(inputs, norm), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(calls.normalize(inputs, norm), expected, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("columns", [40, 150])
@@ -371,10 +371,10 @@ def test_attention_over_a_cache_that_it_extends(scale):
     states, cache, bias = extension()
     found = extend(states, cache, STARTS, bias, scale)
     for ours, theirs in zip(found, expected_extension(states, cache, bias, scale), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
     without = extend(states, cache, STARTS, None, scale)
     expected = expected_extension(states, cache, np.zeros_like(bias), scale)
-    np.testing.assert_allclose(without[0], expected[0], atol=2e-4)
+    np.testing.assert_allclose(without[0], expected[0], atol=1e-4)
 
 
 def test_attention_looks_at_nothing_beyond_a_query():
@@ -427,7 +427,7 @@ def test_attention_to_a_source():
     scores = np.einsum("bhnd,bhkd->bhnk", projected(states, 0), keys) + mask[:, None, None]
     weights = jax.nn.softmax(scores, axis=-1)
     contexts = np.einsum("bhnk,bhkd->bnhd", weights, values).reshape(BATCH, NEW, -1)
-    np.testing.assert_allclose(found, through(states, contexts), atol=2e-4)
+    np.testing.assert_allclose(found, through(states, contexts), atol=1e-4)
 
 
 @pytest.mark.parametrize("used", [None, 13])
@@ -444,7 +444,7 @@ def test_attention_over_whole_sequences(used):
     weights = jax.nn.softmax(scores, axis=-1)
     contexts = np.einsum("bhnk,bhkd->bnhd", weights, values[:, :, :used])
     expected = through(states, contexts.reshape(BATCH, LENGTH, -1))
-    np.testing.assert_allclose(found[:, :used], expected[:, :used], atol=2e-4)
+    np.testing.assert_allclose(found[:, :used], expected[:, :used], atol=1e-4)
     assert not np.any(found[:, used or LENGTH :])
 
 
