@@ -6,10 +6,11 @@
     python -m benchmarks.other_implementations --size t5_1_1_base --gamma 5 --weights auto int8 \\
         --draft random int8 int4 --alpha 0.75 0.994 0.913
 
-Compared are transformers (eager, static cache, assisted generation with the same draft),
-CTranslate2 (float32, and int8 as a note) and T5X's ``temperature_sample``, each where it is
-installed, at float32 and batch 1, on the CPU. ``--size`` takes published sizes with random weights
-instead of a pair: for time alone, with draft tokens accepted at the rate ``--alpha``.
+Compared are transformers (eager, static cache, assisted generation with the same draft, prompt
+lookup beside ``copy``), CTranslate2 (float32, and int8 as a note), OpenVINO (int8, through
+optimum-intel) and T5X's ``temperature_sample``, each where it is installed, at float32 and batch 1,
+on the CPU. ``--size`` takes published sizes with random weights instead of a pair: for time alone,
+with draft tokens accepted at the rate ``--alpha``.
 
 What keeps the comparison fair:
 

@@ -77,11 +77,17 @@ def ours(
 
 
 def transformers(
-    workload: Workload, *, cache: str | None = None, assisted: bool = False, gamma: int = 0
+    workload: Workload,
+    *,
+    cache: str | None = None,
+    assisted: bool = False,
+    gamma: int = 0,
+    lookup: int = 0,
 ) -> tuple[str, Decode]:
     """Greedy ``generate``, with T5's own cache or a static one, alone or assisted by the draft.
 
     ``gamma`` tokens are proposed every time; with 0, as many as the draft's own settings say.
+    With ``lookup``, so many are looked up in the output so far.
     """
     import torch
     import transformers
@@ -97,6 +103,8 @@ def transformers(
     model, arguments = read(workload.target_copy), {}
     if cache:
         arguments["cache_implementation"] = cache
+    if lookup:
+        arguments["prompt_lookup_num_tokens"] = lookup
     if assisted:
         arguments["assistant_model"] = assistant = read(workload.draft_copy)
         if gamma:
@@ -104,6 +112,13 @@ def transformers(
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
             # Else it stops where it is not sure.
             assistant.generation_config.assistant_confidence_threshold = 0.0
+    version = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    return version, _generating(model, **arguments)
+
+
+def _generating(model, **arguments) -> Decode:
+    """Greedy decoding with ``generate`` of transformers."""
+    import torch
 
     @torch.inference_mode()
     def decode(ids: list[int], max_tokens: int) -> list[int]:
@@ -119,7 +134,40 @@ def transformers(
         # The start token comes first.
         return outputs[0, 1:].tolist()
 
-    return f"transformers {transformers.__version__}, torch {torch.__version__}", decode
+    return decode
+
+
+def openvino(workload: Workload) -> tuple[str, Decode]:
+    """OpenVINO with int8 weights, driven by ``generate``, through optimum-intel."""
+    import openvino
+    import optimum.intel
+    import torch
+
+    torch.set_num_threads(workload.threads)
+    converted = Path(workload.target_copy).with_suffix(".openvino")
+    if not converted.exists():
+        _apart(_export, workload.target_copy, str(converted))
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(workload.threads)}
+    model = optimum.intel.OVModelForSeq2SeqLM.from_pretrained(converted, ov_config=settings)
+    return f"OpenVINO {openvino.__version__.partition('-')[0]}", _generating(model)
+
+
+def _export(source: str, destination: str) -> None:
+    """To OpenVINO's format, with the weights rounded to int8, asymmetrically, by column."""
+    from optimum.intel import OVModelForSeq2SeqLM, OVWeightQuantizationConfig
+
+    rounding = OVWeightQuantizationConfig(bits=8)
+    model = OVModelForSeq2SeqLM.from_pretrained(
+        source, export=True, compile=False, quantization_config=rounding
+    )
+    model.save_pretrained(destination)
+
+
+def _apart(convert: Callable[[str, str], None], source: str, destination: str) -> None:
+    """Converts in another process: what that loads is not in the memory of the one that decodes."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        pool.submit(convert, source, destination).result()
 
 
 def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
@@ -128,10 +176,7 @@ def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
 
     converted = Path(workload.target_copy).with_suffix(".ctranslate2")
     if not converted.exists():
-        # In another process, so that PyTorch is not in the memory of the one that decodes.
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            pool.submit(_convert, workload.target_copy, str(converted)).result()
+        _apart(_convert, workload.target_copy, str(converted))
     # Loading takes a team of threads, and decoding, in a thread of CTranslate2's own, another.
     # Where both are there, GNU's OpenMP finds more threads than processors and has them sleep
     # between the parts of a step: on two processors decoding then takes seven times as long.

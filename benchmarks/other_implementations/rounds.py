@@ -17,7 +17,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import AUTO
 
-IMPLEMENTATIONS = ("transformers", "ctranslate2", "t5x")
+IMPLEMENTATIONS = ("transformers", "ctranslate2", "openvino", "t5x")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,15 @@ def make_rows(
         for name, arguments in assisted.items():
             arguments = {"assisted": True, **arguments}
             rows.append(Row(f"transformers, assisted, {name}", "transformers", arguments, True))
+        for gamma in gammas if "copy" in drafts else ():
+            name = f"transformers, prompt lookup, {gamma} tokens"
+            rows.append(Row(name, "transformers", {"lookup": gamma}, True))
     if "ctranslate2" in others:
         for kind in ("float32", "int8"):
             arguments, exact = {"compute_type": kind}, kind == "float32"
             rows.append(Row(f"CTranslate2, {kind}", "ctranslate2", arguments, exact=exact))
+    if "openvino" in others:
+        rows.append(Row("OpenVINO, int8", "openvino", exact=False))
     if "t5x" in others:
         rows.append(Row("T5X, temperature_sample", "t5x"))
     return rows
