@@ -359,6 +359,14 @@ class Draft(Protocol):
         """Most tokens that it ever proposes; None for as many as it is asked for."""
 
     @property
+    def max_worthwhile(self) -> int:
+        """Most tokens that it is asked for where their number follows what pays.
+
+        What a chain of a model's tokens pays for at high acceptance.
+        """
+        return 8
+
+    @property
     def uses_target_states(self) -> bool:
         """Whether ``Context.target_states`` is wanted."""
         return False

@@ -4,13 +4,13 @@
     unigram[:DIR]        n-gram tables, from ``spec-t5x train-ngram``
     bigram[:DIR]
     ngram[:DIR]
-    copy[:MIN_MATCH]     what followed the same words in the source or in the output
+    copy[:MIN_MATCH]     the source, from where the output has come to in it
     uniform              any token
     medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
     early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
     int8                 the target's own decoder with its weights rounded to 8 bits
     int4                 the same in 4 bits
-    mixed[:DRAFT]        copy where there is a match, DRAFT (transformer) elsewhere
+    mixed[:DRAFT]        copy where it proposes something, DRAFT (transformer) elsewhere
     cascade[:DIR,DRAFT]  the model in DIR, or the target in int8 or int4, itself sped up by
                          DRAFT (bigram)
 
@@ -22,6 +22,8 @@ T5X checkpoint, which has no vocabulary, is taken to have the target's.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
@@ -147,11 +149,15 @@ class _Maker:
         draft = ngram_tables.load_ngram(directory, self.target, order=order)
         return draft.replace(settings=self.options.settings)
 
-    def _copy(self, argument: str) -> Draft:
-        if not argument:
-            return CopyDraft(self.model.vocab_size)
-        min_match = _number("copy", argument)
-        return CopyDraft(self.model.vocab_size, min_match, max(min_match, CopyDraft.max_match))
+    def _copy(self, argument: str = "") -> Draft:
+        min_match = _number("copy", argument) if argument else CopyDraft.min_match
+        vocabulary = self.target.vocabulary
+        return CopyDraft(
+            self.model.vocab_size,
+            min_match,
+            max(min_match, CopyDraft.max_match),
+            None if vocabulary is None else np.packbits(vocabulary.word_starts()).tobytes(),
+        )
 
     def _uniform(self, argument: str) -> Draft:
         _refuse_argument("uniform", argument)
@@ -183,7 +189,7 @@ class _Maker:
         return SelfDraft.rounded(self.model, BITS[weights], self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
-        return MixedDraft(CopyDraft(self.model.vocab_size), self.make(argument or "transformer"))
+        return MixedDraft(self._copy(), self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
         directory, _, inner = argument.partition(",")

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import sentencepiece
 
 from spec_t5x.errors import InputError, check_at_least
-from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
+from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
 
@@ -23,6 +24,8 @@ SPIECE_NAME = "spiece.model"
 # on the number of threads: a constant, not the number of cores.
 _TRAINER_THREADS = 4
 
+# How pieces begin that begin a word (SentencePiece, byte-level BPE), or that do not (WordPiece).
+_BEGINS, _GOES_ON = ("▁", "Ġ"), "##"
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
 
@@ -55,6 +58,15 @@ class Vocabulary(Protocol):
         """SHA-256 (hex) of the pieces in id order: equal iff the ids mean the same."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
         return sha256(json.dumps(pieces).encode())
+
+    def word_starts(self) -> Bool[np.ndarray, "vocab"]:
+        """Which ids begin a word, or end the text; all, where the pieces do not say so."""
+        pieces = [self.piece(token) for token in range(self.vocab_size)]
+        goes_on = np.array([piece.startswith(_GOES_ON) for piece in pieces])
+        begins = np.array([piece.startswith(_BEGINS) for piece in pieces])
+        starts = begins if begins.any() else ~goes_on
+        starts[EOS_ID] = True
+        return starts
 
     def segmentation_fingerprint(self) -> str:
         """SHA-256 (hex) that also covers how texts are segmented: scores, normalisation.
@@ -173,6 +185,10 @@ class ByteVocabulary(Vocabulary):
         if not 0 <= byte < _NUM_BYTES:
             return f"<{token}>"
         return chr(byte) if 32 < byte < 127 else f"<0x{byte:02X}>"
+
+    def word_starts(self) -> Bool[np.ndarray, "vocab"]:
+        """As the protocol: a word begins with its space."""
+        return np.isin(np.arange(self.vocab_size), [EOS_ID, ord(" ") + _BYTE_OFFSET])
 
     def fingerprint(self) -> str:
         return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())

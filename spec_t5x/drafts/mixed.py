@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.drafts.copying import CopyDraft, CopyState
 from spec_t5x.interfaces import (
     Context,
     Draft,
@@ -22,7 +21,7 @@ from spec_t5x.types import Array, Bool, Int, PyTree
 class MixedState:
     """The states of both drafts."""
 
-    first: CopyState
+    first: DraftState
     second: DraftState
     # Rows that copied in this iteration, and their lengths then.
     copied: Bool[Array, "batch"]
@@ -37,7 +36,7 @@ class MixedDraft(Draft):
     copied when it is asked again.
     """
 
-    first: CopyDraft
+    first: Draft
     second: Draft
 
     # As copying does.
@@ -79,7 +78,7 @@ class MixedDraft(Draft):
         self, state: MixedState, context: Context, gamma: int
     ) -> tuple[Proposal, MixedState]:
         """What the first draft copies, or the second's proposal where that is nothing."""
-        copies, _ = self.first.propose(state.first, context, gamma)
+        copies, first_state = self.first.propose(state.first, context, gamma)
         copied = copies.num_proposed > 0
         # A row that copies does not keep the second draft busy.
         rest = context.replace(live=context.live & ~copied)
@@ -112,18 +111,25 @@ class MixedDraft(Draft):
             counts=jnp.where(copied, copies.num_proposed, counts),
             target_cache=target_cache,
         )
-        return proposal, MixedState(state.first, second_state, copied, context.lengths)
+        return proposal, MixedState(first_state, second_state, copied, context.lengths)
 
     def commit(self, state: MixedState, outcome: Outcome) -> MixedState:
-        """Tells the second draft what became of its own proposal."""
+        """Tells each draft what became of its own proposal."""
         # What it proposed beside a copy was not even looked at: to it the row has stopped
         # where it was, and runs ahead later.
         for_second = Outcome(
             lengths=jnp.where(state.copied, state.lengths, outcome.lengths),
             num_accepted=jnp.where(state.copied, 0, outcome.num_accepted),
         )
-        return state.replace(second=self.second.commit(state.second, for_second))
+        for_first = outcome.replace(num_accepted=jnp.where(state.copied, outcome.num_accepted, 0))
+        return state.replace(
+            first=self.first.commit(state.first, for_first),
+            second=self.second.commit(state.second, for_second),
+        )
 
     def catch_up(self, state: MixedState, context: Context, width: int) -> MixedState:
-        """Brings the second draft up to the text."""
-        return state.replace(second=self.second.catch_up(state.second, context, width))
+        """Brings both up to the text."""
+        return state.replace(
+            first=self.first.catch_up(state.first, context, width),
+            second=self.second.catch_up(state.second, context, width),
+        )

@@ -43,8 +43,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.programs import Kept
 from spec_t5x.types import Array, Bool, Float32, Int
 
-# The most that is ever drafted for an iteration: what a chain pays for at high acceptance.
-MAX_LIMIT = 8
 # Iterations whose loss the initial sum covers: for one row, and for very many, each of which
 # shows something of the draft.
 _START = 8.0
@@ -96,7 +94,7 @@ class Costs:
 
     @classmethod
     def by_formula(
-        cls, *, c: float, position: float = 0.0, largest: int = MAX_LIMIT, whole: bool = False
+        cls, *, c: float, position: float = 0.0, largest: int = 8, whole: bool = False
     ) -> "Costs":
         """Those of section 3.4, for where nothing can be measured.
 

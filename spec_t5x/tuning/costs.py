@@ -1,11 +1,11 @@
 """The cost of an iteration here, in plain steps: measured with the program that decodes.
 
-One program is timed, the paced loop with its limit forced to 0, 1, 4 and 8 drafts: its time for
-a few tokens less that for one iteration, divided by the iterations between them. Overhead is
-included; between these limits costs are interpolated. That takes two to seven seconds once the
-program is compiled, which decoding needs anyway, and is remembered for the machine, the models
-and the settings. What was timed while other programs kept the processors busy is measured again
-by the first process that finds them quiet.
+One program is timed, the paced loop with its limit forced to 0, 1, 4 and 8 drafts, and to 16 of a
+draft whose tokens cost nothing: its time for a few tokens less that for one iteration, divided by
+the iterations between them. Overhead is included; between these limits costs are interpolated. That
+takes two to seven seconds once the program is compiled, which decoding needs anyway, and is
+remembered for the machine, the models and the settings. What was timed while other programs kept
+the processors busy is measured again by the first process that finds them quiet.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.loops.pace import MAX_LIMIT, Costs, Pace
+from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.machine.other_programs import MUCH, OtherPrograms
 from spec_t5x.tuning.interleaving import Clock
 from spec_t5x.tuning.store import Store
@@ -52,7 +52,7 @@ _since_import = OtherPrograms()
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
     """The most drafts that an iteration may have where their number follows what pays."""
     if verifier.tree(1) is None:
-        return min(MAX_LIMIT, draft.max_proposal or MAX_LIMIT)
+        return min(draft.max_worthwhile, draft.max_proposal or draft.max_worthwhile)
     for depth in range(_MAX_DEPTH, 1, -1):
         try:
             if verifier.num_nodes(depth) <= _MAX_NODES:
@@ -96,7 +96,7 @@ def measure(
       whole: whether an iteration has either ``largest`` drafts or none, as with a tree.
       clock: returns seconds.
     """
-    limits = [limit for limit in (() if whole else (1, 4)) if limit < largest] + [largest]
+    limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
     timer = _Timer(decode, largest, clock)
     # Compiles.
     timer.run(0, 1)

@@ -57,6 +57,18 @@ class Parrot(Draft):
         return Proposal(tokens), state
 
 
+@flax.struct.dataclass
+class Doubting(Parrot):
+    """It says nothing after odd tokens: a first draft that keeps nothing."""
+
+    varies = True
+
+    def propose(self, state, context, gamma):
+        proposal, state = super().propose(state, context, gamma)
+        counts = jnp.where(context.last_tokens % 2 == 0, proposal.num_proposed, 0)
+        return proposal.replace(counts=counts), state
+
+
 @functools.cache
 def target():
     return tiny_t5(0, num_decoder_layers=2)
@@ -89,6 +101,9 @@ T5_DRAFTS = {
     ),
     "mixed with a cascade": lambda: MixedDraft(
         CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
+    ),
+    "mixed with a cascade, second": lambda: MixedDraft(
+        Doubting(jnp.array([8, 6]), VOCAB), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
     ),
     "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
@@ -179,8 +194,9 @@ def test_several_decodes_share_the_sources_keys_and_values():
     )
 
 
-# Those that keep something between iterations, or decide by it.
-@drafts("adaptive", "mixed with a cascade", "shared encoder")
+# Those that keep something between iterations, or decide by it. Copying is told by what was
+# accepted before: ``test_copying`` has it.
+@drafts("adaptive", "mixed with a cascade, second", "shared encoder")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
