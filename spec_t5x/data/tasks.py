@@ -10,7 +10,7 @@ import gin
 import seqio
 import tensorflow as tf
 
-from spec_t5x.data.metrics import metric_by_name
+from spec_t5x.data.metrics import correction_metric, metric_by_name
 from spec_t5x.data.text_files import is_gzip
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
@@ -140,6 +140,10 @@ def _register(
         raise InputError(f"a task {name!r} is registered already: give another name")
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it
     scored = metric_by_name(metric)
+    if scored is correction_metric:
+        raise InputError(
+            f"metric is {metric!r}, and seqio shows a metric no sources: evaluate the file with it"
+        )
     paths = dict(zip(("train", "validation", "test"), files, strict=True))
     paths = {split: path for split, path in paths.items() if path is not None}
     feature = seqio.Feature(

@@ -17,7 +17,7 @@ import gin
 
 from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
-from spec_t5x.data.metrics import metric_by_name
+from spec_t5x.data.metrics import metric_by_name, targets_of
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_lines, read_pairs
 from spec_t5x.data.vocabulary import (
@@ -238,14 +238,16 @@ class DataOptions(TrainingData):
                 f"{self.dev_file} has no pair with a source: give a file with text to score on"
             )
         sources, targets = map(list, zip(*pairs, strict=True))
-        longest = self.max_source_length - 1
+        longest, metric = self.max_source_length - 1, metric_by_name(self.metric)
+        bare = [source.removeprefix(self.source_prefix) for source in sources]
+        score = functools.partial(metric, targets_of(metric, bare, targets))
         return [
             ScoredTexts(
                 name=Path(self.dev_file).name.partition(".")[0],
                 sources=sources,
                 ids=[[*vocabulary.encode(source)[:longest], EOS_ID] for source in sources],
                 targets=targets,
-                score=functools.partial(metric_by_name(self.metric), targets),
+                score=score,
             )
         ]
 

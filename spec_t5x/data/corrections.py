@@ -1,0 +1,93 @@
+"""How well errors are corrected: the changes that were made, against those that were due.
+
+Changes are found word by word (difflib), and are the same where they replace the same words by the
+same words, as ERRANT and M2 count them (Dahlmeier and Ng 2012), without their categories.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+
+import numpy as np
+
+from spec_t5x.theory.estimates import Bootstrap, ratio
+from spec_t5x.types import Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """A text, and how it should be."""
+
+    source: str
+    target: str
+
+
+def changes(source: str, text: str) -> set[tuple[int, int, tuple[str, ...]]]:
+    """Which words of the source, from and to, stand as which words in the text."""
+    old, new = source.split(), text.split()
+    found = set()
+    for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+        if kind == "equal":
+            continue
+        if i_end - i == j_end - j:
+            found |= {(i + n, i + n + 1, (new[j + n],)) for n in range(i_end - i)}
+        else:
+            found.add((i, i_end, tuple(new[j:j_end])))
+    return found
+
+
+def figures(targets: Sequence[Correction], predictions: Sequence[str]) -> dict[str, float]:
+    """Exact match, errors corrected, changes that were right and F0.5, all in percent.
+
+    ``false_changes`` are those in 100 texts that were right before; of a set without any it is
+    left out.
+    """
+    parts = _parts(targets, predictions)
+    found = {
+        name: 100.0 * float(sums.sum() / counts.sum())
+        for name, (sums, counts) in parts.items()
+        if counts.sum()
+    }
+    if recall := found.get("errors_corrected"):
+        precision = found["changes_right"]
+        found["f0.5"] = 1.25 * precision * recall / (0.25 * precision + recall)
+    return found
+
+
+def intervals(
+    targets: Sequence[Correction], predictions: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of what are ratios, bootstrapped over texts."""
+    found = {
+        name: ratio(sums, counts, Bootstrap())
+        for name, (sums, counts) in _parts(targets, predictions).items()
+    }
+    return {
+        name: (100.0 * each.low, 100.0 * each.high)
+        for name, each in found.items()
+        if each and each.low is not None
+    }
+
+
+def _parts(
+    targets: Sequence[Correction], predictions: Sequence[str]
+) -> dict[str, tuple[Int[np.ndarray, "texts"], Int[np.ndarray, "texts"]]]:
+    """Of each text, what a figure counts and what it is counted among."""
+    due = [changes(each.source, each.target) for each in targets]
+    made = [changes(each.source, text) for each, text in zip(targets, predictions, strict=True)]
+    right = [len(one & other) for one, other in zip(due, made, strict=True)]
+    equal = [each.target == text for each, text in zip(targets, predictions, strict=True)]
+    num_due, num_made = ([len(each) for each in sets] for sets in (due, made))
+    unchanged = [not each for each in num_due]
+    false = [
+        number if was_right else 0 for number, was_right in zip(num_made, unchanged, strict=True)
+    ]
+    found = {
+        "exact_match": (equal, [1] * len(equal)),
+        "errors_corrected": (right, num_due),
+        "changes_right": (right, num_made),
+        "false_changes": (false, unchanged),
+    }
+    return {
+        name: (np.array(sums, int), np.array(counts, int)) for name, (sums, counts) in found.items()
+    }
