@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the demonstration's models from the texts alone, on whatever JAX finds: the
-# English-German target, its drafts, tables and heads, and the pair for summaries.
+# English-German target, its drafts, tables and heads, the pair for summaries, and the corrector.
 #   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
 #
@@ -9,7 +9,7 @@
 #                 another machine, to which it was copied
 #   STAGE         in this order: target target_more ngram draft draft_more heads
 #                 summaries_target summaries_target_more summaries_draft
-#                 summaries_draft_more summaries_ngram (all of them)
+#                 summaries_draft_more summaries_ngram correct_target (all of them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
 #                 that is out of time ends the script with status 75, and resumes when the same
 #                 command is run again
@@ -20,7 +20,8 @@ set -euo pipefail
 source "$(dirname "$0")/setup_env.sh"
 
 STAGES=(target target_more ngram draft draft_more heads
-  summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram)
+  summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
+  correct_target)
 
 data="" output=""
 stages=() flags=()
@@ -104,6 +105,12 @@ counting() {
   waited "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
+# errors PART COPIES: pairs of a text of ende with errors, and the text.
+errors() {
+  waited "$SPEC_T5X" make-errors --data "$data/ende/$1.tsv.gz" --column 1 --num_columns 3 \
+    --copies "$2" --output "$output/errors/$1_errors.tsv.gz" --overwrite
+}
+
 # What is packaged was made in just these steps.
 run_stage() {
   local target=$output/target_more/model teacher=$output/summaries_target_more/model
@@ -146,6 +153,12 @@ run_stage() {
     summaries_ngram)
       counting summaries_ngram --data "$data/summarize/debian_train.tsv.gz" --column 1 \
         --num_columns 2 --vocabulary "$teacher" --order 3
+      ;;
+    correct_target)
+      errors train 2
+      errors dev 1
+      training correct_target train train_correct_target "--gin.DATA_DIR='$output/errors'" \
+        "--gin.train.initial_checkpoint='$target'"
       ;;
   esac
 }

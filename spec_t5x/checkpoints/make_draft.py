@@ -59,6 +59,8 @@ PACKAGED_DRAFTS = {
     "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "medusa": "ende-heads"},
     "summaries-target": {"transformer": "summaries-draft", "ngram": "summaries-ngram"},
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
+    # What it writes is mostly in its source: it is copied.
+    "correct-target": {},
 }
 
 

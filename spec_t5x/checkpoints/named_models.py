@@ -81,4 +81,4 @@ class Models:
             raise InputError(
                 f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
             )
-        return PACKAGED_DRAFTS[self.target]["transformer"]
+        return PACKAGED_DRAFTS[self.target].get("transformer", "copy")

@@ -119,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         evaluate,
         generate,
         infer,
+        make_errors,
         reproduce,
         train,
         train_ngram,
@@ -133,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     named = (
         _by_name(generate, infer, evaluate, acceptance, benchmark)
         | train.TRAININGS
-        | _by_name(train_ngram, convert, compile_tpu, reproduce)
+        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce)
     )
     for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)

@@ -11,18 +11,12 @@ punctuation around them; options, numbers, paths and placeholders such as ``%s``
 A text's errors depend on the text, the seed and the copy's number alone, not on its neighbours.
 """
 
-import argparse
 import dataclasses
-import gzip
 import random
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 
-from spec_t5x.data.tsv import read_lines
 from spec_t5x.errors import InputError
-from spec_t5x.machine.atomic import reported, write_whole
 
 # Of the texts that are to have errors, by word: from a slip to a beginner's text.
 RATES = (0.04, 0.08, 0.12, 0.2, 0.3)
@@ -394,10 +388,7 @@ def corrupt(
     Raises:
       InputError: another rate, or no such kind.
     """
-    if not 0 <= rate <= 1:
-        raise InputError(f"rate is {rate}: give the share of words with an error, 0 to 1")
-    if unknown := [kind for kind in kinds if kind not in KINDS] or not kinds:
-        raise InputError(f"kinds are {list(kinds)}, {unknown} unknown: use {', '.join(KINDS)}")
+    _check(rate, kinds)
     chunks = text.split(" ")
     found = [_WORD.fullmatch(chunk) for chunk in chunks]
     words = [match[2].lower() if match else "" for match in found] + [""]
@@ -411,6 +402,13 @@ def corrupt(
                 continue
         changed.append(chunk)
     return " ".join(changed).replace(_JOINED + " ", "").replace(_JOINED, "") or text
+
+
+def _check(rate: float | None, kinds: Collection[str]) -> None:
+    if rate is not None and not 0 <= rate <= 1:
+        raise InputError(f"rate is {rate}: give the share of words with an error, 0 to 1")
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise InputError(f"kinds are {' '.join(kinds)}: use some of {', '.join(KINDS)}")
 
 
 def _with_error(place: _Place, rng: random.Random, kinds: list[str], otherwise: str) -> str:
@@ -443,7 +441,13 @@ def pairs(
         least, where one can be made.
       right: the share of texts that get none.
       kinds: of errors, as of ``corrupt``.
+
+    Raises:
+      InputError: a share that is none, or no such kind.
     """
+    if not 0 <= right <= 1:
+        raise InputError(f"right is {right}: give the share of texts without errors, 0 to 1")
+    _check(rate, kinds)
     for text in dict.fromkeys(texts):
         for copy in range(copies):
             rng = random.Random(f"{seed}\t{copy}\t{text}")
@@ -463,40 +467,3 @@ def _wrong(text: str, rng: random.Random, kinds: Collection[str]) -> str:
         if found == text:
             found = corrupt(text, rng, rate=rate, kinds=kinds)
     return found
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the pairs of a file's texts; 2 for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spec_t5x.data.english_errors",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--data", required=True, metavar="FILE", help="right English, gzipped or not")
-    add("--output", required=True, metavar="FILE", help="gzipped if it ends with .gz")
-    add("--column", type=int, default=0, help="of the text, from 0 (0)")
-    add("--num_columns", type=int, default=1, help="tab-separated, of each line (1)")
-    add("--copies", type=int, default=1, help="of each text, with different errors (1)")
-    add("--seed", type=int, default=0, help="other errors for another seed (0)")
-    add("--rate", type=float, help="errors by word (drawn for each text, with one error at least)")
-    add("--right", type=float, default=RIGHT, help=f"share of texts without errors ({RIGHT})")
-    add("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="of errors (all)")
-    args = parser.parse_args(arguments)
-    try:
-        texts = read_lines([args.data], (args.column,), args.num_columns)
-        settings = {"rate": args.rate, "right": args.right, "kinds": args.kinds}
-        found = pairs(texts, seed=args.seed, copies=args.copies, **settings)
-        lines = "".join(f"{source}\t{target}\n" for source, target in found).encode()
-        # Without the time of day: the same texts make the same file.
-        content = gzip.compress(lines, mtime=0) if args.output.endswith(".gz") else lines
-        with reported(Path(args.output)):
-            write_whole(Path(args.output), [content])
-    except InputError as error:
-        print(f"english_errors: error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Outcome
+from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
-from spec_t5x.testing.toy_models import StubTarget
+from spec_t5x.testing import laws
+from spec_t5x.testing.toy_models import StubTarget, tiny_t5
+from spec_t5x.verifiers import CoupledVerifier
 from tests.loops.stubs import writes_the_source
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -323,6 +326,26 @@ def test_the_target_is_compiled_for_no_more_than_the_draft_ever_proposes():
     # Two copies and a token each time.
     assert decoded.tokens[0, 0].tolist() == WORDS
     assert int(decoded.stats.target_calls[0, 0]) == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_edges_of_sources_leave_the_text_as_it_is(temperature):
+    """An empty text, one token, one token throughout, all that fits; with and without prompt."""
+    target, key = tiny_t5(0), jax.random.key(1)
+    sources = rows_of([[1], [5, 1], [5] * 9 + [1], [5, 6] * 4 + [1], [5, 1]], 10)
+    prompts = jnp.asarray([[0, 0, 0], [0, 0, 0], [0, 5, 5], [0, 6, 0], [0, 5, 1]])
+    arguments = (sources, prompts, key, sampling(temperature))
+    plain = autoregressive_decode(target, *arguments, coupled=True, max_decode_len=14)
+    words = np.packbits(np.arange(target.vocab_size) % 2 == 0).tobytes()
+    for starts in (None, words):
+        draft = CopyDraft(target.vocab_size, word_starts=starts)
+        options = {"gamma": 15, "max_decode_len": 14, "verifier": CoupledVerifier()}
+        decoded = speculative_decode(target, draft, *arguments, **options)
+        np.testing.assert_array_equal(decoded.tokens, plain.tokens)
+
+
+def test_sampled_texts_follow_the_targets_law():
+    laws.check_draft(CopyDraft(laws.target().vocab_size), gamma=4)
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 4), (3, 2)])

@@ -1,0 +1,40 @@
+"""Draws the trace of a correction, a line for each target call: ``docs/correction.svg``.
+
+    python -m benchmarks.plot_trace docs/correction.svg
+"""
+
+import io
+import sys
+from pathlib import Path
+
+from rich.console import CONSOLE_SVG_FORMAT, Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+
+from spec_t5x.cli.trace import print_trace
+from spec_t5x.experiments import traces
+from spec_t5x.generation import GenerateOptions, Generator
+
+SOURCE = "He dont know were the the station is, becuase he have never been their."
+
+
+def main() -> int:
+    """Decodes with the packaged corrector and writes the file that is named."""
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    generator = Generator.load("correct-target", "copy")
+    console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True)
+    pieces = [generator.vocabulary.piece(token) for token in generator.vocabulary.encode(SOURCE)]
+    console.print(f"source: {' '.join(pieces)}", highlight=False)
+    print_trace(generator, SOURCE, GenerateOptions(gamma=15), console)
+    # Fonts of this machine: a picture loads nothing.
+    start, end = (CONSOLE_SVG_FORMAT.index(part) for part in ("@font-face", ".{unique_id}-matrix"))
+    shape = CONSOLE_SVG_FORMAT[:start] + CONSOLE_SVG_FORMAT[end:]
+    title = "spec-t5x generate --target correct-target --gamma 15 --trace"
+    svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, code_format=shape)
+    Path(sys.argv[1]).write_text(svg, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
