@@ -1,6 +1,6 @@
 """Draws the trace of a correction, a line for each target call: ``docs/correction.svg``.
 
-    python -m benchmarks.plot_trace docs/correction.svg
+python -m benchmarks.plot_trace docs/correction.svg
 """
 
 import io
@@ -11,7 +11,6 @@ from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
 from spec_t5x.cli.trace import print_trace
-from spec_t5x.experiments import traces
 from spec_t5x.generation import GenerateOptions, Generator
 
 SOURCE = "He dont know were the the station is, becuase he have never been their."

@@ -33,6 +33,10 @@ FIGURES = {
     "ROUGE-1": "rouge1",
     "ROUGE-2": "rouge2",
     "ROUGE-Lsum": "rougeLsum",
+    "exact_match": "exact_match",
+    "errors_corrected": "errors_corrected",
+    "changes_right": "changes_right",
+    "false_changes": "false_changes",
     "alpha": "alpha",
     "block efficiency": "block_efficiency",
 }

@@ -67,6 +67,16 @@ def test_fingerprints_tell_vocabularies_apart(model_path, tmp_path):
     assert all(len(fingerprint) == 64 for fingerprint in fingerprints)
 
 
+@pytest.mark.parametrize("bytes_", [False, True])
+def test_words_begin_where_the_text_has_a_space(model_path, bytes_):
+    vocabulary = ByteVocabulary() if bytes_ else SentencePieceVocabulary(model_path)
+    starts = vocabulary.word_starts()
+    assert starts.shape == (vocabulary.vocab_size,) and starts[1]
+    for text in make_texts(20):
+        ids = vocabulary.encode(" " + text if bytes_ else text)
+        assert sum(starts[ids]) == len(text.split())
+
+
 def test_save(model_path, tmp_path):
     vocabulary = SentencePieceVocabulary(model_path, extra_ids=10)
     vocabulary.save(tmp_path / "model")

@@ -30,6 +30,13 @@ def test_text_comes_back_in_lower_case(vocabulary):
     assert vocabulary.encode_batch(["The cats are sleeping.", ""]) == [ids, []]
 
 
+def test_pieces_that_go_on_with_a_word_do_not_begin_one(vocabulary):
+    starts = vocabulary.word_starts()
+    for token in range(3, vocabulary.vocab_size):
+        assert starts[token] == (not vocabulary.piece(token).startswith("##"))
+    assert starts[1] and not starts.all()
+
+
 def test_the_name_of_a_special_piece_in_a_text_is_text(vocabulary):
     ids = vocabulary.encode("the [END] cat")
     assert 1 not in ids

@@ -11,6 +11,7 @@ TEXTS = {
     ("summaries-target", "summaries-draft"): list(DESCRIPTIONS[:4]),
     ("lm-target", "lm-draft"): ["the file", "he was not", "this is", ""],
     ("ende-target", "ende-heads"): [*SENTENCES, "Good morning."],
+    ("correct-target", "copy"): ["He dont know.", *(f"{text[:-2]}." for text in SENTENCES)],
 }
 
 

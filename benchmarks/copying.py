@@ -1,0 +1,99 @@
+"""What copying is worth in corrections: tokens for each target call, by text and gamma.
+
+    python -m benchmarks.copying --data dev_errors.tsv.gz dev_misspelt.tsv.gz jfleg_dev.tsv \\
+        --gamma 4 8 15 --json benchmarks/copying.json
+
+Files hold a text with errors, a tab, and the text as it should be. What is decoded is the target's
+own correction, at temperature 0; its quality is reported beside the block efficiency. Predicted for
+T5-XXL on a TPU-v4 is the speed-up at this block efficiency and the cost of verification there
+(benchmarks/tpu_v4_xxl.json): copied drafts cost nothing else.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.experiments import results
+from spec_t5x.experiments.evaluation import evaluate
+from spec_t5x.experiments.text_source import TextSource, read_sets
+from spec_t5x.experiments.tpu_chips import CHIPS
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.machine.description import machine
+
+_XXL = Path(__file__).with_name("tpu_v4_xxl.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints the table and keeps the figures as JSON if asked to; 2 for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.copying",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--target", default="correct-target", help="checkpoint (correct-target)")
+    add("--draft", default="copy", help="as of generate (copy)")
+    add("--data", nargs="+", required=True, metavar="FILE", help=".tsv, gzipped or not")
+    add("--gamma", nargs="+", type=int, default=[4, 8, 15], help="drafts per iteration")
+    add("--batch_size", type=int, default=32, help="texts decoded together (32)")
+    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    args = parser.parse_args(arguments)
+    try:
+        generator, rows = Generator.load(args.target, args.draft), []
+        for file in args.data:
+            (texts,) = read_sets(TextSource(data=file, metric="correction"), generator.vocabulary)
+            for gamma in args.gamma:
+                options = GenerateOptions(gamma=gamma, batch_size=args.batch_size)
+                found = evaluate(generator, texts.pairs, options, metric=texts.metric)
+                rows.append({"text": Path(file).name, "gamma": gamma} | found.to_dict())
+    except InputError as error:
+        print(f"copying: error: {error}", file=sys.stderr)
+        return 2
+    models = {"target": Path(args.target).name, "draft": results.without_folder(args.draft)}
+    values = {"machine": machine(), **models, "rows": rows}
+    if args.json:
+        results.write_json(args.json, values)
+    print(table(values))
+    return 0
+
+
+def table(values: Mapping[str, Any]) -> str:
+    """A line for each text, columns for each gamma."""
+    lines: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in values["rows"]:
+        lines.setdefault(row["text"], {})[row["gamma"]] = row
+    columns = {
+        "text": lambda line: line[0].partition(".")[0],
+        "pairs": lambda line: str(next(iter(line[1].values()))["num_pairs"]),
+    }
+    gammas = list(dict.fromkeys(row["gamma"] for row in values["rows"]))
+    for gamma in gammas:
+        columns[f"block efficiency, gamma {gamma}"] = lambda line, g=gamma: _cell(line[1][g])
+    most = gammas[-1]
+    columns[f"predicted for XXL on a TPU-v4, gamma {most}"] = lambda line: (
+        f"{line[1][most]['block_efficiency'] / verification_cost(most + 1):.1f}"
+    )
+    return results.table(columns, list(lines.items()))
+
+
+def verification_cost(positions: int) -> float:
+    """Of a call over so many positions of XXL on a TPU-v4, in plain steps, by the roofline."""
+    steps = json.loads(_XXL.read_text(encoding="utf-8"))["results"][0]["steps"]
+    plain = next(step["cost"] for step in steps if step["kind"] == "plain")
+    chip = CHIPS["v4"]
+    arithmetic = positions * plain["operations"] / chip.flops
+    reading = plain["bytes_read"] / chip.memory_bandwidth
+    return max(arithmetic, reading) / reading
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    low, high = row["intervals"]["block_efficiency"]
+    return f"{row['block_efficiency']:.2f} ({low:.2f}–{high:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
