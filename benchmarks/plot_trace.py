@@ -13,7 +13,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.generation import GenerateOptions, Generator
 
-SOURCE = "He dont know were the the station is, becuase he have never been their."
+SOURCE = "Tom said that he was going to by a new car as soon as he have enough money to pay for it."
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     generator = Generator.load("correct-target", "copy")
-    console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=132, file=io.StringIO(), force_terminal=True)
     pieces = [generator.vocabulary.piece(token) for token in generator.vocabulary.encode(SOURCE)]
     console.print(f"source: {' '.join(pieces)}", highlight=False)
     print_trace(generator, SOURCE, GenerateOptions(gamma=15), console)

@@ -60,13 +60,13 @@ class Vocabulary(Protocol):
         return sha256(json.dumps(pieces).encode())
 
     def word_starts(self) -> Bool[np.ndarray, "vocab"]:
-        """Which ids begin a word, or end the text; all, where the pieces do not say so."""
+        """Which ids begin a word, are punctuation, or end the text; all, if no piece says so."""
         pieces = [self.piece(token) for token in range(self.vocab_size)]
         goes_on = np.array([piece.startswith(_GOES_ON) for piece in pieces])
         begins = np.array([piece.startswith(_BEGINS) for piece in pieces])
         starts = begins if begins.any() else ~goes_on
-        starts[EOS_ID] = True
-        return starts
+        marks = [not any(map(str.isalnum, piece)) for piece in pieces]
+        return starts | marks | (np.arange(self.vocab_size) == EOS_ID)
 
     def segmentation_fingerprint(self) -> str:
         """SHA-256 (hex) that also covers how texts are segmented: scores, normalisation.

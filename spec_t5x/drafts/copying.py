@@ -57,8 +57,8 @@ class CopyDraft(Draft):
     vocab_size: int = flax.struct.field(pytree_node=False)
     min_match: int = flax.struct.field(pytree_node=False, default=1)
     max_match: int = flax.struct.field(pytree_node=False, default=8)
-    # Which tokens begin a word, or end the text, as ``np.packbits`` packs them: no parameter, so
-    # that a model's tree has none. None takes each token for a word.
+    # Which tokens begin a word, are punctuation or end the text, as ``np.packbits`` packs them: no
+    # parameter, so that a model's tree has none. None takes each token for a word.
     word_starts: bytes | None = flax.struct.field(pytree_node=False, default=None)
 
     # Where it has been wrong and nothing matches, nothing is proposed.
@@ -94,12 +94,13 @@ class CopyDraft(Draft):
         """Up to ``gamma`` tokens of the source, or of the output."""
         limit = jnp.minimum(2 * (state.mean + 1), context.num_drafts(gamma)).astype(jnp.int32)
         propose_row = functools.partial(self._propose_row, gamma)
-        sequences, lengths = context.sequences, context.lengths
+        source, (sequences, lengths) = state.source, (context.sequences, context.lengths)
+        in_source = jax.vmap(self._match_lengths)(source, sequences, lengths)
         pointer = jax.vmap(self._pointer)(
-            state.source, state.pointer, state.length, sequences, lengths
+            source, in_source, state.pointer, state.length, sequences, lengths
         )
         tokens, counts = jax.vmap(propose_row)(
-            state.source, pointer, state.misses, sequences, lengths, limit
+            source, in_source, pointer, state.misses, sequences, lengths, limit
         )
         state = state.replace(
             pointer=pointer,
@@ -123,6 +124,7 @@ class CopyDraft(Draft):
     def _pointer(
         self,
         source: Int[Array, "source"],
+        in_source: Int[Array, "source"],
         pointer: Int[Array, ""],
         seen: Int[Array, ""],
         sequence: Int[Array, "width"],
@@ -139,7 +141,7 @@ class CopyDraft(Draft):
 
         # A match that ends the source has nothing after it.
         followed = _before(source, jnp.sum(source != PAD_ID) - 1)
-        matches = jnp.where(followed, self._match_lengths(source, sequence, length), 0)
+        matches = jnp.where(followed, in_source, 0)
         distance = jnp.abs(jnp.arange(size) + 1 - (pointer + new))
         matched = jnp.argmax(2 * size * matches - jnp.minimum(distance, 2 * size - 1)) + 1
         replaced = self._after_word(source, there, sequence[length])
@@ -163,6 +165,7 @@ class CopyDraft(Draft):
         self,
         gamma: int,
         source: Int[Array, "source"],
+        in_source: Int[Array, "source"],
         pointer: Int[Array, ""],
         misses: Int[Array, ""],
         sequence: Int[Array, "width"],
@@ -170,7 +173,6 @@ class CopyDraft(Draft):
         limit: Int[Array, ""],
     ) -> tuple[Int[Array, "gamma"], Int[Array, ""]]:
         """Tokens of one row, and how many of them it proposes."""
-        in_source = self._match_lengths(source, sequence, length)
         matched = jnp.where(pointer > 0, in_source[jnp.maximum(pointer - 1, 0)], 0)
         in_text = self._match_lengths(sequence, sequence, length)
         in_text = jnp.where(_before(sequence, length), in_text, 0)
