@@ -10,6 +10,7 @@ T5-XXL on a TPU-v4 is the speed-up at this block efficiency and the cost of veri
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.experiments import results
 from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.experiments.text_source import TextSource, read_sets
-from spec_t5x.experiments.tpu_chips import CHIPS
+from spec_t5x.experiments.tpu_chips import CHIPS, StepCost
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.machine.description import machine
 
@@ -83,11 +84,11 @@ def table(values: Mapping[str, Any]) -> str:
 def verification_cost(positions: int) -> float:
     """Of a call over so many positions of XXL on a TPU-v4, in plain steps, by the roofline."""
     steps = json.loads(_XXL.read_text(encoding="utf-8"))["results"][0]["steps"]
-    plain = next(step["cost"] for step in steps if step["kind"] == "plain")
-    chip = CHIPS["v4"]
-    arithmetic = positions * plain["operations"] / chip.flops
-    reading = plain["bytes_read"] / chip.memory_bandwidth
-    return max(arithmetic, reading) / reading
+    stored = next(step["cost"] for step in steps if step["kind"] == "plain")
+    fields = {field.name: stored[field.name] for field in dataclasses.fields(StepCost)}
+    plain, chip = StepCost(**fields | {"collectives": ()}), CHIPS["v4"]
+    larger = dataclasses.replace(plain, operations=positions * plain.operations)
+    return larger.seconds(chip) / plain.seconds(chip)
 
 
 def _cell(row: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 Cache = Any
 # Whatever a draft keeps.
 DraftState = Any
+# Tokens that a model drafts for an iteration at most, where their number follows what pays.
+MAX_CHAIN = 8
 
 
 @flax.struct.dataclass
@@ -362,9 +364,9 @@ class Draft(Protocol):
     def max_worthwhile(self) -> int:
         """Most tokens that it is asked for where their number follows what pays.
 
-        What a chain of a model's tokens pays for at high acceptance.
+        Of a model, what a chain of its tokens pays for at high acceptance.
         """
-        return 8
+        return MAX_CHAIN
 
     @property
     def uses_target_states(self) -> bool:

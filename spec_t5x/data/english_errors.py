@@ -1,9 +1,6 @@
 """Errors put into right English, to train a model that corrects them and to measure one.
 
-    python -m spec_t5x.data.english_errors --data train.tsv.gz --column 1 --num_columns 3 \\
-        --copies 2 --output train_errors.tsv.gz
-
-writes each text with errors, a tab, and the text. The kinds of errors, ``KINDS``, are those that
+``spec-t5x make-errors`` writes them to files. The kinds of errors, ``KINDS``, are those that
 typists and learners of English make most (the categories of ERRANT, Bryant et al. 2017, that rules
 can make without a parser). Words are the parts between spaces that consist of letters, with
 punctuation around them; options, numbers, paths and placeholders such as ``%s`` stay as they are.
@@ -41,7 +38,6 @@ class _Place:
     # In lower case; empty at either end, and where the neighbour is no word.
     previous: str
     following: str
-    first: bool
     last: bool
 
     @property
@@ -223,10 +219,9 @@ _FIXED = _words(
     "ever soon too very so as and or but if when while because than then now here there all both "
     "had did will would can could may might must shall should cannot"
 )
-_AGREE = (
-    *(("is", "are"), ("was", "were"), ("has", "have"), ("does", "do"), ("isn't", "aren't")),
-    *(("wasn't", "weren't"), ("hasn't", "haven't"), ("doesn't", "don't"), ("am", "is")),
-    *(("this", "these"), ("that", "those")),
+_AGREE = _groups(
+    "is are,was were,has have,does do,isn't aren't,wasn't weren't,hasn't haven't,doesn't don't,"
+    "am is,this these,that those"
 )
 _FORMS = _groups(
     "be been being,become became becoming,begin began begun beginning,bring brought bringing,"
@@ -395,8 +390,8 @@ def corrupt(
     changed = []
     for at, (chunk, match) in enumerate(zip(chunks, found, strict=True)):
         if match and rng.random() < rate:
-            ends = {"first": at == 0, "last": at == len(chunks) - 1}
-            place = _Place(*match.groups(), previous=words[at - 1], following=words[at + 1], **ends)
+            around = {"previous": words[at - 1], "following": words[at + 1]}
+            place = _Place(*match.groups(), **around, last=at == len(chunks) - 1)
             chunk = _with_error(place, rng, list(kinds), chunk)
             if not chunk:
                 continue
@@ -461,9 +456,8 @@ def pairs(
 
 def _wrong(text: str, rng: random.Random, kinds: Collection[str]) -> str:
     rate = min(max(rng.choice(RATES), 1 / len(text.split(" "))), 1.0)
-    found = text
     # Of many words hardly any error can be made.
     for _ in range(_TRIES):
-        if found == text:
-            found = corrupt(text, rng, rate=rate, kinds=kinds)
-    return found
+        if (found := corrupt(text, rng, rate=rate, kinds=kinds)) != text:
+            return found
+    return text

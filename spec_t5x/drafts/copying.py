@@ -93,18 +93,18 @@ class CopyDraft(Draft):
     def propose(self, state: CopyState, context: Context, gamma: int) -> tuple[Proposal, CopyState]:
         """Up to ``gamma`` tokens of the source, or of the output."""
         limit = jnp.minimum(2 * (state.mean + 1), context.num_drafts(gamma)).astype(jnp.int32)
-        propose_row = functools.partial(self._propose_row, gamma)
-        source, (sequences, lengths) = state.source, (context.sequences, context.lengths)
-        in_source = jax.vmap(self._match_lengths)(source, sequences, lengths)
-        pointer = jax.vmap(self._pointer)(
-            source, in_source, state.pointer, state.length, sequences, lengths
-        )
-        tokens, counts = jax.vmap(propose_row)(
-            source, in_source, pointer, state.misses, sequences, lengths, limit
+        tokens, counts, pointer = jax.vmap(functools.partial(self._propose_row, gamma))(
+            state.source,
+            state.pointer,
+            state.length,
+            state.misses,
+            context.sequences,
+            context.lengths,
+            limit,
         )
         state = state.replace(
             pointer=pointer,
-            length=lengths,
+            length=context.lengths,
             # What was expected beyond gamma could not be shown.
             mean=jnp.minimum(state.mean, gamma),
             proposed=counts,
@@ -121,9 +121,44 @@ class CopyDraft(Draft):
             misses=jnp.where(asked, missed, state.misses),
         )
 
+    def _propose_row(
+        self,
+        gamma: int,
+        source: Int[Array, "source"],
+        pointer: Int[Array, ""],
+        seen: Int[Array, ""],
+        misses: Int[Array, ""],
+        sequence: Int[Array, "width"],
+        length: Int[Array, ""],
+        limit: Int[Array, ""],
+    ) -> tuple[Int[Array, "gamma"], Int[Array, ""], Int[Array, ""]]:
+        """Tokens of one row, how many of them it proposes, and the pointer now."""
+        source_end = jnp.sum(source != PAD_ID)
+        in_source = self._match_lengths(source, sequence, length)
+        pointer = self._pointer(source, source_end, in_source, pointer, seen, sequence, length)
+        matched = jnp.where(pointer > 0, in_source[jnp.maximum(pointer - 1, 0)], 0)
+        in_text = self._match_lengths(sequence, sequence, length)
+        in_text = jnp.where(_before(sequence, length), in_text, 0)
+        longest = jnp.max(in_text)
+        # The last of the longest.
+        place = in_text.shape[0] - 1 - jnp.argmax(in_text[::-1])
+        from_text = (longest > matched) & (longest >= self.min_match)
+        start = jnp.where(from_text, place + 1, pointer)
+        end = jnp.where(from_text, length + 1, source_end)
+
+        offsets = start + jnp.arange(gamma)
+        tokens = jnp.where(
+            from_text,
+            jnp.take(sequence, offsets, mode="clip"),
+            jnp.take(source, offsets, mode="clip"),
+        )
+        trusted = from_text | (misses < _MISSES) | (matched >= self.min_match)
+        return tokens, jnp.where(trusted, jnp.clip(end - start, 0, limit), 0), pointer
+
     def _pointer(
         self,
         source: Int[Array, "source"],
+        end: Int[Array, ""],
         in_source: Int[Array, "source"],
         pointer: Int[Array, ""],
         seen: Int[Array, ""],
@@ -140,17 +175,17 @@ class CopyDraft(Draft):
         there = pointer + num_agreeing
 
         # A match that ends the source has nothing after it.
-        followed = _before(source, jnp.sum(source != PAD_ID) - 1)
+        followed = _before(source, end - 1)
         matches = jnp.where(followed, in_source, 0)
         distance = jnp.abs(jnp.arange(size) + 1 - (pointer + new))
         matched = jnp.argmax(2 * size * matches - jnp.minimum(distance, 2 * size - 1)) + 1
-        replaced = self._after_word(source, there, sequence[length])
+        replaced = self._after_word(source, end, there, sequence[length])
         edited = jnp.where(jnp.max(matches) > 0, matched, replaced)
         return jnp.where(num_agreeing == new, there, edited).astype(jnp.int32)
 
-    def _after_word(self, source: Int[Array, "source"], there: Int[Array, ""], token):
+    def _after_word(self, source: Int[Array, "source"], end: Int[Array, ""], there, token):
         """The place of the next word, or ``there`` where the token goes on with a word."""
-        places, last = jnp.arange(source.shape[0]), jnp.maximum(jnp.sum(source != PAD_ID) - 1, 0)
+        places, last = jnp.arange(source.shape[0]), jnp.maximum(end - 1, 0)
         starts, goes_on = jnp.ones(source.shape, bool), jnp.asarray(False)
         if self.word_starts is not None:
             table = jnp.asarray(np.unpackbits(np.frombuffer(self.word_starts, np.uint8)) > 0)
@@ -160,37 +195,6 @@ class CopyDraft(Draft):
         # The source's last token ends it, and stays to be proposed.
         next_word = jnp.min(jnp.where(starts & (places > there) & (places < last), places, last))
         return jnp.where(goes_on, there, next_word)
-
-    def _propose_row(
-        self,
-        gamma: int,
-        source: Int[Array, "source"],
-        in_source: Int[Array, "source"],
-        pointer: Int[Array, ""],
-        misses: Int[Array, ""],
-        sequence: Int[Array, "width"],
-        length: Int[Array, ""],
-        limit: Int[Array, ""],
-    ) -> tuple[Int[Array, "gamma"], Int[Array, ""]]:
-        """Tokens of one row, and how many of them it proposes."""
-        matched = jnp.where(pointer > 0, in_source[jnp.maximum(pointer - 1, 0)], 0)
-        in_text = self._match_lengths(sequence, sequence, length)
-        in_text = jnp.where(_before(sequence, length), in_text, 0)
-        longest = jnp.max(in_text)
-        # The last of the longest.
-        place = in_text.shape[0] - 1 - jnp.argmax(in_text[::-1])
-        from_text = (longest > matched) & (longest >= self.min_match)
-        start = jnp.where(from_text, place + 1, pointer)
-        end = jnp.where(from_text, length + 1, jnp.sum(source != PAD_ID))
-
-        offsets = start + jnp.arange(gamma)
-        tokens = jnp.where(
-            from_text,
-            jnp.take(sequence, offsets, mode="clip"),
-            jnp.take(source, offsets, mode="clip"),
-        )
-        trusted = from_text | (misses < _MISSES) | (matched >= self.min_match)
-        return tokens, jnp.where(trusted, jnp.clip(end - start, 0, limit), 0)
 
     def _match_lengths(
         self, text: Int[Array, "length"], sequence: Int[Array, "width"], length: Int[Array, ""]

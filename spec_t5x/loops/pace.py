@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.interfaces import MAX_CHAIN
 from spec_t5x.machine.programs import Kept
 from spec_t5x.types import Array, Bool, Float32, Int
 
@@ -94,7 +95,7 @@ class Costs:
 
     @classmethod
     def by_formula(
-        cls, *, c: float, position: float = 0.0, largest: int = 8, whole: bool = False
+        cls, *, c: float, position: float = 0.0, largest: int = MAX_CHAIN, whole: bool = False
     ) -> "Costs":
         """Those of section 3.4, for where nothing can be measured.
 
