@@ -191,7 +191,10 @@ class _Maker:
         return SelfDraft.rounded(self.model, BITS[weights], self.options.settings)
 
     def _mixed(self, argument: str) -> Draft:
-        return MixedDraft(self._copy(), self.make(argument or "transformer"))
+        # Beside a model only what follows a match: 2.80 tokens a call on the packaged summaries,
+        # where the model alone brings 2.73 and copying on a venture 2.16.
+        copies = self._copy("2").replace(patience=0)
+        return MixedDraft(copies, self.make(argument or "transformer"))
 
     def _cascade(self, argument: str) -> Draft:
         directory, _, inner = argument.partition(",")

@@ -18,9 +18,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, Outcome, Proposal
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int
 
-# Proposals in a row of which nothing was accepted, after which a match is asked for.
-_MISSES = 2
-
 
 @flax.struct.dataclass(kw_only=True)
 class CopyState:
@@ -50,8 +47,8 @@ class CopyDraft(Draft):
 
     A longer suffix that stands in the output before is preferred: what followed it, the last time,
     is proposed then. A proposal has up to twice as many tokens as target calls have brought lately;
-    after two that were wrong from the start, only what follows a match of ``min_match`` tokens is
-    proposed.
+    after ``patience`` that were wrong from the start, only what follows a match of ``min_match``
+    tokens is proposed.
     """
 
     vocab_size: int = flax.struct.field(pytree_node=False)
@@ -60,6 +57,8 @@ class CopyDraft(Draft):
     # Which tokens begin a word, are punctuation or end the text, as ``np.packbits`` packs them: no
     # parameter, so that a model's tree has none. None takes each token for a word.
     word_starts: bytes | None = flax.struct.field(pytree_node=False, default=None)
+    # Proposals in a row of which nothing was accepted, after which a match is asked for.
+    patience: int = flax.struct.field(pytree_node=False, default=2)
 
     # Where it has been wrong and nothing matches, nothing is proposed.
     varies = True
@@ -152,7 +151,7 @@ class CopyDraft(Draft):
             jnp.take(sequence, offsets, mode="clip"),
             jnp.take(source, offsets, mode="clip"),
         )
-        trusted = from_text | (misses < _MISSES) | (matched >= self.min_match)
+        trusted = from_text | (misses < self.patience) | (matched >= self.min_match)
         return tokens, jnp.where(trusted, jnp.clip(end - start, 0, limit), 0), pointer
 
     def _pointer(
