@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.named_models import Models
+from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, as_lists, check_at_least
@@ -49,6 +50,8 @@ Report = Callable[[int, int, str], None]
 OWN_DRAFT, ADAPTIVE, OWN_VERIFIER = "draft", "adaptive", "own"
 # Before a name of ``models.sizes``: random weights.
 RANDOM = "random:"
+# A draft that needs no weights.
+COPY = "copy"
 
 
 class Setting(NamedTuple):
@@ -286,6 +289,9 @@ class _Loaded:
         if name.startswith(RANDOM):
             model = random_model(_size(name), options.dtype, self._seed + 1)
             return TransformerDraft(model, settings=options.settings, stopping=options.stopping)
+        if self._loaded is None:
+            # Of drawn verdicts: it copies random sources.
+            return CopyDraft(self.target.vocab_size)
         return make_draft(name, self._loaded, self.target, options)
 
 
@@ -298,9 +304,11 @@ def _check_sizes(models: Models, settings: Sequence[Setting]) -> None:
     names = {setting.draft for setting in settings}
     drafts = sorted(models.draft_name() or "" if name == OWN_DRAFT else name for name in names)
     for name in drafts:
-        if not name.startswith(RANDOM):
-            raise InputError(f"draft {name}: a target of random weights takes random:SIZE")
-    drafts = [name.removeprefix(RANDOM) for name in drafts]
+        if not name.startswith(RANDOM) and name != COPY:
+            raise InputError(
+                f"draft {name}: a target of random weights takes random:SIZE or {COPY}"
+            )
+    drafts = [name.removeprefix(RANDOM) for name in drafts if name != COPY]
     target = models.target.removeprefix(RANDOM)
     check_vocabulary(target, drafts)
     check_fits(target, drafts, models.draft_options().dtype)

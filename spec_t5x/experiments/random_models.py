@@ -65,7 +65,7 @@ def check_fits(target: str, drafts: Sequence[str], dtype: str) -> None:
         sum(map(math.prod, expected_shapes(size(name)).values())) for name in (target, *drafts)
     ]
     # And a tenth for all else.
-    needed = round(1.1 * (numbers[0] + max(numbers[1:])) * jnp.dtype(dtype).itemsize)
+    needed = round(1.1 * (numbers[0] + max(numbers[1:], default=0)) * jnp.dtype(dtype).itemsize)
     available = free_memory()
     if available is not None and needed > available:
         raise InputError(

@@ -148,6 +148,14 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
     assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
 
 
+def test_copies_of_random_sources_need_no_draft_model(tiny_sizes):
+    options = BenchmarkOptions(
+        pairs=("copy",), gammas=(3,), temperatures=(0.0,), alpha=1.0, source_len=20, repeats=1,
+    )  # fmt: skip
+    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
+    assert row["acceptance_rate"] == 1 and 2 < row["block_efficiency"] <= 4
+
+
 def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypatch, capsys):
     monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
     timed = []
