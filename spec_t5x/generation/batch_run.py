@@ -1,7 +1,8 @@
-"""Batch after batch of some options: at gamma "auto" each at the pace of those before it."""
+"""Many inputs of some options: at gamma "auto" each batch at the pace of those before it."""
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,10 +12,12 @@ import numpy as np
 
 from spec_t5x.generation.answers import Answer
 from spec_t5x.generation.batches import Batch, prompt_lengths
+from spec_t5x.generation.bursts import Answered, Bursts
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.machine.programs import Kept
+from spec_t5x.names import AUTO
 
 # Place among all inputs (which random numbers depend on), text and ids.
 Input = tuple[int, str, list[int]]
@@ -58,24 +61,92 @@ class Run:
             return functools.partial(self._credit, batch, decoded)
         return functools.partial(self.generator.collect, batch, self.decode(batch))
 
+    @property
+    def in_slots(self) -> bool:
+        """Whether an input that has ended makes room for the next one.
+
+        A search has no slots, and of one row nobody waits for another.
+        """
+        return self.options.batch_size > 1 and not self.options.beams
+
     def answers(
         self,
         windows: Iterable[Iterable[Input]],
         placed: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> Iterator[tuple[tuple[int, ...], list[Answer]]]:
-        """The places and answers of each batch; the next one is under way by then.
+        """The places and answers of inputs that have ended, while others are under way.
 
         Args:
           windows: inputs for ``Generator.by_length``, which sorts each window by itself.
           placed: puts a batch onto devices.
         """
-        started = (
-            (places, self.start(placed(batch)))
+        batches = (
+            (places, placed(batch))
             for window in windows
             for places, batch in self.generator.by_length(window, self.options)
         )
-        for places, finish in _one_ahead(started):
-            yield places, list(finish())
+        started = (
+            self._bursts(batches) if self.in_slots else itertools.starmap(self._alone, batches)
+        )
+        for finish in _one_ahead(started):
+            yield finish()
+
+    def _alone(self, places: tuple[int, ...], batch: Batch) -> Callable[[], Answered]:
+        """A batch that runs until its last row has ended."""
+        finish = self.start(batch)
+        return lambda: (places, list(finish()))
+
+    def _bursts(
+        self, batches: Iterable[tuple[tuple[int, ...], Batch]]
+    ) -> Iterator[Callable[[], Answered]]:
+        """What ends in each burst. A batch that no other follows needs no slots."""
+        bursts, waiting = None, None
+        for places, batch in batches:
+            if bursts is None and waiting is not None:
+                bursts, waiting = self._begun(*waiting), None
+            if bursts is None:
+                waiting = places, batch
+            elif bursts.takes(batch) and not (bursts.is_plain and self._drafts(batch)):
+                yield self._counted(bursts, bursts.add(places, batch))
+            else:
+                yield self._counted(bursts, bursts.drain())
+                bursts, waiting = None, (places, batch)
+        if bursts is not None:
+            yield self._counted(bursts, bursts.drain())
+        elif waiting is not None:
+            yield self._alone(*waiting)
+
+    def _begun(self, places: tuple[int, ...], batch: Batch) -> Bursts:
+        """Slots of the first inputs, with the draft unless it waits or does not pay."""
+        if self._drafts(batch):
+            return Bursts(self.generator, self.options, places, batch, self.pace)
+        return Bursts(self.generator.plain(), self.options, places, batch)
+
+    def _drafts(self, batch: Batch) -> bool:
+        """Whether inputs that are to be decoded now are decoded with the draft."""
+        if self._waits_for_the_draft() or self.generator.draft is None:
+            return False
+        if self.options.gamma != AUTO:
+            return True
+        if self._leaves_out_the_draft(batch):
+            return False
+        if self.pace is None:
+            self.pace = self.generator.pace(batch, self.options)
+        return self.pace is not None
+
+    def _counted(self, bursts: Bursts, finish: Callable[[], Answered]) -> Callable[[], Answered]:
+        """A burst whose plain steps pay for looking at the draft."""
+        if not bursts.is_plain:
+            self.pace = bursts.pace
+
+        def counted() -> Answered:
+            before = bursts.calls
+            answered = finish()
+            if bursts.is_plain:
+                self._uncredited += bursts.calls - before
+            return answered
+
+        return counted
 
     def _waits_for_the_draft(self) -> bool:
         """Whether plain steps come before the draft is loaded; loads it when they have."""

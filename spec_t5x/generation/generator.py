@@ -477,17 +477,24 @@ class Generator:
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""
         decoded = jax.device_get(decoded)
-        skipped = prompt_lengths(batch)
-        for row, text in enumerate(batch.texts):
-            error = _unsound("target", text, decoded.scores[row])
-            if error is None and decoded.stats is not None:
-                error = _unsound("draft", text, decoded.stats.beta_sum[row])
-            # The loops have T5X's order, by increasing score.
-            decodes = () if error else reversed(range(decoded.tokens.shape[1]))
-            yield Answer(
-                [self._generation(text, decoded, row, decode, skipped[row]) for decode in decodes],
-                error,
-            )
+        for row, (text, skipped) in enumerate(
+            zip(batch.texts, prompt_lengths(batch), strict=False)
+        ):
+            yield self.answer(text, skipped, decoded, row)
+
+    def answer(self, text: str, skipped: int, decoded: Decoded, row: int) -> Answer:
+        """The answer to one input, without the ``skipped`` tokens of its prompt.
+
+        ``decoded`` is on the host; ``row`` is the input's there.
+        """
+        error = _unsound("target", text, decoded.scores[row])
+        if error is None and decoded.stats is not None:
+            error = _unsound("draft", text, decoded.stats.beta_sum[row])
+        # The loops have T5X's order, by increasing score.
+        decodes = () if error else reversed(range(decoded.tokens.shape[1]))
+        return Answer(
+            [self._generation(text, decoded, row, decode, skipped) for decode in decodes], error
+        )
 
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions

@@ -41,10 +41,14 @@ def init(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
+    room: int | None = None,
 ) -> AutoregressiveState:
-    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each."""
+    """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
+
+    The cache has ``room`` for so many tokens; None for all that may be written.
+    """
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=1)
-    cache = prefill(target, inputs, prompts, outputs.lengths, max_decode_len + 1)
+    cache = prefill(target, inputs, prompts, outputs.lengths, room or max_decode_len + 1)
     outputs, cache = outputs_lib.repeat_rows((outputs, cache), num_decodes)
     return AutoregressiveState(outputs=outputs, cache=cache, stream=stream)
 

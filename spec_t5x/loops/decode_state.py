@@ -6,6 +6,7 @@ from collections.abc import Callable
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
 from spec_t5x.loops import autoregressive
@@ -200,18 +201,21 @@ def init(
     *,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     pace: Pace | None = None,
+    room: int | None = None,
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
-    With a pace the draft's state is zeros until ``prefill_draft``.
+    With a pace the draft's state is zeros until ``prefill_draft``. The caches have ``room`` for so
+    many tokens; None for all that the loop may write.
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
-    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, loop.max_length)
+    room = room or loop.max_length
+    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, room)
     outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), loop.num_decodes)
     rows = outputs.lengths.shape[0]
 
     def make_draft_state() -> DraftState:
-        return prefill_draft(draft, inputs, prompts, loop)
+        return prefill_draft(draft, inputs, prompts, loop, room)
 
     return DecodeState(
         outputs=outputs,
@@ -226,11 +230,30 @@ def init(
 
 
 def prefill_draft(
-    draft: Draft, inputs: PyTree, prompts: Int[Array, "batch width"], loop: Loop
+    draft: Draft,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    loop: Loop,
+    room: int | None = None,
 ) -> DraftState:
-    """The draft's first state, of ``num_decodes`` rows of each input."""
-    state = draft.prefill(inputs, prompts, loop.max_length)
+    """The draft's first state, of ``num_decodes`` rows of each input; ``room`` as of ``init``."""
+    state = draft.prefill(inputs, prompts, room or loop.max_length)
     return outputs_lib.repeat_rows(state, loop.num_decodes)
+
+
+def if_wanted(
+    wanted: Bool[Array, ""], function: Callable[[PyTree], PyTree], kept: PyTree
+) -> PyTree:
+    """``function(kept)`` where it is wanted, else ``kept``.
+
+    A loop of one round at most: a conditional would copy what it hands on.
+    """
+    _, made = lax.while_loop(
+        lambda carry: carry[0],
+        lambda carry: (jnp.zeros_like(carry[0]), function(carry[1])),
+        (wanted, kept),
+    )
+    return made
 
 
 def done(state: DecodeState) -> Array:

@@ -50,6 +50,7 @@ from spec_t5x.loops.decode_state import (
     Verified,
     done,
     emitted,
+    if_wanted,
     init,
     make_context,
     prefill_draft,
@@ -273,18 +274,23 @@ def prepare(
     state: DecodeState,
     settings: Sampling,
     loop: Loop,
+    *,
+    wanted: Bool[Array, ""] | bool = True,
+    has_state: Bool[Array, ""] | bool = False,
 ) -> DecodeState:
-    """Brings the draft up to the text; nothing where it is, or where all rows have ended."""
-    wanted, pace = ~done(state), state.pace
-    draft_state = lax.cond(
-        wanted & ~pace.prefilled,
+    """Brings the draft up to the text, where that is ``wanted``; nothing where it is.
+
+    ``has_state``: whether the draft's state is not to be made, though the pace asks for it.
+    """
+    pace = state.pace
+    draft_state = if_wanted(
+        wanted & ~(pace.prefilled | has_state),
         lambda _: prefill_draft(draft, inputs, prompts, loop),
-        lambda kept: kept,
         state.draft_state,
     )
-    draft_state = draft.catch_up(
-        draft_state, make_context(state, settings, loop.verifier.coupled), width=pace.largest + 1
-    )
+    context = make_context(state, settings, loop.verifier.coupled)
+    context = context.replace(live=context.live & wanted)
+    draft_state = draft.catch_up(draft_state, context, width=pace.largest + 1)
     pace = jax.tree.map(lambda ready, now: jnp.where(wanted, ready, now), pace.made_ready(), pace)
     return state.replace(draft_state=draft_state, pace=pace)
 
@@ -399,15 +405,36 @@ def speculative_decode(
     def go_plainly(state):
         return plain_step(target, draft, state, settings, loop)[0]
 
-    def alternate(state):
-        state = lax.while_loop(
-            lambda state: ~done(state) & (state.pace.limit() == 0), go_plainly, state
-        )
-        state = prepare(draft, inputs, prompts, state, settings, loop)
-        return lax.while_loop(lambda state: ~done(state) & (state.pace.limit() > 0), iterate, state)
+    def make_ready(state):
+        wanted = ~done(state)
+        return prepare(draft, inputs, prompts, state, settings, loop, wanted=wanted)
 
-    body = iterate if pace is None else alternate
+    body = iterate
+    if pace is not None:
+        body = alternation(
+            lambda state: ~done(state),
+            lambda state: state.pace.limit(),
+            go_plainly,
+            make_ready,
+            iterate,
+        )
     return _finish(lax.while_loop(lambda state: ~done(state), body, state), loop)
+
+
+def alternation(
+    going: Callable, limit: Callable, go_plainly: Callable, make_ready: Callable, iterate: Callable
+) -> Callable:
+    """The body of a loop at a pace: plain steps while the limit is 0, then iterations.
+
+    All take what the loop carries; it goes on while ``going``.
+    """
+
+    def alternate(carry):
+        carry = lax.while_loop(lambda c: going(c) & (limit(c) == 0), go_plainly, carry)
+        carry = make_ready(carry)
+        return lax.while_loop(lambda c: going(c) & (limit(c) > 0), iterate, carry)
+
+    return alternate
 
 
 def speculative_steps(

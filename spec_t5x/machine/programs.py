@@ -49,11 +49,21 @@ class Kept:
     Nothing is kept unless JAX's compilation cache is a directory (``compilation_cache.enable``).
     """
 
-    def __init__(self, function: Callable, static_argnames: Sequence[str]):
-        """``static_argnames`` are arguments given by name, hashable, of which each value has a
-        program of its own."""
+    def __init__(
+        self, function: Callable, static_argnames: Sequence[str], donated: int | None = None
+    ):
+        """Of a function that is compiled by ``jax.jit``.
+
+        Args:
+          function: what is kept.
+          static_argnames: arguments given by name, hashable, of which each value has a program of
+            its own.
+          donated: number of the argument by place whose arrays the result is written to, which is
+            the function's own ``donate_argnames``.
+        """
         self._function = function
         self._static = tuple(static_argnames)
+        self._donated = donated
         self._programs: dict[Any, Callable] = {}
         # That making or loading programs took.
         self.seconds = 0.0
@@ -88,10 +98,20 @@ class Kept:
         path = directory / hashlib.sha256((_surroundings() + described).encode()).hexdigest()
         program = _load(path, jax.tree.structure((tuple(leaves), {})))
         if program is None:
-            program, is_new = _compiled(jax.jit(function).lower(*leaves))
+            jitted = jax.jit(function, donate_argnums=tuple(self._donated_leaves(structure)))
+            program, is_new = _compiled(jitted.lower(*leaves))
             if is_new:
                 _save(path, program)
         return program
+
+    def _donated_leaves(self, structure: jax.tree_util.PyTreeDef) -> Sequence[int]:
+        """The numbers of the donated argument's leaves among all."""
+        if self._donated is None:
+            return ()
+        places, _ = structure.children()
+        ends = list(itertools.accumulate(place.num_leaves for place in places.children()))
+        end = ends[self._donated]
+        return range(end - places.children()[self._donated].num_leaves, end)
 
 
 def _directory() -> Path | None:

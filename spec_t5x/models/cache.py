@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from spec_t5x.interfaces import Nodes
+from spec_t5x.interfaces import Move, Nodes
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.types import Array, Bool, Float, Int
 
@@ -75,6 +75,14 @@ class Cache:
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""
         return self.map(lambda cached: move(cached, slots, starts))
 
+    def insert_rows(self, new: "Cache", move: Move) -> "Cache":
+        """The cache with a row of another in it, which may have less room.
+
+        What is beyond that stays, and is not looked at.
+        """
+        layers = jax.tree.map(move.beginning, self.layers, new.layers)
+        return self.replace(layers=layers, lengths=move.beginning(self.lengths, new.lengths))
+
     def laid_out(self) -> "Cache":
         """The same cache in the layout that XLA for TPUs gives a target's, length along lanes.
 
@@ -110,6 +118,11 @@ class DecoderCache(Cache):
         """The cache of ``times`` rows of each row, which read the same sources."""
         repeated = self.map(lambda cached: jnp.repeat(cached, times, axis=0))
         return repeated.at(jnp.repeat(self.lengths, times))
+
+    def insert_rows(self, new: "DecoderCache", move: Move) -> "DecoderCache":
+        """The cache with an input of another in it, whose texts and sources may be shorter."""
+        inserted = super().insert_rows(new, move)
+        return inserted.replace(source_mask=move.whole(self.source_mask, new.source_mask))
 
 
 @flax.struct.dataclass

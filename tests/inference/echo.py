@@ -54,6 +54,8 @@ class Echoing(Run):
     def __post_init__(self):
         """Of nobody's pace."""
 
+    in_slots = False
+
     def start(self, batch):
         return functools.partial(self.generator.collect, batch, batch)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Answer, GenerateOptions, Generator
+from spec_t5x.generation import Answer, GenerateOptions, Generator, bursts
 from spec_t5x.inference.answering import Answerer, Tally
 from spec_t5x.inference.sources import Item
 from spec_t5x.types import EOS_ID
@@ -62,13 +62,14 @@ def test_texts_are_those_of_generate(generator, change):
 
 
 def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):
-    collect = Generator.collect
+    answer = Generator.answer
 
-    def some(self, batch, decoded):
-        for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
-            yield Answer(error=InputError("not finite")) if text == TEXTS[2] else answer
+    def some(self, text, *decoded):
+        if text == TEXTS[2]:
+            return Answer(error=InputError("not finite"))
+        return answer(self, text, *decoded)
 
-    monkeypatch.setattr(Generator, "collect", some)
+    monkeypatch.setattr(Generator, "answer", some)
     tally = Tally()
     lines = Answerer(generator=generator, options=OPTIONS).lines(items(), tally.add)
     assert json.loads(lines[2]) == {"index": 2, "line": 3, "error": "not finite", "inputs": {}}
@@ -90,9 +91,9 @@ def test_ids_that_come_with_an_input_are_taken(generator):
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatch):
-    def full(self, batch, options, pace):
+    def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
 
-    monkeypatch.setattr(Generator, "decode", full)
+    monkeypatch.setattr(bursts, "_burst", full)
     with pytest.raises(Exception, match="^batch_size is 2, which does not fit"):
         Answerer(generator=generator, options=OPTIONS).lines(items())

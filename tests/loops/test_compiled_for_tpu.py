@@ -10,6 +10,8 @@ import pytest
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.experiments import tpu_chips
+from spec_t5x.loops import slots
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
@@ -17,7 +19,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.models.weights import unpack
 from spec_t5x.testing.toy_models import tiny_t5
-from tests.loops.compiled_loops import loop_instructions
+from tests.loops.compiled_loops import cache_copies, loop_instructions
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
 from tests.named_drafts import named
 
@@ -66,8 +68,35 @@ def v4():
         yield make_mesh(1, 1, devices[:1])
 
 
-def on_tpu(mesh, target, draft, **options):
-    """The compiled loop, of models in bfloat16, at temperature 0: sampling has no cache."""
+@pytest.mark.parametrize("plain", [True, False])
+def test_slots(v4, plain):
+    """Neither do inputs that are put into slots: the text's caches, and those of the source."""
+    target, draft = tiny_t5(0, num_decoder_layers=2), TransformerDraft(tiny_t5(1))
+    draft = None if plain else draft
+    loop = Loop(gamma=0 if plain else GAMMA, max_decode_len=MAX_DECODE_LEN)
+    models = shapes_of((target, draft), v4)
+
+    def members(num, width, *, waits):
+        def make(target, draft):
+            sources, prompts, keys, _ = rows(num, 0.0)
+            places = jnp.arange(num, dtype=jnp.int32)
+            inputs = sources[:, :width], prompts, keys, jnp.full(num, 9, jnp.int32), places
+            made = slots.prepare(target, draft, *inputs, loop=loop, waits=waits)
+            return made if waits else slots.fill(made)
+
+        return shapes_of(jax.eval_shape(make, *models), v4)
+
+    arguments = members(3, 7, waits=False), members(2, 5, waits=True)
+    settings, drain = shapes_of((rows(1, 0.0)[-1], jnp.asarray(False)), v4)
+    with partitioned(v4):
+        traced = slots.burst.trace(*models, *arguments, settings, drain, loop=loop)
+        program = traced.lower(lowering_platforms=("tpu",)).compile().as_text()
+    check(program, target.config, 3)
+    assert not cache_copies(program, [(3, 2, 7, 8)])
+
+
+def shapes_of(tree, mesh):
+    """Shapes of arrays on a mesh, of models in bfloat16."""
 
     def shapes(node):
         if isinstance(node, T5Model):
@@ -83,8 +112,12 @@ def on_tpu(mesh, target, draft, **options):
             node,
         )
 
-    args = (target, draft, *rows(2, 0.0))
-    args = jax.tree.map(shapes, args, is_leaf=lambda node: isinstance(node, T5Model | T5Heads))
+    return jax.tree.map(shapes, tree, is_leaf=lambda node: isinstance(node, T5Model | T5Heads))
+
+
+def on_tpu(mesh, target, draft, **options):
+    """The compiled loop, of models in bfloat16, at temperature 0: sampling has no cache."""
+    args = shapes_of((target, draft, *rows(2, 0.0)), mesh)
     options = {"gamma": GAMMA, "max_decode_len": MAX_DECODE_LEN, **options}
     with partitioned(mesh):
         traced = speculative_decode.trace(*args, **options)

@@ -1,15 +1,19 @@
 """The compiled loops copy no cache and do not talk with the host, read from their HLO."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops import slots
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
@@ -100,6 +104,44 @@ def test_on_a_cpu_at_a_pace():
     program = on_cpu(target, draft, 3, 0.0, pace=Pace.start(Costs.by_formula(c=0.1, largest=3)))
     copies = cache_copies(program, [(3, 2, MAX_DECODE_LEN + GAMMA + 1, 8)])
     assert all("broadcast" in copy.partition("copy(")[2] for copy in copies)
+
+
+def burst(target, draft, temperature, pace=None):
+    """Three slots and a group of five, as shapes for ``slots.burst``."""
+    loop = Loop(gamma=GAMMA if draft else 0, max_decode_len=MAX_DECODE_LEN)
+    common = {"loop": loop, "paced": pace is not None}
+
+    def members(num, width, *, waits):
+        sources, prompts, keys, _ = rows(num, temperature)
+        places = jnp.arange(num, dtype=jnp.int32)
+        inputs = sources[:, :width], prompts, keys, jnp.full(num, 9, jnp.int32), places
+        return slots.prepare(target, draft, *inputs, waits=waits, **common)
+
+    held = slots.fill(members(3, 7, waits=False), pace)
+    arguments = held, members(5, 5, waits=True), sampling(temperature), np.bool_(False)
+    return slots.burst.lower(target, draft, *arguments, loop=loop), held
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_slots_on_a_cpu(temperature):
+    """Inputs are put into slots in place, and each burst writes to the slots it is given."""
+    target, draft = toys()
+    for proposer in (None, draft):
+        lowered, held = burst(target, proposer, temperature)
+        program = lowered.compile().as_text()
+        check(program, target.config, 3)
+        assert not cache_copies(program, [(3, 2, 7, 8)])
+        donated = len(jax.tree.leaves(held))
+        assert len(re.findall(r"\((\d+), {}, (?:may|must)-alias\)", program)) == donated
+
+
+def test_slots_on_a_cpu_at_a_pace():
+    """The target's caches: the draft's are made in the loop."""
+    target, draft = toys()[0], TransformerDraft(tiny_t5(1, num_heads=3))
+    lowered, _ = burst(target, draft, 0.0, Pace.start(Costs.by_formula(c=0.1, largest=3)))
+    program = lowered.compile().as_text()
+    check(program, target.config, 3)
+    assert not cache_copies(program, [(3, 2, 7, 8)])
 
 
 # But for those without a cache, and a second one of the same kind.

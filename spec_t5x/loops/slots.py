@@ -1,0 +1,391 @@
+"""Slots: rows of a batch that take the next input as soon as they have ended.
+
+A batch runs until its slowest row has ended. Here the loop stops whenever an input has ended,
+keeps its outputs and gives its *slot*, the ``num_decodes`` rows it had, to the next one. What waits
+is a *group* of inputs whose encoder has run. A *burst* is one program: it decodes until the group
+is used up and a slot is free. The host then hands in the next group. All of this is on the device,
+which waits for nobody: groups are encoded, and outputs fetched, while it is at work.
+
+Rows do not see one another, so that an input gets the output that it gets in any other batch. What
+is decoded when follows from the inputs alone: with a pace, whose decisions are for all rows, the
+same inputs give the same bytes.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spec_t5x.interfaces import Draft, Move, Target
+from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.autoregressive import AutoregressiveState
+from spec_t5x.loops.decode_state import DecodeState, Loop
+from spec_t5x.loops.outputs import Decoded, Outputs
+from spec_t5x.loops.pace import Pace
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.types import Array, Bool, Int, Key, PyTree
+
+# The place of an input among all: of no input.
+NOBODY = -1
+
+
+@flax.struct.dataclass(kw_only=True)
+class Members:
+    """Inputs that were encoded together, ready to be decoded: in slots, or waiting for one."""
+
+    # The loop's; of those that wait, without a pace, and with room for their prompts alone.
+    state: AutoregressiveState | DecodeState
+    # What the draft's state is made from, where the pace decides when.
+    sources: PyTree
+    prompts: Int[Array, "inputs width"]
+    # The place of each input among all; ``NOBODY`` in a free slot and of padding, which is last.
+    places: Int[Array, "inputs"]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Slots:
+    """The rows being decoded, from burst to burst."""
+
+    members: Members
+    # Whether all of them have the draft's state; not where the pace takes plain steps.
+    drafting: Bool[Array, ""]
+
+
+@flax.struct.dataclass(kw_only=True)
+class Ended:
+    """What a burst has finished."""
+
+    # The place of each output's input among all; ``NOBODY`` beyond those that ended.
+    places: Int[Array, "inputs"]
+    decoded: Decoded
+    # Target calls of the burst; each is for all rows.
+    calls: Int[Array, ""]
+
+
+@flax.struct.dataclass(kw_only=True)
+class _Burst:
+    """What the loop carries."""
+
+    slots: Slots
+    group: Members
+    # Members of the group that have had a slot.
+    taken: Int[Array, ""]
+    # Outputs and statistics of the rows that ended, and how many inputs they belong to.
+    outputs: Outputs
+    stats: PyTree
+    places: Int[Array, "inputs"]
+    num_ended: Int[Array, ""]
+    calls: Int[Array, ""]
+
+    @property
+    def state(self) -> AutoregressiveState | DecodeState:
+        return self.slots.members.state
+
+    def with_state(self, state, **changes) -> "_Burst":
+        members = self.slots.members.replace(state=state)
+        return self.replace(slots=self.slots.replace(members=members), **changes)
+
+    @property
+    def is_used(self) -> Bool[Array, "slots"]:
+        return self.slots.members.places != NOBODY
+
+    @property
+    def has_ended(self) -> Bool[Array, "slots"]:
+        """Slots whose input has ended."""
+        ended = self.state.outputs.ended.reshape(self.is_used.shape[0], -1).all(axis=1)
+        return self.is_used & ended
+
+    @property
+    def goes_on(self) -> Bool[Array, ""]:
+        return ~jnp.any(self.has_ended)
+
+    @property
+    def num_waiting(self) -> Int[Array, ""]:
+        return jnp.sum(self.group.places != NOBODY) - self.taken
+
+
+@functools.partial(jax.jit, static_argnames=("loop", "paced", "waits"))
+def prepare(
+    target: Target,
+    draft: Draft | None,
+    sources: PyTree,
+    prompts: Int[Array, "inputs width"],
+    keys: Key[Array, "inputs"],
+    max_decode_steps: Int[Array, "inputs"],
+    places: Int[Array, "inputs"],
+    *,
+    loop: Loop,
+    paced: bool = False,
+    waits: bool = True,
+) -> Members:
+    """Encodes inputs and feeds their prompts.
+
+    Args:
+      target, draft: the models; without a draft decoding is plain, and ``loop.gamma`` 0.
+      sources: what both models' ``prefill`` take.
+      prompts: the start token first, as of ``speculative_decode``.
+      keys: one for each input.
+      max_decode_steps: tokens to generate at most; 0 of padding.
+      places: of the inputs among all; ``NOBODY`` of padding, which comes last.
+      loop: what is compiled for.
+      paced: whether a pace decides when the draft's state is made.
+      waits: whether the inputs wait for slots, and their caches have room for the prompts alone.
+        Sources and prompts may be shorter than those in the slots.
+    """
+    decodes, room = loop.num_decodes, prompts.shape[1] if waits else None
+    stream = outputs_lib.row_stream(
+        keys, prompts.shape[0], decodes, loop.verifier.coupled, loop.max_decode_len
+    )
+    arguments = sources, prompts, stream
+    options = {"max_decode_steps": max_decode_steps, "room": room}
+    if draft is None:
+        options |= {"max_decode_len": loop.max_decode_len, "num_decodes": decodes}
+        state = autoregressive.init(target, *arguments, **options)
+    else:
+        state = decode_state.init(target, draft, *arguments, loop, **options)
+        if paced:
+            # What is not used is not computed.
+            zeros = jax.tree.map(jnp.zeros_like, state.draft_state)
+            state = state.replace(draft_state=zeros)
+    return Members(state=state, sources=sources, prompts=prompts, places=places)
+
+
+def fill(members: Members, pace: Pace | None = None) -> Slots:
+    """Slots of the first inputs, which do not wait; no later ones have longer sources."""
+    if pace is not None:
+        # Copied: slots are donated, and this pace is the caller's.
+        pace = jax.tree.map(jnp.copy, pace)
+        members = members.replace(state=members.state.replace(pace=pace))
+    return Slots(members=members, drafting=jnp.asarray(pace is None))
+
+
+@functools.partial(jax.jit, static_argnames="loop", donate_argnames="slots")
+def burst(
+    target: Target,
+    draft: Draft | None,
+    slots: Slots,
+    group: Members,
+    settings: Sampling,
+    drain: Bool[Array, ""],
+    *,
+    loop: Loop,
+) -> tuple[Slots, Ended]:
+    """Decodes until all of a group have had slots and one is free; to the end with ``drain``.
+
+    Args:
+      target, draft: as of ``prepare``.
+      slots: donated.
+      group: what waits; it may be all padding.
+      settings: the distribution to sample from, the same for all inputs.
+      drain: whether to go on until every slot is free.
+      loop: as of ``prepare``.
+    """
+    if loop.verifier.coupled:
+        settings = settings.keep_ties()
+    going = _Going(target, draft, settings, loop)
+    carry = going.begin(slots, group)
+
+    def unfinished(carry: _Burst) -> Bool[Array, ""]:
+        return jnp.all(carry.is_used) | (drain & jnp.any(carry.is_used))
+
+    carry = lax.while_loop(
+        unfinished, lambda carry: _refilled(going.until_one_ends(carry)), _refilled(carry)
+    )
+    return going.end(carry)
+
+
+class _Going:
+    """The loop of a burst, plain or speculative."""
+
+    def __init__(self, target: Target, draft: Draft | None, settings: Sampling, loop: Loop):
+        self.target, self.draft, self.settings, self.loop = target, draft, settings, loop
+
+    def begin(self, slots: Slots, group: Members) -> _Burst:
+        """What the burst starts with; at a pace, with the draft made ready if it is wanted."""
+        state, num = slots.members.state, slots.members.places.shape[0]
+        # One more is written to where no input has ended.
+        capacity = num + group.places.shape[0] + 1
+
+        def room(leaf):
+            return jnp.zeros((capacity * (leaf.shape[0] // num), *leaf.shape[1:]), leaf.dtype)
+
+        carry = _Burst(
+            slots=slots,
+            group=group,
+            taken=jnp.int32(0),
+            outputs=jax.tree.map(room, state.outputs),
+            stats=jax.tree.map(room, _stats(state)),
+            places=jnp.full(capacity, NOBODY, jnp.int32),
+            num_ended=jnp.int32(0),
+            calls=jnp.int32(0),
+        )
+        if self._pace(carry) is None:
+            return carry
+        carry = carry.with_state(state.replace(pace=state.pace.new_batch(self.draft.keeps_text)))
+        wanted = self._pace(carry).limit() > 0
+        drafting = carry.slots.drafting & wanted
+        carry = carry.replace(slots=carry.slots.replace(drafting=drafting))
+        return self._make_ready(carry, wanted)
+
+    def until_one_ends(self, carry: _Burst) -> _Burst:
+        """The loop of decoding, until an input ends."""
+        body = self._iterate if self.draft is not None else self._step
+        if self._pace(carry) is not None:
+            body = speculative.alternation(
+                lambda carry: carry.goes_on,
+                lambda carry: self._pace(carry).limit(),
+                self._go_plainly,
+                lambda carry: self._make_ready(carry, carry.goes_on),
+                self._iterate,
+            )
+        return lax.while_loop(lambda carry: carry.goes_on, body, carry)
+
+    def end(self, carry: _Burst) -> tuple[Slots, Ended]:
+        """The slots as the next burst takes them, and what this one has finished."""
+        pace, slots = self._pace(carry), carry.slots
+        if pace is not None:
+            pace = pace.end_batch()
+            slots = carry.with_state(carry.state.replace(pace=pace)).slots
+        decoded = outputs_lib.finish(
+            carry.outputs, self.loop.num_decodes, self.loop.max_decode_len, carry.stats, pace
+        )
+        return slots, Ended(places=carry.places, decoded=decoded, calls=carry.calls)
+
+    def _pace(self, carry: _Burst) -> Pace | None:
+        return None if self.draft is None else carry.state.pace
+
+    def _models(self):
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    def _step(self, carry: _Burst) -> _Burst:
+        options = {
+            "coupled": self.loop.verifier.coupled,
+            "eos_id": self.loop.eos_id,
+            "rescale_log_probs": self.loop.rescale_log_probs,
+        }
+        state = autoregressive.step(self.target, carry.state, self.settings, **options)
+        return carry.with_state(state, calls=carry.calls + 1)
+
+    def _iterate(self, carry: _Burst) -> _Burst:
+        return self._advanced(speculative.step, carry)
+
+    def _go_plainly(self, carry: _Burst) -> _Burst:
+        return self._advanced(speculative.plain_step, carry)
+
+    def _advanced(self, step, carry: _Burst) -> _Burst:
+        state, _ = step(self.target, self.draft, carry.state, self.settings, self.loop)
+        return carry.with_state(state, calls=carry.calls + 1)
+
+    def _make_ready(self, carry: _Burst, wanted: Bool[Array, ""]) -> _Burst:
+        """Brings the draft up to the slots' texts, and makes its state for those that wait."""
+        draft, loop, group = self.draft, self.loop, carry.group
+        slots, members = carry.slots, carry.slots.members
+        waiting = decode_state.if_wanted(
+            wanted & ~carry.state.pace.prefilled,
+            lambda _: decode_state.prefill_draft(
+                draft, group.sources, group.prompts, loop, group.prompts.shape[1]
+            ),
+            group.state.draft_state,
+        )
+        state = speculative.prepare(
+            draft,
+            members.sources,
+            members.prompts,
+            members.state,
+            self.settings,
+            loop,
+            wanted=wanted,
+            has_state=slots.drafting,
+        )
+        group = group.replace(state=group.state.replace(draft_state=waiting))
+        slots = slots.replace(drafting=slots.drafting | wanted)
+        return carry.replace(slots=slots, group=group).with_state(state)
+
+
+def _refilled(carry: _Burst) -> _Burst:
+    """Takes out what has ended and fills free slots, one after the other."""
+
+    def wanting(carry: _Burst) -> Bool[Array, "slots"]:
+        return carry.has_ended | (~carry.is_used & (carry.num_waiting > 0))
+
+    def refill(carry: _Burst) -> _Burst:
+        slot = jnp.argmax(wanting(carry)).astype(jnp.int32)
+        return _filled(_taken_out(carry, slot), slot)
+
+    return lax.while_loop(lambda carry: jnp.any(wanting(carry)), refill, carry)
+
+
+def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
+    """Keeps the outputs of a slot; those of a free one are overwritten by the next."""
+    places = carry.slots.members.places
+    move = Move(source=slot, to=carry.num_ended, num_sources=places.shape[0])
+    outputs, stats = move.of_all(
+        (carry.outputs, carry.stats), (carry.state.outputs, _stats(carry.state))
+    )
+    return carry.replace(
+        outputs=outputs,
+        stats=stats,
+        places=carry.places.at[carry.num_ended].set(places[slot]),
+        num_ended=carry.num_ended + (places[slot] != NOBODY),
+    )
+
+
+def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
+    """Gives a slot to the next that waits; it is free where none does."""
+    group, members = carry.group, carry.slots.members
+    last = group.places.shape[0] - 1
+    source = jnp.minimum(carry.taken, last)
+    move = Move(source=source, to=slot, num_sources=last + 1)
+    state = _cleared(members.state, slot, members.places.shape[0])
+    moved = move.of_all(members.replace(state=_without_pace(state)), group)
+    is_there = carry.num_waiting > 0
+    outputs = moved.state.outputs
+    rows = jnp.arange(outputs.ended.shape[0]) * members.places.shape[0] // outputs.ended.shape[0]
+    outputs = outputs.replace(ended=outputs.ended | ((rows == slot) & ~is_there))
+    state = moved.state.replace(outputs=outputs)
+    if isinstance(state, DecodeState):
+        state = state.replace(pace=members.state.pace)
+    place = jnp.where(is_there, group.places[source], NOBODY)
+    members = moved.replace(state=state, places=moved.places.at[slot].set(place))
+    return carry.replace(slots=carry.slots.replace(members=members), taken=carry.taken + is_there)
+
+
+def _cleared(state, slot: Int[Array, ""], num_slots: int):
+    """The state with zeros in a slot whose numbers are not finite.
+
+    What a cache holds beyond a row's length has no weight, but nothing times infinity is NaN.
+    """
+    computed = state.outputs.scores
+    if isinstance(state, DecodeState):
+        computed += state.stats.beta_sum
+    is_bad = ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
+
+    def clear(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        each = leaf.shape[0] // num_slots
+        zeros = jnp.zeros((each, *leaf.shape[1:]), leaf.dtype)
+        return lax.dynamic_update_slice_in_dim(leaf, zeros, slot * each, axis=0)
+
+    def cleared(state):
+        return state.replace(
+            **{name: jax.tree.map(clear, getattr(state, name)) for name in _kept_numbers(state)}
+        )
+
+    return decode_state.if_wanted(is_bad, cleared, state)
+
+
+def _kept_numbers(state) -> tuple[str, ...]:
+    """What of a state a cache, or a draft's memory, is."""
+    return ("target_cache", "draft_state") if isinstance(state, DecodeState) else ("cache",)
+
+
+def _stats(state) -> PyTree:
+    return state.stats if isinstance(state, DecodeState) else None
+
+
+def _without_pace(state):
+    return state.replace(pace=None) if isinstance(state, DecodeState) else state

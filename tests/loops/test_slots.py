@@ -1,0 +1,249 @@
+"""In slots an input gets what it gets in any batch, whatever comes before, beside and after it."""
+
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops import slots
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import Loop
+from spec_t5x.loops.outputs import row_keys
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import disturbed, tiny_gpt, tiny_t5
+from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB, LENGTH, NUM = 30, 14, 9
+# Lengths from 8 down to 1, and texts of several lengths.
+SOURCES = np.array(
+    [
+        [*(np.arange(place, place + max(8 - place, 1)) % 20 + 3), *[0] * min(place, 7)]
+        for place in range(NUM)
+    ],
+    np.int32,
+)
+PROMPTS = np.zeros((NUM, 3), np.int32)
+PROMPTS[1, 1:], PROMPTS[4, 1] = (7, 9), 5
+KEYS = row_keys(jax.random.key(3), NUM)
+
+
+@functools.cache
+def target():
+    return tiny_t5(0, num_decoder_layers=2)
+
+
+@functools.cache
+def draft():
+    return TransformerDraft(disturbed(target(), 0.05))
+
+
+def prepared(places, size, model, proposer, loop, *, paced=False, waits=True, width=8, steps=None):
+    """Members of these places, and padding."""
+    places = list(places)
+    padded = np.array(places + [0] * (size - len(places)))
+    limits = np.full(NUM, LENGTH, np.int32) if steps is None else steps
+    is_real = np.arange(size) < len(places)
+    return slots.prepare(
+        model,
+        proposer,
+        SOURCES[padded, :width],
+        PROMPTS[padded],
+        KEYS[padded],
+        np.where(is_real, limits[padded], 0).astype(np.int32),
+        np.where(is_real, padded, slots.NOBODY).astype(np.int32),
+        loop=loop,
+        paced=paced,
+        waits=waits,
+    )
+
+
+def one_of(decoded, row):
+    """The outputs of one input, and their statistics."""
+    parts = {name: getattr(decoded, name) for name in ("tokens", "scores", "lengths")}
+    if decoded.stats is not None:
+        parts |= vars(decoded.stats)
+    return types.SimpleNamespace(**{name: leaf[row] for name, leaf in parts.items()})
+
+
+def in_slots(
+    proposer,
+    groups,
+    *,
+    model=None,
+    temperature=0.0,
+    pace=None,
+    num_slots=2,
+    size=3,
+    narrow=(),
+    steps=None,
+    **options,
+):
+    """What each place gets, and the number of target calls; the first group is the slots' own."""
+    model = model or target()
+    options = {"gamma": 3, "verifier": TokenVerifier(), "max_decode_len": LENGTH} | options
+    loop = Loop(**options | ({"gamma": 0} if proposer is None else {}))
+    common = {"paced": pace is not None, "steps": steps}
+    first, *rest = groups
+    members = prepared(first, num_slots, model, proposer, loop, waits=False, **common)
+    held, found, calls = slots.fill(members, pace), {}, 0
+    for number, places in enumerate([*rest, None]):
+        width = 4 if number in narrow else 8
+        group = prepared(places or (), size, model, proposer, loop, width=width, **common)
+        drain = np.bool_(places is None)
+        held, ended = slots.burst(
+            model, proposer, held, group, sampling(temperature), drain, loop=loop
+        )
+        ended = jax.device_get(ended)
+        calls += int(ended.calls)
+        for row, place in enumerate(ended.places):
+            if place != slots.NOBODY:
+                assert place not in found
+                found[int(place)] = one_of(ended.decoded, row)
+    assert np.all(np.asarray(held.members.places) == slots.NOBODY)
+    return types.SimpleNamespace(found=found, calls=calls)
+
+
+def in_a_batch(proposer, model=None, temperature=0.0, **options):
+    """What all places get in one batch."""
+    options = {"max_decode_len": LENGTH, "verifier": TokenVerifier()} | options
+    arguments = SOURCES, PROMPTS, KEYS, sampling(temperature)
+    if proposer is None:
+        verifier = options.pop("verifier")
+        decoded = autoregressive_decode(
+            model or target(), *arguments, coupled=verifier.coupled, **options
+        )
+    else:
+        decoded = speculative_decode(model or target(), proposer, *arguments, gamma=3, **options)
+    return jax.device_get(decoded)
+
+
+def check(found, expected):
+    assert sorted(found) == list(range(NUM))
+    for place, one in found.items():
+        for name, values in vars(one_of(expected, place)).items():
+            np.testing.assert_array_equal(getattr(one, name), values, err_msg=name)
+
+
+# The first two have slots of their own; groups of three wait, one is not full, one is empty.
+GROUPS = [[0, 1], [2, 3, 4], [], [5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "verifier": BlockVerifier()},
+        {"temperature": 1.0, "verifier": TokenVerifier(), "num_decodes": 2},
+        {"temperature": 1.0, "verifier": BlockVerifier()},
+        {"temperature": 1.0, "verifier": CoupledVerifier()},
+        {"temperature": 1.0, "verifier": TreeVerifier((2, 1, 1))},
+    ],
+    ids=["greedy", "decodes", "block", "coupled", "tree"],
+)
+def test_an_input_gets_what_it_gets_in_a_batch(options):
+    """Texts, scores and statistics, to the last bit."""
+    expected = in_a_batch(draft(), **options)
+    check(in_slots(draft(), GROUPS, **options).found, expected)
+    assert np.ptp(expected.lengths) > 0 and np.sum(expected.stats.accepted) > 0
+
+
+@pytest.mark.parametrize("decodes", [1, 2])
+def test_plain_decoding_in_slots(decodes):
+    options = {"temperature": 1.0, "num_decodes": decodes}
+    check(in_slots(None, GROUPS, **options).found, in_a_batch(None, **options))
+
+
+def test_a_draft_that_copies_reads_its_own_source():
+    """Also where the group's sources are shorter than those of the slots."""
+    groups, proposer = [[0, 1], [2, 3], [5, 6, 7], [4, 8]], CopyDraft(VOCAB)
+    found = in_slots(proposer, groups, narrow=(1,)).found
+    check(found, in_a_batch(proposer))
+
+
+def test_a_decoder_alone_keeps_its_prompts():
+    model, proposer = tiny_gpt(0), CopyDraft(tiny_gpt(0).vocab_size)
+    options = {"model": model, "temperature": 1.0}
+    check(in_slots(proposer, GROUPS, **options).found, in_a_batch(proposer, **options))
+
+
+@pytest.mark.parametrize("c", [0.1, 0.8])
+def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
+    """Costs under which the draft is asked always, and now and then."""
+    pace = Pace.start(Costs.by_formula(c=c, largest=3), tolerance=0.3)
+    first, again = (in_slots(draft(), GROUPS, pace=pace) for _ in range(2))
+    plain = in_a_batch(None)
+    for place, found in first.found.items():
+        np.testing.assert_array_equal(found.tokens, plain.tokens[place])
+        for name, values in vars(found).items():
+            np.testing.assert_array_equal(getattr(again.found[place], name), values)
+    calls, plain_steps = (
+        sum(int(getattr(found, name)[0]) for found in first.found.values())
+        for name in ("target_calls", "plain_steps")
+    )
+    assert calls - plain_steps > 2
+    assert (plain_steps > 2) == (c > 0.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    order=st.permutations(range(NUM)),
+    sizes=st.lists(st.integers(0, 3), max_size=8),
+    steps=st.lists(st.integers(0, LENGTH), min_size=NUM, max_size=NUM),
+)
+def test_whatever_arrives_when_in_whatever_length(order, sizes, steps):
+    """Any order, any groups, any lengths: each input's text, once, and no call for nobody."""
+    groups, rest, steps = [order[:2]], order[2:], np.array(steps)
+    for size in (*sizes, *[3] * NUM):
+        groups, rest = [*groups, rest[:size]], rest[size:]
+    run = in_slots(draft(), groups, temperature=1.0, steps=steps.astype(np.int32))
+    everything = in_a_batch(draft(), temperature=1.0)
+    assert sorted(run.found) == list(range(NUM))
+    longest = 0
+    for place, found in run.found.items():
+        prompt = np.count_nonzero(PROMPTS[place, 1:])
+        length = min(everything.lengths[place, 0], prompt + steps[place])
+        assert found.lengths[0] == max(length, prompt)
+        np.testing.assert_array_equal(
+            found.tokens[0, :length], everything.tokens[place, 0, :length]
+        )
+        assert np.all(found.tokens[0, max(length, prompt) :] == 0)
+        longest = max(longest, int(found.target_calls[0]))
+    needed = sum(int(found.target_calls[0]) for found in run.found.values())
+    # With two slots; while one is left over, the other may stand empty.
+    assert needed / 2 <= run.calls <= needed / 2 + longest * len(groups)
+
+
+def test_slots_are_full_while_inputs_wait():
+    """Each call is of two rows that have not ended, but for the last input's."""
+    groups = [[0, 1], [2, 3, 4], [5, 6, 7], [8]]
+    run = in_slots(draft(), groups)
+    calls = {place: int(found.target_calls[0]) for place, found in run.found.items()}
+    empty = 2 * run.calls - sum(calls.values())
+    assert empty < max(calls.values())
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_numbers_that_are_not_finite_stay_in_their_input(kernels):
+    """A token of the vocabulary is broken: later inputs in the same slot do not see it."""
+    params = jax.tree.map(np.array, target().params)
+    params["token_embedder"]["embedding"][int(SOURCES[0, 0])] = np.nan
+    model = target().with_params(params)
+    if not kernels:
+        model = model.replace(weights=model.params, kernels=False)
+    is_bad = (SOURCES[0, 0] == SOURCES).any(axis=1)
+    assert is_bad[0] and not is_bad.all()
+    expected = in_a_batch(TransformerDraft(model), model=model)
+    for place, one in in_slots(TransformerDraft(model), GROUPS, model=model).found.items():
+        assert np.isfinite(one.scores[0]) == np.isfinite(expected.scores[place, 0])
+        assert np.isnan(one.scores[0]) or not is_bad[place]
+        if not is_bad[place]:
+            np.testing.assert_array_equal(one.tokens, expected.tokens[place])
