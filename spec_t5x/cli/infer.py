@@ -3,10 +3,13 @@
 import argparse
 import ast
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings
+from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import say
 
 HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
@@ -25,6 +28,11 @@ _OUTPUTS = {
     "output_dir": ("DIR", "shards, and predictions.jsonl"),
     "shard_size": (int, "inputs in a shard: a kill costs at most one shard (1024)"),
     "overwrite": (bool, "delete an earlier run's outputs in the directory and start again"),
+}
+_WORKERS = {
+    "shard_index": (int, "of this worker: it answers every shard_count-th shard from there on"),
+    "shard_count": (int, "workers that need not know of one another; the last joins the shards"),
+    "merge": (bool, "nothing but join the shards in output_dir"),
 }
 _HOSTS = {
     "model_parallel": (int, "devices that share one model (1)"),
@@ -58,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cut inputs to N tokens; end outputs after N",
     )
     settings.add_flags(parser.add_argument_group("outputs"), _OUTPUTS)
+    settings.add_flags(parser.add_argument_group("workers of any scheduler"), _WORKERS)
     settings.add_flags(parser.add_argument_group("devices and hosts"), _HOSTS)
     settings.add_arguments(parser)
 
@@ -71,13 +80,20 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.generation import Generator
     from spec_t5x.generation.left_out import Memory
-    from spec_t5x.inference.bulk import infer
+    from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.infer_options import InferOptions
     from spec_t5x.inference.signals import Stopped
     from spec_t5x.machine.compilation_cache import enable
 
     models, decoding, options = settings.read(args, InferOptions)
     options.check()
+    if options.merge:
+        return _tell(merge(Path(options.output_dir).expanduser()), "merged")
+    if options.shard_count is not None and hosts.count > 1:
+        raise InputError(
+            f"shard_count is {options.shard_count} and {hosts.count} processes have met: give one "
+            "or the other"
+        )
     decoding = options.decoding(_with_batch_size(args, decoding))
     enable()
 
@@ -95,8 +111,10 @@ def run(args: argparse.Namespace) -> int:
     except Stopped as stopped:
         say(f"stopped by {stopped} {stopped.how_far}")
         return 128 + stopped.number
-    _say(report, hosts)
-    return 1 if report.errors else 0
+    who = f"process {hosts.index} answered" if hosts.index else "answered"
+    if report.merged is None and options.shard_count is not None:
+        who = f"worker {options.shard_index} answered"
+    return _tell(report, who)
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):
@@ -143,26 +161,31 @@ def _settings(models, options) -> dict[str, Any]:
     return values | {"spec_t5x": spec_t5x.__version__}
 
 
-def _say(report, hosts) -> None:
-    """Reports the errors, then the figures in one line."""
+def _tell(report, who: str) -> int:
+    """Says what is wrong and what was done, prints the figures, and returns the exit status."""
     for text in report.named:
         say(text)
     if report.errors > len(report.named) > 0:
         say(f"... and {report.errors - len(report.named)} more, each at its place in the output")
-    what = f"process {hosts.index} answered" if hosts.index else "answered"
     where = f" in {report.merged}" if report.merged else ""
+    rate = report.tokens / max(report.seconds, 1e-9)
     decoded = "nothing was left to decode"
     if report.tokens:
-        rate = report.tokens / max(report.seconds, 1e-9)
         decoded = (
             f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
-            f"block efficiency {report.block_efficiency:.2f})"
+            f"block efficiency {report.block_efficiency:.2f}, occupancy {report.occupancy:.0%})"
         )
-    say(f"{what} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
-    if report.verdict and not hosts.index:
+    say(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
+    if report.shards_left:
+        say(f"{report.shards_left} shards are left: the last of their workers joins all of them")
+    if report.verdict and report.merged:
         say(report.verdict)
-    if report.errors and not hosts.index:
+    if report.errors and report.merged:
         say(f"{report.errors} inputs have an error in place of an answer: fix them and run again")
+    figures = dataclasses.asdict(report) | {"tokens_per_second": rate}
+    figures["merged"] = report.merged and str(report.merged)
+    print(json.dumps({name: value for name, value in figures.items() if name != "named"}))
+    return 1 if report.errors else 0
 
 
 def _lengths(text: str) -> dict:

@@ -41,6 +41,8 @@ class Run:
     _shapes: set[tuple[int, ...]] = dataclasses.field(default_factory=set, init=False)
     # The pace that was last looked at, and whether it takes plain steps.
     _judged: tuple[Pace | None, bool] = dataclasses.field(default=(None, False), init=False)
+    # Target calls, times the rows that each was for.
+    row_calls: int = dataclasses.field(default=0, init=False)
     # Plain steps that are not in the pace yet.
     _uncredited: int = dataclasses.field(default=0, init=False)
 
@@ -94,7 +96,19 @@ class Run:
     def _alone(self, places: tuple[int, ...], batch: Batch) -> Callable[[], Answered]:
         """A batch that runs until its last row has ended."""
         finish = self.start(batch)
-        return lambda: (places, list(finish()))
+
+        def counted() -> Answered:
+            answers = list(finish())
+            calls = max((one.target_calls for answer in answers for one in answer), default=0)
+            self._count(calls)
+            return places, answers
+
+        return counted
+
+    def _count(self, calls: int) -> None:
+        # A search's calls are for all hypotheses of an input.
+        each = 1 if self.options.beams else self.options.num_decodes
+        self.row_calls += calls * self.options.batch_size * each
 
     def _bursts(
         self, batches: Iterable[tuple[tuple[int, ...], Batch]]
@@ -142,6 +156,7 @@ class Run:
         def counted() -> Answered:
             before = bursts.calls
             answered = finish()
+            self._count(bursts.calls - before)
             if bursts.is_plain:
                 self._uncredited += bursts.calls - before
             return answered

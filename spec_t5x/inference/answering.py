@@ -30,6 +30,8 @@ class Tally:
     # Generated, end of sequence included.
     tokens: int = 0
     target_calls: int = 0
+    # The same with the calls that ended rows were beside in.
+    row_calls: int = 0
     # Tokens that these calls gave a sequence, or that they grew a search's hypotheses by.
     advance: float = 0.0
 
@@ -42,6 +44,11 @@ class Tally:
     def block_efficiency(self) -> float:
         """Generated tokens for each target call, over all sequences; 1 in plain decoding."""
         return self.advance / self.target_calls if self.target_calls else 1.0
+
+    @property
+    def occupancy(self) -> float:
+        """The share of the rows in all target calls that had not ended."""
+        return self.target_calls / self.row_calls if self.row_calls else 1.0
 
 
 def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
@@ -82,10 +89,15 @@ class Answerer:
         by_index = {item.index: item for item in items}
         lines, run = {}, self.generator.run(self.options)
 
+        counted = 0
+
         def record(indices: Iterable[int], answers: list[Answer]) -> None:
+            nonlocal counted
             for index, answer in zip(indices, answers, strict=True):
                 lines[index] = line_of(by_index[index], answer)
-            progress(tally_of(answers, searched=self.options.beams > 0))
+            tally = tally_of(answers, searched=self.options.beams > 0)
+            tally.row_calls, counted = run.row_calls - counted, run.row_calls
+            progress(tally)
 
         good, refused = self._prepared(items)
         record(refused.keys(), list(refused.values()))

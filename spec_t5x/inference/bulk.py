@@ -2,7 +2,8 @@
 
     start     the lock; one reading of the inputs; the manifest, written or compared
     decode    the shards that are not there yet, each written whole
-    finish    process 0 waits for the other processes and joins all shards
+    finish    process 0 waits for the other processes and joins all shards; of workers that know
+              nothing of one another, the last
 
 The directory is all the state that there is. A shard is there under its name or is decoded
 again, which gives the same bytes; so a run may be killed between any two system calls.
@@ -22,7 +23,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference import processes, run_directory
-from spec_t5x.inference.answering import Answerer, error_of
+from spec_t5x.inference.answering import Answerer, Tally, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.placement import Placement
@@ -30,6 +31,7 @@ from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Stopped, stopping
 from spec_t5x.inference.sources import Source, digest, read_shards, survey
+from spec_t5x.machine import atomic
 
 # Seconds in which every process sees what another has written.
 _LATE = 2.0
@@ -50,7 +52,11 @@ class Report:
     # Of this process, since it was started.
     tokens: int
     block_efficiency: float
+    # The share of the rows in all target calls that had not ended.
+    occupancy: float
     seconds: float
+    # Shards that other workers have not written yet.
+    shards_left: int = 0
     # Why the draft was left out, where it mostly was.
     verdict: str | None = None
 
@@ -92,6 +98,26 @@ def infer(
             raise Stopped(stopped.number, run.how_far()) from stopped
 
 
+def merge(directory: Path) -> Report:
+    """Joins the shards that workers have written.
+
+    Raises:
+      InputError: there is no run, or a shard of it is missing or damaged.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise InputError(f"{directory} has no {MANIFEST}: give the --output_dir of a run")
+    shards = _shards(directory, manifest)
+    if missing := shards.unfinished():
+        raise InputError(
+            f"{len(missing)} of {shards.count} shards are missing, the first is {missing[0]}: run "
+            f"the worker of each, --shard_index N modulo --shard_count ({missing[0]} modulo the "
+            "count)"
+        )
+    _merge_once(shards)
+    return _report_of_all(shards, Tally(), 0.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Run:
     options: InferOptions
@@ -120,15 +146,20 @@ class _Run:
                 raise InputError(
                     f"cannot make {self.directory} ({error.strerror}): give another --output_dir"
                 ) from error
-            held.enter_context(processes.locked(self.directory, self.hosts.index))
+            number = self.options.shard_index if self._is_worker else self.hosts.index
+            held.enter_context(processes.locked(self.directory, number))
+        if self._is_worker:
+            with processes.one_at_a_time(self.directory):
+                manifest = read_manifest(self.directory)
+                if manifest is None:
+                    manifest = self._begin(settings)
+            manifest.check_same(dataclasses.replace(manifest, settings=settings), self.directory)
+            shards = _shards(self.directory, manifest)
+            return shards, shards.unfinished()
         with self.hosts.together():
             if self.hosts.index == 0:
                 processes.check_alone(self.directory, self.hosts.count)
-                count, digests = survey(self.source, self.options.shard_size, self.progress.reading)
-                now = Manifest(
-                    source=self.source.name, count=count, digests=digests, settings=settings
-                )
-                run_directory.start(self.directory, now, overwrite=self.options.overwrite)
+                self._begin(settings)
         with self.hosts.together():
             manifest = read_manifest(self.directory)
             if manifest is None:
@@ -139,9 +170,21 @@ class _Run:
             if self.hosts.index > 0:
                 now = dataclasses.replace(manifest, settings=settings)
                 manifest.check_same(now, self.directory)
-            shards = self._shards(manifest)
+            shards = _shards(self.directory, manifest)
             # Before any process writes one: all of them see the same.
             return shards, shards.unfinished()
+
+    @property
+    def _is_worker(self) -> bool:
+        """Whether this process knows nothing of the others."""
+        return self.options.shard_count is not None
+
+    def _begin(self, settings: dict[str, Any]) -> Manifest:
+        """Reads the inputs once, and writes the manifest or compares it."""
+        count, digests = survey(self.source, self.options.shard_size, self.progress.reading)
+        now = Manifest(source=self.source.name, count=count, digests=digests, settings=settings)
+        run_directory.start(self.directory, now, overwrite=self.options.overwrite)
+        return now
 
     def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -155,10 +198,6 @@ class _Run:
             "models_and_devices": self._placement().shape,
             "jax": jax.__version__,
         }
-
-    def _shards(self, manifest: Manifest) -> Shards:
-        size = manifest.settings["shard_size"]
-        return Shards(directory=self.directory, total=manifest.count, size=size)
 
     def _placement(self) -> Placement:
         return Placement.create(self.options.model_parallel, self.decoding.batch_size)
@@ -174,7 +213,8 @@ class _Run:
         Returns:
           Why the draft was left out of the last of them, where it mostly was.
         """
-        if not unfinished:
+        mine = self._mine(unfinished)
+        if not (mine if self._is_worker else unfinished):
             self.hosts.part()
             return None
         with self.hosts.together():
@@ -184,7 +224,6 @@ class _Run:
         if self.decoding.gamma == AUTO and generator.may_draft:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
-        mine = unfinished[self.hosts.index :: self.hosts.count]
         left = sum(len(shards.indices(shard)) for shard in unfinished)
         self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)
         digests = read_manifest(self.directory).digests
@@ -197,6 +236,13 @@ class _Run:
             items = map(self.source.item, shards.indices(shard), raws)
             shards.write(shard, answerer.lines(list(items), self.progress.count))
         return answerer.verdict
+
+    def _mine(self, unfinished: list[int]) -> list[int]:
+        """This process's part. A worker's does not depend on what others have finished."""
+        if self._is_worker:
+            index, count = self.options.shard_index, self.options.shard_count
+            return [shard for shard in unfinished if shard % count == index]
+        return unfinished[self.hosts.index :: self.hosts.count]
 
     def _learned(self) -> Learned | None:
         """What this run knows of its draft since it began."""
@@ -213,7 +259,10 @@ class _Run:
 
         Together with the inputs it decides how many tokens are drafted, and so the bytes.
         """
-        with self.hosts.together():
+        alone = contextlib.nullcontext()
+        if self._is_worker:
+            alone = processes.one_at_a_time(self.directory)
+        with self.hosts.together(), alone:
             if self.hosts.index == 0 and self._learned() is None:
                 ((_, raws),) = read_shards(self.source, shards.size, [shard])
                 items = map(self.source.item, shards.indices(shard), raws)
@@ -227,23 +276,31 @@ class _Run:
                 answerer.generator.assume(self.decoding, learned.costs)
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
-        """The report; process 0 first waits for the other processes and joins all shards."""
-        tally, errors = self.progress.tally, []
-        is_first = self.hosts.index == 0
-        if is_first:
+        """The report; process 0 first waits for the other processes and joins all shards.
+
+        Of workers the last one does, whichever that is.
+        """
+        tally, seconds = self.progress.tally, self.progress.seconds
+        left = len(shards.unfinished()) if self._is_worker else 0
+        if left or self.hosts.index:
+            return Report(
+                merged=None,
+                inputs=tally.inputs,
+                errors=tally.errors,
+                named=[],
+                tokens=tally.tokens,
+                block_efficiency=tally.block_efficiency,
+                occupancy=tally.occupancy,
+                seconds=seconds,
+                shards_left=left,
+            )
+        if self._is_worker:
+            _merge_once(shards)
+        else:
             self._wait(shards, unfinished)
             if not shards.merged.exists():
                 shards.merge()
-            errors = [error for line in shards.lines() if (error := error_of(line))]
-        return Report(
-            merged=shards.merged if is_first else None,
-            inputs=shards.total if is_first else tally.inputs,
-            errors=len(errors) if is_first else tally.errors,
-            named=errors[:_NAMED],
-            tokens=tally.tokens,
-            block_efficiency=tally.block_efficiency,
-            seconds=self.progress.seconds,
-        )
+        return _report_of_all(shards, tally, seconds)
 
     def _wait(self, shards: Shards, unfinished: list[int]) -> None:
         """Until the other processes have ended."""
@@ -264,9 +321,37 @@ class _Run:
         manifest = read_manifest(self.directory)
         if manifest is None:
             return "before anything was written"
-        shards = self._shards(manifest)
+        shards = _shards(self.directory, manifest)
         done = shards.count - len(shards.unfinished())
         return (
             f"with {done} of {shards.count} shards finished in {self.directory}: give the same "
             "command again to resume"
         )
+
+
+def _shards(directory: Path, manifest: Manifest) -> Shards:
+    size = manifest.settings["shard_size"]
+    return Shards(directory=directory, total=manifest.count, size=size)
+
+
+def _merge_once(shards: Shards) -> None:
+    """Joins the shards of workers, unless another has."""
+    with processes.one_at_a_time(shards.directory):
+        if not shards.merged.exists():
+            atomic.remove_unfinished(shards.directory)
+            shards.merge()
+
+
+def _report_of_all(shards: Shards, tally: Tally, seconds: float) -> Report:
+    """Of a run whose shards are joined, of which this process decoded a part."""
+    errors = [error for line in shards.lines() if (error := error_of(line))]
+    return Report(
+        merged=shards.merged,
+        inputs=shards.total,
+        errors=len(errors),
+        named=errors[:_NAMED],
+        tokens=tally.tokens,
+        block_efficiency=tally.block_efficiency,
+        occupancy=tally.occupancy,
+        seconds=seconds,
+    )

@@ -1,5 +1,6 @@
-"""What a run of inference shows: inputs, tokens a second, block efficiency."""
+"""What a run of inference shows: inputs, tokens a second, block efficiency, occupancy."""
 
+import datetime
 import io
 import time
 
@@ -32,8 +33,12 @@ class DecodingProgress(Progress):
         """Some more inputs have answers."""
         self.tally.add(tally)
         rate = self.tally.tokens / max(self.seconds, 1e-9)
-        efficiency = self.tally.block_efficiency
-        text = f"{rate:,.0f} tokens/s, block efficiency {efficiency:.2f}"
+        text = f"{rate:,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
+        text += f", occupancy {self.tally.occupancy:.0%}"
+        left = self.seconds * (self._total / max(self.tally.inputs, 1) - 1)
+        if not self._bar:
+            # A bar has its own.
+            text += f", {datetime.timedelta(seconds=round(max(left, 0)))} left"
         self.update(self.tally.inputs, self._total, text)
 
     @property

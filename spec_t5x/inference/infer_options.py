@@ -34,6 +34,12 @@ class InferOptions(TaskOptions):
     shard_size: int = 1024
     # Delete an earlier run's answers and start over.
     overwrite: bool = False
+    # This worker among several that know nothing of one another: it answers the shards whose
+    # number, modulo the count, is the index.
+    shard_index: int | None = None
+    shard_count: int | None = None
+    # Nothing but joining the shards of such workers.
+    merge: bool = False
     # Devices of this machine that share one model; the others hold replicas.
     model_parallel: int = 1
 
@@ -47,6 +53,20 @@ class InferOptions(TaskOptions):
                     f"{name} is {getattr(self, name)}: give a path, of a file system that all "
                     "processes share"
                 )
+        if (self.shard_index is None) != (self.shard_count is None) or (
+            self.shard_count is not None and not 0 <= self.shard_index < self.shard_count
+        ):
+            raise InputError(
+                f"shard_index is {self.shard_index} and shard_count {self.shard_count}: give both, "
+                "and an index from 0 to below the count"
+            )
+        if self.shard_count is not None and self.overwrite:
+            raise InputError(
+                "overwrite would delete what other workers have written: delete "
+                f"{self.output_dir} before the first of them starts"
+            )
+        if self.merge:
+            return
         if (self.input is None) == (self.mixture_or_task is None):
             raise InputError(
                 f"input is {self.input!r} and mixture_or_task {self.mixture_or_task!r}: give one "

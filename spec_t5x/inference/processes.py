@@ -140,7 +140,7 @@ def check_alone(directory: Path, count: int) -> None:
     Raises:
       InputError: a process of another run does.
     """
-    for path in sorted(directory.glob(".lock-*")):
+    for path in sorted(directory.glob(".lock-[0-9]*")):
         process = int(path.name.removeprefix(".lock-"))
         if process >= count:
             with locked(directory, process):
@@ -151,6 +151,13 @@ def wait_for(directory: Path, process: int) -> None:
     """Until that process of the run has ended."""
     with filelock.FileLock(_lock_path(directory, process)):
         pass
+
+
+@contextlib.contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """A step of workers that know nothing of one another; within it, there is no other."""
+    with filelock.FileLock(directory / ".lock-step"):
+        yield
 
 
 def _lock_path(directory: Path, process: int) -> Path:

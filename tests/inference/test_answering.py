@@ -61,6 +61,21 @@ def test_texts_are_those_of_generate(generator, change):
     assert tally.block_efficiency == pytest.approx(advance / tally.target_calls)
 
 
+@pytest.mark.parametrize("change", [{}, {"temperature": 1.0, "num_decodes": 2}])
+def test_lines_are_the_same_bytes_at_any_batch_size(generator, change):
+    """In slots or alone, and whatever else is there."""
+    options = dataclasses.replace(OPTIONS, **change)
+    one, two, three = (
+        Answerer(generator=generator, options=dataclasses.replace(options, batch_size=size)).lines(
+            items()
+        )
+        for size in (1, 2, 3)
+    )
+    assert one == two == three
+    some = Answerer(generator=generator, options=options).lines(items()[2:])
+    assert some == one[2:]
+
+
 def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):
     answer = Generator.answer
 

@@ -256,6 +256,12 @@ def test_each_process_takes_its_part_of_what_is_left(runner, agreed):
         ({"shard_size": 0}, "shard_size is 0: give at least 1"),
         ({"task_feature_lengths": {"input": 5}}, "task_feature_lengths is {'input': 5}: give"),
         ({"model_parallel": 3}, "model_parallel is 3 and there are"),
+        ({"shard_index": 2}, "shard_index is 2 and shard_count None: give both"),
+        ({"shard_index": 2, "shard_count": 2}, "an index from 0 to below the count"),
+        (
+            {"shard_index": 0, "shard_count": 2, "overwrite": True},
+            "overwrite would delete what other workers have written",
+        ),
     ],
 )
 def test_options_are_checked_before_anything_is_read(runner, options, message):

@@ -44,7 +44,10 @@ def run(tmp_path, tiny_pair, capsys):
         merged = tmp_path / "out" / "predictions.jsonl"
         lines = merged.read_text().splitlines() if merged.exists() else []
         said = capsys.readouterr()
-        assert said.out == ""
+        # A run that comes to its end prints its figures, and nothing else is printed.
+        assert (len(said.out.splitlines()) == 1) == (status < 2)
+        if said.out:
+            assert json.loads(said.out)["errors"] == sum("error" in json.loads(x) for x in lines)
         return status, [json.loads(line) for line in lines], said.err.splitlines()
 
     return run_main
@@ -66,7 +69,7 @@ def test_exit_status_0_and_one_line_if_all_is_well(run, lines, tmp_path):
     ]
     (line,) = said
     assert line.startswith("spec-t5x: answered 2 of 2 inputs in ")
-    assert "block efficiency 2.00" in line
+    assert "block efficiency 2.00, occupancy 25%" in line
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
     # The command's own default.
     assert settings["batch_size"] == 16

@@ -59,8 +59,9 @@ class Command:
         return process.exitcode
 
     def said(self, log="log") -> list[str]:
-        """What the last process printed."""
-        return (self.folder / log).read_text().splitlines()
+        """What the last process said beside its figures."""
+        lines = (self.folder / log).read_text().splitlines()
+        return [line for line in lines if not line.startswith('{"merged"')]
 
     def shards(self) -> dict[str, tuple]:
         """The finished shards, and which files they are."""
@@ -168,3 +169,48 @@ def test_two_processes_share_the_shards_and_one_joins_them(undisturbed):
     assert shared.files() == undisturbed.files()
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in said[0]
     assert "process 1 answered" in said[1]
+
+
+def test_workers_that_know_nothing_of_one_another(undisturbed):
+    """Five, as a scheduler starts them, of which two are killed and started again."""
+    apart, count = undisturbed.into("apart"), 5
+
+    def start(n):
+        flags = ("--shard_index", n, "--shard_count", count)
+        return apart.start(*flags, log=f"worker{n}")
+
+    processes = [start(n) for n in range(count)]
+    for n in (1, 3):
+        apart.wait_for_shards(processes[n], n)
+        processes[n].kill()
+        processes[n].join()
+        processes[n] = start(n)
+    for process in processes:
+        process.join()
+    said = [apart.said(f"worker{n}")[-1] for n in range(count)]
+    assert [process.exitcode for process in processes] == [0] * count, said
+    assert apart.files() == undisturbed.files()
+    # Whoever was last.
+    assert sum(f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in" in text for text in said) >= 1
+    # The same again finds nothing to do, a worker with other settings is refused.
+    again = start(2)
+    again.join()
+    assert "nothing was left to decode" in apart.said("worker2")[-1]
+    other = apart.start("--shard_index", 0, "--shard_count", count, "--seed", 4)
+    other.join()
+    assert other.exitcode == 2 and "seed was 3 and is 4" in apart.said()[-1]
+
+
+def test_the_shards_of_workers_are_joined_by_whoever_asks(undisturbed):
+    parts = undisturbed.into("parts")
+    assert parts.run("--shard_index", 1, "--shard_count", 2) == 0
+    assert parts.said()[-1] == (
+        "spec-t5x: 10 shards are left: the last of their workers joins all of them"
+    )
+    assert parts.run("--merge") == 2
+    assert "10 of 20 shards are missing, the first is 0" in parts.said()[-1]
+    for path in undisturbed.output.glob("predictions-*"):
+        if not (parts.output / path.name).exists():
+            (parts.output / path.name).write_bytes(path.read_bytes())
+    assert parts.run("--merge") == 0
+    assert parts.files() == undisturbed.files()
