@@ -9,7 +9,8 @@
 #                 another machine, to which it was copied
 #   STAGE         in this order: target target_more ngram draft draft_more heads
 #                 summaries_target summaries_target_more summaries_draft
-#                 summaries_draft_more summaries_ngram correct_target (all of them)
+#                 summaries_draft_more summaries_ngram correct_target correct_target_more (all of
+#                 them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
 #                 that is out of time ends the script with status 75, and resumes when the same
 #                 command is run again
@@ -21,7 +22,7 @@ source "$(dirname "$0")/setup_env.sh"
 
 STAGES=(target target_more ngram draft draft_more heads
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
-  correct_target)
+  correct_target correct_target_more)
 
 data="" output=""
 stages=() flags=()
@@ -105,10 +106,12 @@ counting() {
   waited "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
-# errors PART COPIES: pairs of a text of ende with errors, and the text.
+# errors FOLDER PART FLAGS: pairs of a text of ende with errors, and the text.
 errors() {
-  waited "$SPEC_T5X" make-errors --data "$data/ende/$1.tsv.gz" --column 1 --num_columns 3 \
-    --copies "$2" --output "$output/errors/$1_errors.tsv.gz" --overwrite
+  local folder=$1 part=$2
+  shift 2
+  waited "$SPEC_T5X" make-errors --data "$data/ende/$part.tsv.gz" --column 1 --num_columns 3 "$@" \
+    --output "$output/$folder/${part}_errors.tsv.gz" --overwrite
 }
 
 # What is packaged was made in just these steps.
@@ -155,10 +158,17 @@ run_stage() {
         --num_columns 2 --vocabulary "$teacher" --order 3
       ;;
     correct_target)
-      errors train 2
-      errors dev 1
+      errors errors train --copies 2
+      errors errors dev
       training correct_target train train_correct_target "--gin.DATA_DIR='$output/errors'" \
         "--gin.train.initial_checkpoint='$target'"
+      ;;
+    correct_target_more)
+      errors more_errors train --copies 3 --seed 1 --right 0.35
+      errors more_errors dev
+      training correct_target_more train train_correct_target_more \
+        "--gin.DATA_DIR='$output/more_errors'" \
+        "--gin.train.initial_checkpoint='$output/correct_target/model'"
       ;;
   esac
 }
