@@ -7,6 +7,7 @@ shapes and static values of the arguments. Only programs of one device whose arg
 classes of the package are kept, since nothing else's source is known.
 """
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -15,9 +16,10 @@ import os
 import pickle
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -73,15 +75,18 @@ class Kept:
         if directory is None:
             return self._function(*args, **kwargs)
         static = {name: kwargs.pop(name) for name in self._static if name in kwargs}
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        flat = [_flattened(argument) for argument in (*args, kwargs)]
+        leaves = list(itertools.chain.from_iterable(each.leaves for each in flat))
+        if any(each.kind is None for each in flat):
             return self._function(*args, **kwargs, **static)
-        signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
-        if signature not in self._programs:
+        key = (tuple(static.items()), *(each.kind for each in flat))
+        if key not in self._programs:
             start = time.perf_counter()
-            self._programs[signature] = self._program(directory, signature, leaves)
+            structure = jax.tree.structure((args, kwargs))
+            signature = (tuple(static.items()), structure, tuple(map(jax.typeof, leaves)))
+            self._programs[key] = self._program(directory, signature, leaves)
             self.seconds += time.perf_counter() - start
-        return self._programs[signature](*leaves)
+        return self._programs[key](*leaves)
 
     def _program(self, directory: Path, signature, leaves: list) -> Callable:
         """Takes the leaves of the arguments: JAX describes a program's arguments by odd values."""
@@ -112,6 +117,40 @@ class Kept:
         ends = list(itertools.accumulate(place.num_leaves for place in places.children()))
         end = ends[self._donated]
         return range(end - places.children()[self._donated].num_leaves, end)
+
+
+class _Flat(NamedTuple):
+    """An argument as a program takes it."""
+
+    leaves: list
+    # A number for its structure and the types of its leaves; None of one that is traced.
+    kind: int | None
+
+
+# The numbers of kinds; and by ``id``, arguments of many leaves, which are looked through once.
+_kinds: dict[Any, int] = {}
+_seen: dict[int, tuple[weakref.ref, _Flat]] = {}
+_MANY = 32
+
+
+def _flattened(argument: Any) -> _Flat:
+    """The leaves of an argument, and its kind.
+
+    To look at those of a model takes a tenth of the time of a short text: a frozen dataclass, which
+    the structures of Flax are, is remembered for as long as it lives.
+    """
+    known = _seen.get(id(argument))
+    if known is not None and known[0]() is argument:
+        return known[1]
+    leaves, structure = jax.tree.flatten(argument)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return _Flat(leaves, None)
+    kind = structure, tuple(map(jax.typeof, leaves))
+    flat = _Flat(leaves, _kinds.setdefault(kind, len(_kinds)))
+    if len(leaves) >= _MANY and dataclasses.is_dataclass(argument):
+        place = id(argument)
+        _seen[place] = weakref.ref(argument, lambda _: _seen.pop(place, None)), flat
+    return flat
 
 
 def _directory() -> Path | None:

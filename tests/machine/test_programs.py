@@ -51,6 +51,38 @@ def test_a_later_process_traces_nothing(directory):
     assert len(kept(directory)) == 1
 
 
+@flax.struct.dataclass
+class Many:
+    """A structure of so many leaves that it is remembered."""
+
+    leaves: tuple
+
+    def __getitem__(self, item):
+        return self.leaves[item]
+
+
+def test_a_large_argument_is_looked_through_once_while_it_lives(directory, monkeypatch):
+    monkeypatch.setattr(programs, "_KNOWN", (*programs._KNOWN, "tests"))
+    kept_add, looked = programs.Kept(add, ("times",)), []
+    typeof = jax.typeof
+    monkeypatch.setattr(jax, "typeof", lambda leaf: looked.append(leaf) or typeof(leaf))
+
+    def many(first):
+        return Many(tuple(np.float32(first + n) for n in range(40)))
+
+    one = many(1)
+    assert kept_add(one, times=2)["sum"] == 6
+    del looked[:]
+    assert kept_add(one, times=2)["sum"] == 6 and not looked
+    # Another of its kind has the same program, and its own numbers.
+    other = many(5)
+    assert kept_add(other, times=2)["sum"] == 22 and looked
+    assert kept_add(one, times=2)["sum"] == 6
+    assert traces == [2]
+    del one, other
+    assert not any(isinstance(ref(), Many) for ref, _ in programs._seen.values())
+
+
 @pytest.mark.parametrize(
     ("pair", "times"),
     [
@@ -137,7 +169,8 @@ def test_the_programs_that_were_not_used_for_longest_go(directory, monkeypatch):
     for times in (1, 2):
         add_in_a_new_process(PAIR, times)
     sizes = [path.stat().st_size for path in kept(directory)]
-    monkeypatch.setattr(programs, "MAX_SIZE", 2 * max(sizes))
+    # Room for two: they differ by some bytes.
+    monkeypatch.setattr(programs, "MAX_SIZE", 5 * max(sizes) // 2)
     # The first is used once more, so that the second goes.
     add_in_a_new_process(PAIR, 1)
     add_in_a_new_process(PAIR, 3)
