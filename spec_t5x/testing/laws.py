@@ -20,7 +20,15 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Draft, NodeTarget, PromptTarget, StatefulTarget, Target
+from spec_t5x.interfaces import (
+    Cache,
+    Draft,
+    Move,
+    NodeTarget,
+    PromptTarget,
+    StatefulTarget,
+    Target,
+)
 from spec_t5x.loops import outputs
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode
@@ -111,8 +119,8 @@ def _check_law(decoded: Decoded, settings: Sampling | None, name: str, remedy: s
 def check_target(target: Target, inputs: PyTree, *, atol: float = 1e-3) -> None:
     """Whether a target's calls agree with one another, as the loops rely on.
 
-    However tokens are fed (one by one, in blocks, after a rollback, in a tree, in rows
-    repeated for several decodes), the logits after them are the same.
+    However tokens are fed (one by one, in blocks, after a rollback, in a tree, in rows repeated for
+    several decodes, in the place of another input), the logits after them are the same.
 
     Args:
       target: of any vocabulary; what it can besides ``Target`` is tested, too.
@@ -137,6 +145,7 @@ class _TargetCheck:
         self.check_blocks(one_by_one)
         self.check_rollback(one_by_one)
         self.check_repeated_rows(one_by_one)
+        self.check_inserted_rows(one_by_one)
         if isinstance(self.target, StatefulTarget):
             arguments = self.target, self.prefill(), self.tokens
             logits, states, _ = self._call("score_states", (), *arguments)
@@ -233,6 +242,26 @@ class _TargetCheck:
         logits, _ = self.score(cache, tokens)
         what = "a row's logits change with its place, or the rows beside it, as num_decodes has it"
         self.compare(logits[::2], expected[:, half:], what)
+
+    def check_inserted_rows(self, expected) -> None:
+        """The last row makes room for the first input, from a cache with room for one token."""
+        half, last = FED // 2, self.batch - 1
+        _, cache = self.score(self.prefill(), self.tokens[:, :half])
+        waiting = self._call("prefill", (1,), self.target, self.inputs)
+        move = Move(source=jnp.int32(0), to=jnp.int32(last), num_sources=self.batch)
+        try:
+            cache = move.of_all(cache, waiting)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"no row can be taken from a cache of another max_length ({error}): let arrays "
+                "alone depend on it, or give the cache insert_rows"
+            ) from error
+        tokens = np.array(self.tokens[:, half:])
+        tokens[last] = self.tokens[0, : FED - half]
+        logits, _ = self.score(cache, tokens)
+        what = "a row that took another's place gets other logits: see the cache's insert_rows"
+        self.compare(logits[:last], expected[:last, half:], what)
+        self.compare(logits[last], expected[0, : FED - half], what)
 
     def check_prompts(self, expected) -> None:
         lengths = 1 + np.arange(self.batch, dtype=np.int32) % (FED - 1)

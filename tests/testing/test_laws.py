@@ -152,6 +152,21 @@ class SumCache:
 
 
 @flax.struct.dataclass
+class StayingCache(SumCache):
+    """No row takes the place of another."""
+
+    def insert_rows(self, new, move):
+        return self
+
+
+@flax.struct.dataclass
+class SizedCache(SumCache):
+    """Two of different sizes are of different kinds."""
+
+    size: int = flax.struct.field(pytree_node=False, default=0)
+
+
+@flax.struct.dataclass
 class SumTarget:
     """Its logits are cosines of sums over the text; ``kind`` says what it does wrong."""
 
@@ -164,6 +179,10 @@ class SumTarget:
         lengths = jnp.zeros(batch, jnp.int32)
         if self.kind == "one length for all rows":
             lengths = jnp.zeros(1, jnp.int32)
+        if self.kind == "keeps a row in its place":
+            return StayingCache(sums=sums, lengths=lengths)
+        if self.kind == "has a size":
+            return SizedCache(sums=sums, lengths=lengths, size=max_length)
         return SumCache(sums=sums, lengths=lengths)
 
     def score(self, cache, tokens):
@@ -181,7 +200,7 @@ class SumTarget:
         logits = jnp.cos(3 * jnp.einsum("bnl,blv->bnv", seen, sums))
         if self.kind == "tells rows by their place":
             logits += jnp.arange(batch)[:, None, None]
-        return logits, SumCache(sums=sums, lengths=cache.lengths + new)
+        return logits, cache.replace(sums=sums, lengths=cache.lengths + new)
 
     def rollback(self, cache, lengths):
         return cache if self.kind == "rolls back nothing" else cache.replace(lengths=lengths)
@@ -211,6 +230,8 @@ def test_targets_that_are_right_pass(model):
         ("rolls back nothing", "SumTarget: rollback changes nothing"),
         ("looks ahead", "a block of tokens gets other logits"),
         ("tells rows by their place", "a row's logits change with its place"),
+        ("keeps a row in its place", "a row that took another's place gets other logits"),
+        ("has a size", "no row can be taken from a cache of another max_length"),
     ],
 )
 def test_a_target_that_is_wrong_is_told_so(kind, message):
