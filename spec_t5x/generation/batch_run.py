@@ -82,16 +82,21 @@ class Run:
           windows: inputs for ``Generator.by_length``, which sorts each window by itself.
           placed: puts a batch onto devices.
         """
+        for finish in _one_ahead(self.started(windows, placed)):
+            yield finish()
+
+    def started(
+        self,
+        windows: Iterable[Iterable[Input]],
+        placed: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> Iterator[Callable[[], Answered]]:
+        """``answers``, each set going by the iterator and waited for by calling."""
         batches = (
             (places, placed(batch))
             for window in windows
             for places, batch in self.generator.by_length(window, self.options)
         )
-        started = (
-            self._bursts(batches) if self.in_slots else itertools.starmap(self._alone, batches)
-        )
-        for finish in _one_ahead(started):
-            yield finish()
+        return self._bursts(batches) if self.in_slots else itertools.starmap(self._alone, batches)
 
     def _alone(self, places: tuple[int, ...], batch: Batch) -> Callable[[], Answered]:
         """A batch that runs until its last row has ended."""

@@ -1,5 +1,6 @@
 """A generator's slots: groups of inputs in, answers out as they end."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from spec_t5x.loops import slots
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Pace
 from spec_t5x.machine.programs import Kept
+from spec_t5x.names import AUTO
 
 # The places of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]
@@ -40,13 +42,7 @@ class Bursts:
         """
         self._generator, self._options, self._pace = generator, options, pace
         gamma = 0 if generator.draft is None else options.gamma
-        self._loop = Loop(
-            gamma=gamma if pace is None else pace.largest,
-            max_decode_len=batch.prompts.shape[1] - 1 + options.max_decode_len,
-            num_decodes=options.num_decodes,
-            verifier=options.make_verifier(),
-            rescale_log_probs=options.rescale_log_probs,
-        )
+        self._loop = _loop(options, batch, gamma if pace is None else pace.largest)
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._widths = batch.tokens.shape[1], batch.prompts.shape[1]
@@ -116,7 +112,8 @@ class Bursts:
         return self._generator.target, self._generator.draft
 
     def _collected(self, ended: slots.Ended) -> Answered:
-        ended = jax.device_get(ended)
+        # The pace stays on the device.
+        ended = jax.device_get(ended.replace(decoded=ended.decoded.replace(pace=None)))
         rows = [row for row, place in enumerate(ended.places) if place != slots.NOBODY]
         places = tuple(int(ended.places[row]) for row in rows)
         answers = [
@@ -125,6 +122,37 @@ class Bursts:
         ]
         self.calls += int(ended.calls)
         return places, answers
+
+
+def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
+    """What slots and a group of this size hold, and the logits of a call; weights apart."""
+    gamma = 0
+    if generator.draft is not None:
+        gamma = generator.draft.max_worthwhile if options.gamma == AUTO else options.gamma
+    places = np.zeros(len(batch.tokens), np.int32)
+    inputs = batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, places
+    loop = _loop(options, batch, gamma)
+
+    def hold(target, draft, *inputs) -> list[jax.Array]:
+        prepare = functools.partial(slots.prepare, target, draft, *inputs, loop=loop)
+        return jax.tree.leaves([prepare(waits=False), prepare(waits=True)])
+
+    held = jax.eval_shape(hold, generator.target, generator.draft, *inputs)
+    rows = len(batch.tokens) * options.num_decodes
+    logits = 4 * rows * loop.num_nodes * generator.target.vocab_size
+    # And what is sampled from, of either model.
+    logits *= 1 if options.sampling().greedy else 3
+    return logits + sum(leaf.size * leaf.dtype.itemsize for leaf in held)
+
+
+def _loop(options: GenerateOptions, batch: Batch, gamma: int) -> Loop:
+    return Loop(
+        gamma=gamma,
+        max_decode_len=batch.prompts.shape[1] - 1 + options.max_decode_len,
+        num_decodes=options.num_decodes,
+        verifier=options.make_verifier(),
+        rescale_log_probs=options.rescale_log_probs,
+    )
 
 
 _prepare = Kept(slots.prepare, ("loop", "paced", "waits"))

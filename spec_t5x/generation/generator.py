@@ -476,7 +476,8 @@ class Generator:
 
     def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""
-        decoded = jax.device_get(decoded)
+        # The pace stays on the device.
+        decoded = jax.device_get(decoded.replace(pace=None))
         for row, (text, skipped) in enumerate(
             zip(batch.texts, prompt_lengths(batch), strict=False)
         ):

@@ -40,6 +40,9 @@ class Learned:
     rate: float | None = None
     # Seconds that loading the draft took, and making or loading the program with it.
     loading: float = 0.0
+    # Drafts per iteration for all of a run, where texts depend on when they are drafted; None
+    # where they do not, and the pace decides.
+    gamma: int | None = None
 
     @property
     def plain_steps(self) -> int:

@@ -1,12 +1,13 @@
-"""A shard's inputs decoded: batches of about one length, a JSON line for each input, in order.
+"""Shards of inputs decoded: a JSON line for each input, in order.
 
-What a batch holds follows from the shard's inputs and the settings alone, and a sampled text
-from the seed and its input's position: a shard has the same answers whenever, by whichever
-process and after however many interruptions it is decoded.
+What an input gets depends on the input, the settings and its position alone, and what is drafted
+when on its shard: a shard has the same lines whenever, by whichever process and after however many
+interruptions it is decoded.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +16,13 @@ from typing import Any
 import jax
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator
+from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator, Run
+from spec_t5x.generation.batch_run import Input
+from spec_t5x.generation.bursts import bytes_needed
 from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
+from spec_t5x.machine.description import free_memory
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,50 +78,107 @@ class Answerer:
     placement: Placement = Placement()
     # Why the draft was left out of the lines made last, where it mostly was.
     verdict: str | None = dataclasses.field(default=None, init=False)
+    # What was read last, to say what would fit.
+    _window: list[Input] = dataclasses.field(default_factory=list, init=False)
 
     def lines(
         self, items: Sequence[Item], progress: Callable[[Tally], None] = lambda tally: None
     ) -> list[bytes]:
-        """The line of each input, in order; ``progress`` is called after each batch.
+        """``shards`` of one shard."""
+        ((_, lines),) = self.shards([(0, items)], progress)
+        return lines
 
-        With gamma "auto" the pace starts again with every shard: its bytes are the same
-        whenever it is decoded.
+    def shards(
+        self,
+        shards: Iterable[tuple[int, Sequence[Item]]],
+        progress: Callable[[Tally], None] = lambda tally: None,
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """Yields, for each numbered shard, the line of each input, in order.
+
+        Inputs of the next shard take the slots of those that have ended. Not with gamma "auto":
+        there the pace starts again with every shard, so that its bytes are the same whenever it is
+        decoded.
+
+        Args:
+          shards: numbers and inputs, read when there is room for them.
+          progress: is called with counts of what has ended.
 
         Raises:
           InputError: a batch does not fit into the devices' memory.
         """
-        by_index = {item.index: item for item in items}
-        lines, run = {}, self.generator.run(self.options)
+        for some in ([one] for one in shards) if self.options.gamma == AUTO else (shards,):
+            run = self.generator.run(self.options)
+            yield from self._decoded(run, some, progress)
+            run.tell()
+            self.verdict = run.verdict
 
+    def _decoded(
+        self,
+        run: Run,
+        shards: Iterable[tuple[int, Sequence[Item]]],
+        progress: Callable[[Tally], None],
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """The lines of each shard, once all are there."""
+        # By number: the inputs of each shard, and the lines that are there.
+        begun: dict[int, tuple[Sequence[Item], dict[int, bytes]]] = {}
+        shard_of: dict[int, int] = {}
+        items_of: dict[int, Item] = {}
         counted = 0
+
+        def windows() -> Iterator[list[Input]]:
+            for shard, items in shards:
+                begun[shard] = items, {}
+                items_of.update((item.index, item) for item in items)
+                shard_of.update((item.index, shard) for item in items)
+                self._window, refused = self._prepared(items)
+                record(refused.keys(), list(refused.values()))
+                yield self._window
 
         def record(indices: Iterable[int], answers: list[Answer]) -> None:
             nonlocal counted
             for index, answer in zip(indices, answers, strict=True):
-                lines[index] = line_of(by_index[index], answer)
+                begun[shard_of.pop(index)][1][index] = line_of(items_of.pop(index), answer)
             tally = tally_of(answers, searched=self.options.beams > 0)
             tally.row_calls, counted = run.row_calls - counted, run.row_calls
             progress(tally)
 
-        good, refused = self._prepared(items)
-        record(refused.keys(), list(refused.values()))
         with self._on_devices():
-            for indices, answers in run.answers([good], self.placement.batch):
+            answered = run.answers(windows(), self.placement.batch)
+            # Once more at the end: inputs that come to no text may be the last.
+            for indices, answers in itertools.chain(answered, [((), [])]):
                 record(indices, answers)
-        run.tell()
-        self.verdict = run.verdict
-        return [lines[item.index] for item in items]
+                for shard, (items, lines) in list(begun.items()):
+                    if len(lines) == len(items):
+                        del begun[shard]
+                        yield shard, [lines[item.index] for item in items]
 
     def learned(self, items: Sequence[Item]) -> Learned | None:
-        """What a run of such inputs begins with; None if none of them can be decoded."""
+        """What a run of such inputs begins with; None if none of them can be decoded.
+
+        Where texts depend on how many tokens are drafted when, a batch is decoded to see how many
+        pay, for all of the run.
+        """
         if self.generator.draft is None:
             return self.generator.memory.learned
         good, _ = self._prepared(items)
+        self._window = good
         with self._on_devices():
             for _, batch in self.generator.by_length(good, self.options):
-                costs = self.generator.costs(self.placement.batch(batch), self.options)
-                return Learned(costs=costs)
+                batch = self.placement.batch(batch)
+                costs = self.generator.costs(batch, self.options)
+                if self.options.repeats or self.options.beams:
+                    return Learned(costs=costs)
+                pace = self.generator.decode(batch, self.options).pace
+                return Learned(costs=costs, gamma=0 if pace is None else pace.best_limit)
         return None
+
+    def assume(self, learned: Learned) -> None:
+        """Takes for known what another process has learned."""
+        self.generator.assume(self.options, learned.costs)
+        if learned.gamma is not None:
+            self.options = dataclasses.replace(self.options, gamma=learned.gamma)
+        if learned.gamma == 0:
+            self.generator = self.generator.plain()
 
     def ids(self, item: Item) -> list[int]:
         """An input's ids, end of sequence included.
@@ -147,17 +208,29 @@ class Answerer:
 
     @contextlib.contextmanager
     def _on_devices(self) -> Iterator[None]:
-        """What is decoded within it is decoded on ``placement``; says what does not fit."""
+        """What is decoded within it is decoded on ``placement``; says what would fit."""
         try:
             with self.placement.within():
                 yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
+            size, fits = self.options.batch_size, self._fitting()
+            remedy = f"about {fits} would" if 0 < fits < size else "give a smaller one"
             raise InputError(
-                f"batch_size is {self.options.batch_size}, which does not fit into the devices' "
-                "memory: give a smaller one, or a larger model_parallel"
+                f"batch_size is {size}, which does not fit into the devices' memory: {remedy}, or "
+                "give a larger model_parallel"
             ) from error
+
+    def _fitting(self) -> int:
+        """How many rows there is room for beside the weights; 0 where that is not known."""
+        free = free_memory()
+        if free is None:
+            return 0
+        _, batch = next(self.generator.by_length(self._window, self.options))
+        models, devices = self.placement.shape
+        needed = bytes_needed(self.generator, self.options, batch)
+        return int(self.options.batch_size * free * models * devices / needed)
 
 
 def line_of(item: Item, answer: Answer) -> bytes:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
 from spec_t5x.inference.signals import Stopped, stopping
-from spec_t5x.inference.sources import Source, digest, read_shards, survey
+from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
 
 # Seconds in which every process sees what another has written.
@@ -226,16 +226,20 @@ class _Run:
         self.hosts.part()
         left = sum(len(shards.indices(shard)) for shard in unfinished)
         self.progress.decoding(sum(len(shards.indices(s)) for s in mine), shards.total - left)
+        for shard, lines in answerer.shards(self._read(shards, mine), self.progress.count):
+            shards.write(shard, lines)
+        return answerer.verdict
+
+    def _read(self, shards: Shards, numbers: list[int]) -> Iterator[tuple[int, list[Item]]]:
+        """The inputs of some shards, which are those that the run started with."""
         digests = read_manifest(self.directory).digests
-        for shard, raws in read_shards(self.source, shards.size, mine):
+        for shard, raws in read_shards(self.source, shards.size, numbers):
             if digest(raws) != digests[shard]:
                 raise InputError(
                     f"{self.source.name} has changed since the run started (shard {shard}): "
                     "give the inputs as they were, or --overwrite to start over"
                 )
-            items = map(self.source.item, shards.indices(shard), raws)
-            shards.write(shard, answerer.lines(list(items), self.progress.count))
-        return answerer.verdict
+            yield shard, list(map(self.source.item, shards.indices(shard), raws))
 
     def _mine(self, unfinished: list[int]) -> list[int]:
         """This process's part. A worker's does not depend on what others have finished."""
@@ -273,7 +277,7 @@ class _Run:
         with self.hosts.together():
             learned = self._learned()
             if learned is not None:
-                answerer.generator.assume(self.decoding, learned.costs)
+                answerer.assume(learned)
 
     def finish(self, shards: Shards, unfinished: list[int]) -> Report:
         """The report; process 0 first waits for the other processes and joins all shards.

@@ -27,7 +27,8 @@ together.
 The decision depends on tokens already generated and on costs, never on drafts to come.
 Outputs therefore keep the target's law; greedy outputs and those of coupled draws keep every
 token. Other sampled outputs are other draws from the same law: the decisions, hence the costs
-and earlier batches, determine which random numbers are used.
+and earlier batches, determine which random numbers are used. Bulk inference, where an output
+depends on its input alone, therefore decides once for all of such a run (``best_limit``).
 """
 
 import dataclasses
@@ -230,6 +231,13 @@ class Pace:
     def typical_limit(self) -> int:
         """Drafts of an iteration on average, rounded; at least 1. On the host."""
         return max(round(int(self.drafted) / max(int(self.iterations), 1)), 1)
+
+    @property
+    def best_limit(self) -> int:
+        """Drafts that pay best at the rates counted so far; 0 where none pay. On the host."""
+        factors = np.asarray(self.factors)
+        best = int(factors.argmax())
+        return best + 1 if factors[best] > 1 + _MARGIN else 0
 
     @property
     def before(self) -> Float32[Array, ""]:

@@ -2,6 +2,7 @@
 each kind of draft, and what it writes as JSON.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -19,7 +20,9 @@ def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | st
     with tempfile.TemporaryDirectory() as output:
         models = ["--target", str(directory / "target"), "--draft", named(draft, directory)]
         try:
-            status = main(["infer", *models, "--output_dir", output, *flags])
+            # The figures of each run are not this program's output.
+            with contextlib.redirect_stdout(sys.stderr):
+                status = main(["infer", *models, "--output_dir", output, *flags])
         except Exception:
             return traceback.format_exc()
         if status:

@@ -9,8 +9,10 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator, bursts
+from spec_t5x.inference import answering
 from spec_t5x.inference.answering import Answerer, Tally
 from spec_t5x.inference.sources import Item
+from spec_t5x.loops.pace import Costs
 from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
@@ -76,6 +78,36 @@ def test_lines_are_the_same_bytes_at_any_batch_size(generator, change):
     assert some == one[2:]
 
 
+@pytest.mark.parametrize(("temperature", "verifier"), [(0.0, "block"), (1.0, "coupled")])
+def test_with_auto_the_pace_decides_where_texts_do_not_depend_on_it(
+    generator, temperature, verifier
+):
+    options = dataclasses.replace(OPTIONS, gamma="auto", temperature=temperature, verifier=verifier)
+    generator.assume(options, Costs.by_formula(c=0.1))
+    answerer = Answerer(generator=generator, options=options)
+    learned = answerer.learned(items())
+    assert learned.gamma is None
+    answerer.assume(learned)
+    assert answerer.options.gamma == "auto"
+
+
+@pytest.mark.parametrize("c", [0.01, 3.0])
+def test_with_auto_a_sampled_text_depends_on_nothing_beside_it(generator, c):
+    """How many tokens are drafted is decided once, and told to whoever goes on."""
+    options = dataclasses.replace(OPTIONS, gamma="auto", temperature=1.0)
+    own = dataclasses.replace(generator)
+    own.assume(options, Costs.by_formula(c=c))
+    learned = Answerer(generator=own, options=options).learned(items())
+    assert (learned.gamma == 0) == (c > 1)
+    found = []
+    for size in (1, 3):
+        sized = dataclasses.replace(options, batch_size=size)
+        answerer = Answerer(generator=dataclasses.replace(generator), options=sized)
+        answerer.assume(learned)
+        found.append(answerer.lines(items()))
+    assert found[0] == found[1]
+
+
 def test_an_input_that_comes_to_no_text_is_a_line_with_the_reason(generator, monkeypatch):
     answer = Generator.answer
 
@@ -110,5 +142,11 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatc
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB")
 
     monkeypatch.setattr(bursts, "_burst", full)
-    with pytest.raises(Exception, match="^batch_size is 2, which does not fit"):
-        Answerer(generator=generator, options=OPTIONS).lines(items())
+    (_, batch) = next(generator.by_length([(0, TEXTS[0], [5, 6, 1])], OPTIONS))
+    needed = bursts.bytes_needed(generator, OPTIONS, batch)
+    # Of two rows: keys and values of both models, of 4 heads of 8 and room for 16 tokens, at least.
+    assert needed > 2 * 2 * 2 * 32 * 16 * 4
+    for free, remedy in ((None, "give a smaller one"), (needed * 2 // 3, "about 1 would")):
+        monkeypatch.setattr(answering, "free_memory", lambda free=free: free)
+        with pytest.raises(Exception, match=f"^batch_size is 2, which does not fit .*: {remedy}"):
+            Answerer(generator=generator, options=OPTIONS).lines(items())
