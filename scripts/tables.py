@@ -24,7 +24,7 @@ from spec_t5x.theory.estimates import Estimate
 REPOSITORY = Path(__file__).resolve().parents[1]
 # benchmarks/ is not installed with the package.
 sys.path.insert(0, str(REPOSITORY))
-from benchmarks import copying, objectives  # noqa: E402
+from benchmarks import bulk, copying, objectives  # noqa: E402
 from benchmarks.other_implementations.table import table as implementations  # noqa: E402
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -66,6 +66,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "benchmark": lambda values: benchmark.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
     "alphas": alphas,
+    "bulk": bulk.table,
     "copying": copying.table,
     "objectives": lambda values: objectives.table(values["rows"]),
 }

@@ -172,11 +172,38 @@ def _apart(convert: Callable[[str, str], None], source: str, destination: str) -
 
 def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
     """A translator whose tokens are the ids, written out; "float32" or "int8" weights."""
+    version, translator = translator_of(workload.target_copy, compute_type, workload.threads)
+
+    def decode(ids: list[int], max_tokens: int) -> list[int]:
+        (output,) = translated(translator, [ids], max_tokens)
+        return output
+
+    return version, decode
+
+
+def translated(
+    translator, inputs: list[list[int]], max_tokens: int, batch_size: int = 1
+) -> list[list[int]]:
+    """What a CTranslate2 translator makes of inputs, which it sorts by length itself."""
+    results = translator.translate_batch(
+        [list(map(str, ids)) for ids in inputs],
+        beam_size=1,
+        max_batch_size=batch_size,
+        max_decoding_length=max_tokens,
+        # Its default cuts sources at 1024 tokens.
+        max_input_length=0,
+        return_end_token=True,
+    )
+    return [list(map(int, result.hypotheses[0])) for result in results]
+
+
+def translator_of(checkpoint: str, compute_type: str, threads: int):
+    """CTranslate2's version, and a translator of a checkpoint in Hugging Face's format."""
     import ctranslate2
 
-    converted = Path(workload.target_copy).with_suffix(".ctranslate2")
+    converted = Path(checkpoint).with_suffix(".ctranslate2")
     if not converted.exists():
-        _apart(_convert, workload.target_copy, str(converted))
+        _apart(_convert, checkpoint, str(converted))
     # Loading takes a team of threads, and decoding, in a thread of CTranslate2's own, another.
     # Where both are there, GNU's OpenMP finds more threads than processors and has them sleep
     # between the parts of a step: on two processors decoding then takes seven times as long.
@@ -188,21 +215,9 @@ def ctranslate2(workload: Workload, *, compute_type: str) -> tuple[str, Decode]:
             device="cpu",
             compute_type=compute_type,
             inter_threads=1,
-            intra_threads=workload.threads,
+            intra_threads=threads,
         ).result()
-
-    def decode(ids: list[int], max_tokens: int) -> list[int]:
-        (result,) = translator.translate_batch(
-            [list(map(str, ids))],
-            beam_size=1,
-            max_decoding_length=max_tokens,
-            # Its default cuts sources at 1024 tokens.
-            max_input_length=0,
-            return_end_token=True,
-        )
-        return list(map(int, result.hypotheses[0]))
-
-    return f"CTranslate2 {ctranslate2.__version__}", decode
+    return f"CTranslate2 {ctranslate2.__version__}", translator
 
 
 def _convert(source: str, destination: str) -> None:

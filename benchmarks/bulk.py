@@ -1,0 +1,270 @@
+"""What slots are worth in bulk inference: tokens a second and occupancy, beside static batches.
+
+    python -m benchmarks.bulk --target ende-target --draft transformer --data newstest2013.tsv.gz \\
+        --batch_size 8 32 128 --gamma 0 4 --limit 1024 --json benchmarks/bulk_news.json
+
+Gamma 0 is plain decoding. All ways decode the same texts at temperature 0, in turn. Occupancy is
+the share of the rows in all target calls that had not ended; simulated, it follows from the calls
+that each text takes, were each call equally long. The host's share is what making answers adds to
+the time of the bursts. CTranslate2 decodes float32 weights in a process of its own, with each of
+the batch sizes; the best of them counts.
+"""
+
+import argparse
+import contextlib
+import heapq
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.other_implementations import implementations
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.errors import InputError
+from spec_t5x.experiments import results
+from spec_t5x.experiments.text_source import TextSource, read_texts
+from spec_t5x.generation import Answer, GenerateOptions, Generator, Run
+from spec_t5x.machine.description import machine
+
+# An input's place, text and ids.
+Inputs = list[tuple[int, str, list[int]]]
+
+
+class StaticBatches(Run):
+    """Batches that run until their slowest row has ended."""
+
+    in_slots = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints the table and keeps the figures as JSON if asked to; 2 for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bulk",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--target", default="ende-target", help="checkpoint (ende-target)")
+    add("--draft", default="transformer", help="as of generate (transformer)")
+    add("--data", required=True, metavar="FILE", help="as of benchmark")
+    add("--limit", type=int, default=1024, help="texts to decode (1024)")
+    add("--batch_size", nargs="+", type=int, default=[8, 32, 128], help="rows (8 32 128)")
+    add("--gamma", nargs="+", type=int, default=[0, 4], help="drafts per iteration; 0 is plain")
+    add("--repeats", type=int, default=3, help="of each (3)")
+    add("--ctranslate2", action="store_true", help="time it as well")
+    add("--json", type=Path, metavar="FILE", help="keep all figures there")
+    args = parser.parse_args(arguments)
+    try:
+        values = measure(args)
+    except InputError as error:
+        print(f"bulk: error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        results.write_json(args.json, values)
+    print(table(values))
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All figures of a run, as JSON can hold them."""
+    generator = Generator.load(args.target, args.draft)
+    inputs = _inputs(generator, args)
+    lines = [
+        _Line(generator if gamma else generator.plain(), inputs, gamma, batch)
+        for gamma, batch in itertools.product(args.gamma, args.batch_size)
+    ]
+    with contextlib.ExitStack() as held:
+        others = []
+        if args.ctranslate2:
+            other = _CTranslate2(args.target, inputs, args.batch_size)
+            others.append(held.enter_context(contextlib.closing(other)))
+        for line in (*lines, *others):
+            # Compiled, and warm.
+            line.time()
+        for _ in range(args.repeats):
+            for line in (*lines, *others):
+                line.time(keep=True)
+    outputs = next(iter(lines)).outputs
+    return {
+        "machine": machine(),
+        "target": Path(args.target).name,
+        "draft": results.without_folder(args.draft),
+        "data": Path(args.data).name,
+        "num_inputs": len(inputs),
+        "num_tokens": sum(map(len, outputs)),
+        "repeats": args.repeats,
+        "rows": [line.record(outputs) for line in lines],
+        "others": [other.record(outputs) for other in others],
+    }
+
+
+def _inputs(generator: Generator, args: argparse.Namespace) -> Inputs:
+    """The first texts that the encoder takes."""
+    options = GenerateOptions()
+    texts = read_texts(TextSource(data=args.data), generator, options, args.limit)
+    return [(place, text, generator.tokenize(text, options)) for place, text in enumerate(texts)]
+
+
+class _Line:
+    """One batch size and gamma: static batches and slots in turn."""
+
+    def __init__(self, generator: Generator, inputs: Inputs, gamma: int, batch_size: int):
+        self.generator, self.inputs = generator, inputs
+        self.options = GenerateOptions(gamma=gamma, batch_size=batch_size)
+        self.seconds: dict[str, list[float]] = {"batches": [], "slots": [], "bursts": []}
+        self.answers: dict[str, dict[int, Answer]] = {}
+        self.occupancy: dict[str, float] = {}
+
+    def time(self, *, keep: bool = False) -> None:
+        """Decodes everything in each way."""
+        for way, kind in (("batches", StaticBatches), ("slots", Run)):
+            run, start, found = kind(self.generator, self.options), time.perf_counter(), {}
+            for places, answers in run.answers([self.inputs]):
+                found.update(zip(places, answers, strict=True))
+            self._keep(way, start, keep)
+            self.answers[way] = found
+            calls = sum(answer[0].target_calls for answer in found.values())
+            self.occupancy[way] = calls / run.row_calls
+        # Answers are made of the last burst alone.
+        run, start = Run(self.generator, self.options), time.perf_counter()
+        list(run.started([self.inputs]))[-1]()
+        self._keep("bursts", start, keep)
+
+    def _keep(self, way: str, start: float, keep: bool) -> None:
+        if keep:
+            self.seconds[way].append(time.perf_counter() - start)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [self.answers["slots"][place][0].output_ids for place, *_ in self.inputs]
+
+    def record(self, expected: list[list[int]]) -> dict[str, Any]:
+        size, calls = self.options.batch_size, self._calls()
+        seconds = {way: statistics.median(times) for way, times in self.seconds.items()}
+        tokens = sum(map(len, self.outputs))
+        both = (self.seconds["batches"], self.seconds["slots"])
+        return {
+            "gamma": self.options.gamma,
+            "batch_size": size,
+            "seconds": self.seconds,
+            "tokens_per_second": {way: tokens / each for way, each in seconds.items()},
+            "ratio": statistics.median(b / s for b, s in zip(*both, strict=True)),
+            "occupancy": self.occupancy,
+            "simulated": {
+                "batches": simulated_batches(calls, size),
+                "slots": simulated_slots(calls, size),
+            },
+            "host_share": 1 - seconds["bursts"] / seconds["slots"],
+            "block_efficiency": tokens / sum(calls),
+            "same_answers": self.answers["slots"] == self.answers["batches"],
+            "same_text": self.outputs == expected,
+        }
+
+    def _calls(self) -> list[int]:
+        """Target calls of each text, those with the longest sources first, as they are decoded."""
+        ordered = sorted(self.inputs, key=lambda one: -len(one[2]))
+        return [self.answers["slots"][place][0].target_calls for place, *_ in ordered]
+
+
+def simulated_batches(calls: Sequence[int], rows: int) -> float:
+    """The occupancy of batches in this order, each as long as its longest row.
+
+    >>> simulated_batches([4, 2, 3], 2)
+    0.6428571428571429
+    """
+    longest = (max(calls[i : i + rows]) for i in range(0, len(calls), rows))
+    return sum(calls) / (rows * sum(longest))
+
+
+def simulated_slots(calls: Sequence[int], rows: int) -> float:
+    """The occupancy of slots that take the next text as soon as one has ended.
+
+    >>> simulated_slots([4, 2, 3], 2)
+    0.9
+    """
+    free = [0] * rows
+    for each in calls:
+        heapq.heapreplace(free, free[0] + each)
+    return sum(calls) / (rows * max(free))
+
+
+class _CTranslate2:
+    """All batch sizes of CTranslate2, in a process of its own: its threads and JAX's apart."""
+
+    def __init__(self, target: str, inputs: Inputs, batch_sizes: Sequence[int]):
+        self._folder = tempfile.TemporaryDirectory()
+        copy = Path(self._folder.name) / "target"
+        convert(target, copy, to="huggingface", dtype="float32")
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        self.version = self._pool.submit(_load, str(copy)).result()
+        self._ids = [ids for _, _, ids in inputs]
+        self.seconds: dict[int, list[float]] = {size: [] for size in batch_sizes}
+        self._outputs: list[list[int]] = []
+
+    def time(self, *, keep: bool = False) -> None:
+        length = GenerateOptions().max_decode_len
+        for size, times in self.seconds.items():
+            seconds, self._outputs = self._pool.submit(_translate, self._ids, length, size).result()
+            if keep:
+                times.append(seconds)
+
+    def record(self, expected: list[list[int]]) -> dict[str, Any]:
+        medians = {size: statistics.median(times) for size, times in self.seconds.items()}
+        best = min(medians, key=medians.get)
+        return {
+            "version": self.version,
+            "seconds": self.seconds,
+            "batch_size": best,
+            "tokens_per_second": sum(map(len, self._outputs)) / medians[best],
+            "same_texts": sum(a == b for a, b in zip(self._outputs, expected, strict=True)),
+        }
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._folder.cleanup()
+
+
+def _load(checkpoint: str) -> str:
+    global _translator
+    version, _translator = implementations.translator_of(checkpoint, "float32", threads=2)
+    return version
+
+
+def _translate(inputs, max_tokens: int, batch_size: int) -> tuple[float, list[list[int]]]:
+    start = time.perf_counter()
+    outputs = implementations.translated(_translator, inputs, max_tokens, batch_size)
+    return time.perf_counter() - start, outputs
+
+
+def table(values: Mapping[str, Any]) -> str:
+    """A line for each batch size and gamma."""
+    others = values["others"]
+    best = max((other["tokens_per_second"] for other in others), default=None)
+
+    def both(name: str, kind: str = "{:.2f}"):
+        return lambda row: " → ".join(kind.format(row[name][way]) for way in ("batches", "slots"))
+
+    columns = {
+        "gamma": lambda row: str(row["gamma"]) if row["gamma"] else "plain",
+        "batch": lambda row: str(row["batch_size"]),
+        "tokens/s, batches → slots": both("tokens_per_second", "{:,.0f}"),
+        "ratio": lambda row: f"{row['ratio']:.2f}",
+        "occupancy": both("occupancy"),
+        "simulated": both("simulated"),
+        "host": lambda row: f"{row['host_share']:.1%}",
+        "to CTranslate2": lambda row: (
+            f"{row['tokens_per_second']['slots'] / best:.2f}" if best else None
+        ),
+        "same answers": lambda row: "yes" if row["same_answers"] and row["same_text"] else "no",
+    }
+    return results.table(columns, values["rows"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
