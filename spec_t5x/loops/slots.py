@@ -257,9 +257,6 @@ class _Going:
     def _pace(self, carry: _Burst) -> Pace | None:
         return None if self.draft is None else carry.state.pace
 
-    def _models(self):
-        return (self.target,) if self.draft is None else (self.target, self.draft)
-
     def _step(self, carry: _Burst) -> _Burst:
         options = {
             "coupled": self.loop.verifier.coupled,
