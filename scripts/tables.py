@@ -40,7 +40,10 @@ def by_gamma(values: Mapping[str, Any]) -> str:
         speed_ups.setdefault((row["draft"], row["batch_size"]), {})[str(row["gamma"])] = speed_up
     columns = {"draft": lambda line: line[0][0], "batch": lambda line: line[0][1]}
     for gamma in dict.fromkeys(str(row["gamma"]) for row in values["rows"]):
-        columns[f"gamma {gamma}"] = lambda line, gamma=gamma: f"{line[1][gamma]:.2f}"
+        # Where no acceptance pays, auto is plain decoding, which nothing is to be compared with.
+        columns[f"gamma {gamma}"] = lambda line, gamma=gamma: (
+            f"{line[1][gamma]:.2f}" if gamma in line[1] else None
+        )
     return results.table(columns, list(speed_ups.items()))
 
 
