@@ -161,9 +161,10 @@ class Run:
         def counted() -> Answered:
             before = bursts.calls
             answered = finish()
-            self._count(bursts.calls - before)
+            calls = bursts.calls - before
+            self._count(calls)
             if bursts.is_plain:
-                self._uncredited += bursts.calls - before
+                self._uncredited += calls
             return answered
 
         return counted

@@ -121,15 +121,14 @@ class Answerer:
         """The lines of each shard, once all are there."""
         # By number: the inputs of each shard, and the lines that are there.
         begun: dict[int, tuple[Sequence[Item], dict[int, bytes]]] = {}
-        shard_of: dict[int, int] = {}
-        items_of: dict[int, Item] = {}
+        # By index: the shard and the input.
+        left: dict[int, tuple[int, Item]] = {}
         counted = 0
 
         def windows() -> Iterator[list[Input]]:
             for shard, items in shards:
                 begun[shard] = items, {}
-                items_of.update((item.index, item) for item in items)
-                shard_of.update((item.index, shard) for item in items)
+                left.update((item.index, (shard, item)) for item in items)
                 self._window, refused = self._prepared(items)
                 record(refused.keys(), list(refused.values()))
                 yield self._window
@@ -137,7 +136,8 @@ class Answerer:
         def record(indices: Iterable[int], answers: list[Answer]) -> None:
             nonlocal counted
             for index, answer in zip(indices, answers, strict=True):
-                begun[shard_of.pop(index)][1][index] = line_of(items_of.pop(index), answer)
+                shard, item = left.pop(index)
+                begun[shard][1][index] = line_of(item, answer)
             tally = tally_of(answers, searched=self.options.beams > 0)
             tally.row_calls, counted = run.row_calls - counted, run.row_calls
             progress(tally)

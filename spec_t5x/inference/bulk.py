@@ -287,17 +287,7 @@ class _Run:
         tally, seconds = self.progress.tally, self.progress.seconds
         left = len(shards.unfinished()) if self._is_worker else 0
         if left or self.hosts.index:
-            return Report(
-                merged=None,
-                inputs=tally.inputs,
-                errors=tally.errors,
-                named=[],
-                tokens=tally.tokens,
-                block_efficiency=tally.block_efficiency,
-                occupancy=tally.occupancy,
-                seconds=seconds,
-                shards_left=left,
-            )
+            return dataclasses.replace(_report(tally, seconds), shards_left=left)
         if self._is_worker:
             _merge_once(shards)
         else:
@@ -349,11 +339,22 @@ def _merge_once(shards: Shards) -> None:
 def _report_of_all(shards: Shards, tally: Tally, seconds: float) -> Report:
     """Of a run whose shards are joined, of which this process decoded a part."""
     errors = [error for line in shards.lines() if (error := error_of(line))]
-    return Report(
+    return dataclasses.replace(
+        _report(tally, seconds),
         merged=shards.merged,
         inputs=shards.total,
         errors=len(errors),
         named=errors[:_NAMED],
+    )
+
+
+def _report(tally: Tally, seconds: float) -> Report:
+    """Of this process alone."""
+    return Report(
+        merged=None,
+        inputs=tally.inputs,
+        errors=tally.errors,
+        named=[],
         tokens=tally.tokens,
         block_efficiency=tally.block_efficiency,
         occupancy=tally.occupancy,

@@ -35,9 +35,9 @@ class DecodingProgress(Progress):
         rate = self.tally.tokens / max(self.seconds, 1e-9)
         text = f"{rate:,.0f} tokens/s, block efficiency {self.tally.block_efficiency:.2f}"
         text += f", occupancy {self.tally.occupancy:.0%}"
-        left = self.seconds * (self._total / max(self.tally.inputs, 1) - 1)
         if not self._bar:
             # A bar has its own.
+            left = self.seconds * (self._total / max(self.tally.inputs, 1) - 1)
             text += f", {datetime.timedelta(seconds=round(max(left, 0)))} left"
         self.update(self.tally.inputs, self._total, text)
 

@@ -336,8 +336,8 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     last = group.places.shape[0] - 1
     source = jnp.minimum(carry.taken, last)
     move = Move(source=source, to=slot, num_sources=last + 1)
-    state = _cleared(members.state, slot, members.places.shape[0])
-    moved = move.of_all(members.replace(state=_without_pace(state)), group)
+    state = _cleared(_without_pace(members.state), slot, members.places.shape[0])
+    moved = move.of_all(members.replace(state=state), group)
     is_there = carry.num_waiting > 0
     outputs = moved.state.outputs
     rows = jnp.arange(outputs.ended.shape[0]) * members.places.shape[0] // outputs.ended.shape[0]
@@ -367,17 +367,7 @@ def _cleared(state, slot: Int[Array, ""], num_slots: int):
         zeros = jnp.zeros((each, *leaf.shape[1:]), leaf.dtype)
         return lax.dynamic_update_slice_in_dim(leaf, zeros, slot * each, axis=0)
 
-    def cleared(state):
-        return state.replace(
-            **{name: jax.tree.map(clear, getattr(state, name)) for name in _kept_numbers(state)}
-        )
-
-    return decode_state.if_wanted(is_bad, cleared, state)
-
-
-def _kept_numbers(state) -> tuple[str, ...]:
-    """What of a state a cache, or a draft's memory, is."""
-    return ("target_cache", "draft_state") if isinstance(state, DecodeState) else ("cache",)
+    return decode_state.if_wanted(is_bad, lambda state: jax.tree.map(clear, state), state)
 
 
 def _stats(state) -> PyTree:
