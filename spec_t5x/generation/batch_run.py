@@ -58,7 +58,7 @@ class Run:
         if self.options.beams:
             found = self.generator.search(batch, self.options)
             return functools.partial(self.generator.collect_beams, batch, found, self.options)
-        if self._waits_for_the_draft() or self._leaves_out_the_draft(batch):
+        if not self._drafts(batch):
             decoded = self.generator.plain().decode(batch, self.options)
             return functools.partial(self._credit, batch, decoded)
         return functools.partial(self.generator.collect, batch, self.decode(batch))
