@@ -431,8 +431,11 @@ def alternation(
 
     def alternate(carry):
         carry = lax.while_loop(lambda c: going(c) & (limit(c) == 0), go_plainly, carry)
-        carry = make_ready(carry)
-        return lax.while_loop(lambda c: going(c) & (limit(c) > 0), iterate, carry)
+        # Making ready copies the draft's state.
+        return if_wanted(going(carry), draft, carry)
+
+    def draft(carry):
+        return lax.while_loop(lambda c: going(c) & (limit(c) > 0), iterate, make_ready(carry))
 
     return alternate
 

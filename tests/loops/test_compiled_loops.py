@@ -136,12 +136,14 @@ def test_slots_on_a_cpu(temperature):
 
 
 def test_slots_on_a_cpu_at_a_pace():
-    """The target's caches: the draft's are made in the loop."""
+    """What the draft keeps of the sources is laid out once, where it is made."""
     target, draft = toys()[0], TransformerDraft(tiny_t5(1, num_heads=3))
     lowered, _ = burst(target, draft, 0.0, Pace.start(Costs.by_formula(c=0.1, largest=3)))
     program = lowered.compile().as_text()
     check(program, target.config, 3)
     assert not cache_copies(program, [(3, 2, 7, 8)])
+    copies = cache_copies(program, [(3, 3, 7, 8), (5, 3, 5, 8)])
+    assert all("empty_cache" in copy for copy in copies)
 
 
 # But for those without a cache, and a second one of the same kind.
