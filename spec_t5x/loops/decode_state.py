@@ -7,7 +7,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
 from spec_t5x.loops import autoregressive
@@ -239,16 +238,7 @@ def prefill_draft(
 ) -> DraftState:
     """The draft's first state, of ``num_decodes`` rows of each input; ``room`` as of ``init``."""
     state = draft.prefill(inputs, prompts, room or loop.max_length)
-    state = outputs_lib.repeat_rows(state, loop.num_decodes)
-    return jax.tree.map(_rows_first, state)
-
-
-def _rows_first(leaf: Array) -> Array:
-    """The array as the kernels for CPUs want it: a loop would copy it to and fro otherwise."""
-    default = Layout(tuple(range(jnp.ndim(leaf))))
-    return lax.platform_dependent(
-        leaf, cpu=lambda leaf: with_layout_constraint(leaf, default), default=lambda leaf: leaf
-    )
+    return outputs_lib.repeat_rows(state, loop.num_decodes)
 
 
 def if_wanted(

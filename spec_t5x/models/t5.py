@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Nodes
@@ -172,6 +173,11 @@ class DecoderLayer(nn.Module):
         """Room for ``max_length`` tokens, and the source's keys and values."""
         cfg = self.config
         cross_keys, cross_values = self.encoder_decoder_attention.keys_values(encoded)
+        if cpu_kernels.in_use(encoded):
+            # As the kernels read them: a loop would have them laid out anew in every round.
+            rows = Layout((0, 1, 2, 3))
+            cross_keys = with_layout_constraint(cross_keys, rows)
+            cross_values = with_layout_constraint(cross_values, rows)
         room = jnp.zeros((encoded.shape[0], cfg.num_heads, max_length, cfg.head_dim), cfg.dtype)
         room = constrain(room, cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
