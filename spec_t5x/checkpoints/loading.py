@@ -204,8 +204,8 @@ def _checked(name: str, directory: Path) -> Path:
         raise InputError(f"{name}: {error}") from error
     if kind == "native":
         raise InputError(
-            f"{name} is a checkpoint of spec_t5x: download it (hf download {name} --local-dir DIR) "
-            "and give DIR"
+            f"{name} is a checkpoint of spec_t5x: run `{hub.command(name)} --local-dir DIR` and "
+            "give DIR"
         )
     return directory
 

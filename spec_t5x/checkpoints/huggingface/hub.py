@@ -39,9 +39,9 @@ _SMALL_FILES = (
     VOCAB_NAME,
     MERGES_NAME,
 )
-log = logging.getLogger(__name__)
-
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:,\s]+))?", re.ASCII)
+
+log = logging.getLogger(__name__)
 
 
 def is_name(text: str) -> bool:
@@ -65,7 +65,7 @@ def snapshot(name: str) -> Path:
     if not (directory / CONFIG_NAME).is_file():
         raise InputError(
             f"{name} has no {CONFIG_NAME} in {directory}: give the name of a T5 that transformers "
-            f"can load, or run `{_command(name)}` where there is a network"
+            f"can load, or run `{command(name)}` where there is a network"
         )
     return directory
 
@@ -105,22 +105,22 @@ def download_weights(name: str) -> None:
         _download(repository, commit, sorted(set(map(str, shards))), shown=True)
 
 
+def command(name: str) -> str:
+    """What downloads it to the Hub's cache."""
+    repository, revision = _split(name)
+    return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
+
+
 def _split(name: str) -> tuple[str, str | None]:
     parts = _NAME.fullmatch(name)
     return parts["repository"], parts["revision"]
-
-
-def _command(name: str) -> str:
-    """What downloads it, for later."""
-    repository, revision = _split(name)
-    return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 
 
 def _download(
     repository: str, revision: str | None, files: Iterable[str], shown: bool = False
 ) -> Path:
     # Imported here: most commands need none of it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
@@ -134,6 +134,8 @@ def _download(
             repository,
             revision=revision,
             allow_patterns=list(files),
+            # Release 1 asks the Hub for the files of a commit, offline or not.
+            local_files_only=constants.HF_HUB_OFFLINE,
             # Theirs writes to files, too.
             tqdm_class=None if shown and sys.stderr.isatty() else Silent,
         )
@@ -175,7 +177,7 @@ def _explained(name: str) -> Iterator[None]:
             why = "HF_HUB_OFFLINE is set"
         raise InputError(
             f"{name} is no directory here and not whole in {constants.HF_HUB_CACHE}, and {why}: "
-            f"run `{_command(name)}` where there is a network, or give a directory"
+            f"run `{command(name)}` where there is a network, or give a directory"
         ) from error
     except errors.HFValidationError as error:
         raise InputError(
@@ -185,7 +187,7 @@ def _explained(name: str) -> Iterator[None]:
     # What its HTTP library raises, and the disk.
     except Exception as error:
         raise InputError(
-            f"cannot download {name} ({one_line(error)}): run `{_command(name)}` where there is a "
+            f"cannot download {name} ({one_line(error)}): run `{command(name)}` where there is a "
             "network, or give a directory"
         ) from error
     finally:
