@@ -1,6 +1,7 @@
 """Checkpoints by name: huggingface_hub's own code, with a cache and a Hub on this machine."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -237,6 +238,22 @@ def test_download(online, directories, monkeypatch):
     hub.snapshot.cache_clear()
     assert generated(TARGET, DRAFT) == generated(directories / "target", directories / "draft")
     assert sorted(online.sent) == sorted(needed)
+
+
+def test_bars_are_for_a_terminal(online, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    # At the end the target is in the cache.
+    for stream, name, shown in (
+        (io.StringIO(), TARGET, False),
+        (Terminal(), DRAFT, True),
+        (Terminal(), TARGET, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        find_models(name, ())
+        assert ("%|" in stream.getvalue()) == shown
 
 
 def test_the_network_fails(online, monkeypatch):
