@@ -45,6 +45,8 @@ setup(
         "sacrebleu>=2.5,<3",
         "rouge-score>=0.1.2,<0.2",
         "tokenizers>=0.21,<1",
+        # Checkpoints by their names on the Hugging Face Hub.
+        "huggingface_hub>=1.31,<3",
         "matplotlib>=3.9,<4",
         # The page of ``spec-t5x reproduce``; tables of results; the machine that they are from.
         "jinja2>=3.1,<4",

@@ -11,6 +11,8 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # A test neither reads nor writes programs of the user's.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = ""
+# Nor does it ask the Hugging Face Hub, whatever it takes for a name.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax
 import jaxtyping
@@ -95,6 +97,7 @@ def pytest_configure():
     (own / "spec_t5x" / "kernels").symlink_to(kernels)
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
     os.environ["XDG_CACHE_HOME"] = str(own)
+    os.environ["HF_HOME"] = str(own / "huggingface")
 
 
 @pytest.fixture(autouse=True)

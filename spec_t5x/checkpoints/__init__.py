@@ -4,6 +4,7 @@
 folder, whose ``open_model`` makes a ``storage.stored_model.StoredModel``: ``own``,
 ``huggingface`` and ``t5x``. ``storage`` has what they share: files that are written whole
 (``files``), directories and buckets (``locations``), and weights that are checked and read by
-slices (``tensors``). ``make_draft`` makes drafts by name. What cannot be read or written is an
+slices (``tensors``). ``huggingface.hub`` downloads what is named as on the Hugging Face Hub.
+``make_draft`` makes drafts by name. What cannot be read or written is an
 ``InputError`` of one line.
 """

@@ -3,14 +3,15 @@
 A fingerprint is of the content, so that a checkpoint may be copied or moved between a
 kill and the restart. Of a large file it takes in the size and samples from all over it:
 weights that were trained on differ everywhere, and 45 GB need not be read. Of a checkpoint
-in ``gs://`` it takes in the address and the names there alone.
+in ``gs://`` it takes in the address and the names there alone, and of one on the Hugging Face
+Hub the commit.
 """
 
 import hashlib
 import re
 from pathlib import Path
 
-from spec_t5x.checkpoints.loading import PACKAGED_MODELS
+from spec_t5x.checkpoints.loading import PACKAGED_MODELS, find_directory, is_on_hub
 from spec_t5x.checkpoints.storage.locations import locate
 from spec_t5x.checkpoints.t5x.index import find_t5x
 
@@ -49,6 +50,11 @@ def _content(name: str, output: Path | None) -> str | None:
         location = locate(name)
         names = [str(location), *(entry.name for entry in location.iterdir())]
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
+    if is_on_hub(name):
+        # What else is in the cache's directory depends on who downloaded it.
+        directory = find_directory(name)
+        commit = f"{directory.parents[1].name}@{directory.name}"
+        return hashlib.sha256(commit.encode()).hexdigest()
     packaged = PACKAGED_MODELS / name
     path = Path(name).expanduser()
     path = path if path.exists() or not packaged.is_dir() else packaged

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface import gpt2
+from spec_t5x.checkpoints.huggingface import gpt2, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
@@ -47,7 +47,8 @@ def load(
 
     Args:
         directory_or_name: a directory, or the name of a model that ships with the
-            package; a directory of that name comes first. T5X's may be the checkpoint's
+            package or lies on the Hugging Face Hub (``huggingface.hub``); a directory of
+            that name comes first. T5X's may be the checkpoint's
             (``…/checkpoint_1000000``) or the model's, of which the latest is taken, and
             may lie in a bucket (``gs://…``).
         dtype: "float32" or "bfloat16", of the parameters and of ``config.dtype``.
@@ -62,7 +63,7 @@ def load(
             used, those in float32 are never all in memory.
 
     Raises:
-        InputError: there is no such directory, or nothing in it that can be read.
+        InputError: there is no such directory or repository, or nothing in it that can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
     return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
@@ -72,10 +73,12 @@ def open_model(
     directory_or_name: str | Path | GcsPath, *, vocabulary: VocabularyLike | None = None
 ) -> StoredModel:
     """Opens what ``load`` loads; the weights are read later."""
-    location = locate(directory_or_name)
-    directory = location if isinstance(location, GcsPath) else find_directory(location)
+    directory = _find(directory_or_name)
     values = _read_config(directory)
-    stored = FORMATS[_format_of(values, directory)](directory, values)
+    open_format = FORMATS[_format_of(values, directory)]
+    if is_on_hub(directory_or_name):
+        hub.download_weights(directory_or_name)
+    stored = open_format(directory, values)
     chosen = choose_vocabulary(
         _of_another_model(vocabulary),
         stored.vocabulary,
@@ -86,7 +89,14 @@ def open_model(
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
-    """The vocabulary of a model; its weights are not read."""
+    """The vocabulary of a model; its weights are not read, nor downloaded of a T5 on the Hub."""
+    if is_on_hub(directory_or_name):
+        directory = find_directory(directory_or_name)
+        values = _read_config(directory)
+        if _format_of(values, directory) == "huggingface":
+            vocabulary = huggingface_t5.read_vocabulary(directory, values)
+            if vocabulary is not None:
+                return vocabulary
     return open_model(directory_or_name).known_vocabulary()
 
 
@@ -130,8 +140,28 @@ def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:
     return f"{target.vocab_size} and {draft.vocab_size} ids"
 
 
+def find_all(*directories_or_names: str | Path | GcsPath) -> None:
+    """Finds models before any of them is loaded, and downloads those that lie on the Hub.
+
+    All are found before the first weights are downloaded.
+
+    Raises:
+        InputError: as ``find_directory``, or weights that cannot be downloaded.
+    """
+    for name in directories_or_names:
+        _find(name)
+    for name in filter(is_on_hub, directories_or_names):
+        hub.download_weights(name)
+
+
 def find_directory(directory_or_name: str | Path) -> Path:
-    """The directory of that path, or the packaged one of that name."""
+    """The directory of that path, the packaged one of that name, or that in the Hub's cache.
+
+    Of a name on the Hub all but the weights is downloaded.
+
+    Raises:
+        InputError: there is none, or what is on the Hub is no T5 or GPT-2 of transformers.
+    """
     directory = Path(directory_or_name).expanduser()
     recover(directory)
     if directory.is_dir():
@@ -141,8 +171,43 @@ def find_directory(directory_or_name: str | Path) -> Path:
     names = packaged_names()
     if str(directory_or_name) in names:
         return PACKAGED_MODELS / str(directory_or_name)
+    if is_on_hub(directory_or_name):
+        return _checked(directory_or_name, hub.snapshot(directory_or_name))
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""
-    raise InputError(f"no directory {directory}: give the path of a checkpoint{packaged}")
+    raise InputError(
+        f"no directory {directory}: give the path of a checkpoint, OWNER/NAME of one on the "
+        f"Hugging Face Hub{packaged}"
+    )
+
+
+def is_on_hub(directory_or_name: str | Path | GcsPath) -> bool:
+    """Whether a name is one of the Hub's: a text ``OWNER/NAME``, and nothing on this machine."""
+    if not isinstance(directory_or_name, str) or not hub.is_name(directory_or_name):
+        return False
+    recover(Path(directory_or_name))
+    return not Path(directory_or_name).exists()
+
+
+def _find(directory_or_name: str | Path | GcsPath) -> Location:
+    location = locate(directory_or_name)
+    return location if isinstance(location, GcsPath) else find_directory(directory_or_name)
+
+
+def _checked(name: str, directory: Path) -> Path:
+    """The directory of a model on the Hub, unless its configuration is of none that is read."""
+    values = _read_config(directory)
+    try:
+        kind = _format_of(values, directory)
+        if kind == "huggingface":
+            huggingface_t5.check_supported(values, directory)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    if kind == "native":
+        raise InputError(
+            f"{name} is a checkpoint of spec_t5x: run `{hub.command(name)} --local-dir DIR` and "
+            "give DIR"
+        )
+    return directory
 
 
 def packaged_names() -> list[str]:
@@ -182,9 +247,12 @@ def _read_config(directory: Location) -> dict[str, Any] | None:
 
 
 def _of_another_model(vocabulary: VocabularyLike | None) -> VocabularyLike | None:
-    """A vocabulary given by a model's directory or packaged name, read from there."""
+    """A vocabulary given by a model's directory or name, read from there."""
     if isinstance(vocabulary, str | Path):
         name = Path(vocabulary).expanduser()
-        if name.is_dir() or (str(vocabulary) in packaged_names() and not name.exists()):
+        # What ends as files do is one that is missing.
+        on_hub = is_on_hub(vocabulary) and name.suffix not in (".model", ".json")
+        packaged = str(vocabulary) in packaged_names() and not name.exists()
+        if name.is_dir() or packaged or on_hub:
             return load_vocabulary(vocabulary)
     return vocabulary

@@ -15,12 +15,13 @@
                          DRAFT (bigram)
 
 A directory alone may also hold n-gram tables, heads, or a draft that shares its target's
-encoder (``spec-t5x distill``). DIR may be left out where the target is a packaged one. A
+encoder (``spec-t5x distill``). A model may be named as ``loading.load`` names it, as OWNER/NAME on
+the Hugging Face Hub. DIR may be left out where the target is a packaged one. A
 T5X checkpoint, which has no vocabulary, is taken to have the target's.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,9 @@ import numpy as np
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
     check_same_vocabulary,
+    find_all,
     find_directory,
+    is_on_hub,
     open_model,
 )
 from spec_t5x.checkpoints.own import ngram_tables, target_drafts
@@ -97,6 +100,32 @@ def make_draft(
         checkpoint of another vocabulary.
     """
     return _Maker(target, model, options or DraftOptions()).make(str(text))
+
+
+def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> None:
+    """Finds what a target and its drafts are read from, before any of it is loaded.
+
+    What lies on the Hugging Face Hub is downloaded.
+
+    Raises:
+      InputError: there is no such checkpoint, or it cannot be downloaded.
+    """
+    find_all(target, *(name for draft in drafts for name in _checkpoints_of(str(draft))))
+
+
+def _checkpoints_of(text: str) -> list[str]:
+    """The checkpoints that a draft's text names."""
+    name, _, argument = text.partition(":")
+    if name not in NAMES or Path(text).expanduser().is_dir():
+        _kind_of(text)
+        return [text]
+    if name == "mixed":
+        return _checkpoints_of(argument) if argument else []
+    if name == "cascade":
+        middle, _, inner = argument.partition(",")
+        own = [middle] if middle and middle not in BITS else []
+        return own + (_checkpoints_of(inner) if inner else [])
+    return [argument] if argument and name in _WITH_DIRECTORY else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +273,7 @@ FORMATS = {
     target_drafts.HEADS: "medusa",
     target_drafts.SHARED: _SHARED,
 }
+_WITH_DIRECTORY = ("transformer", "unigram", "bigram", "ngram", "medusa")
 _ADAPTIVE = ("transformer", "mixed", _SHARED)
 _WITHOUT_TEMPERATURE = ("copy", "uniform")
 _OF_ENCODER_DECODERS = ("medusa", "early_exit", _SHARED)
@@ -256,8 +286,11 @@ def _kind_of(text: str) -> str:
     try:
         directory = find_directory(text)
     except InputError as error:
+        if is_on_hub(text):
+            raise
         raise InputError(
-            f"no draft {text!r}: give the directory of a checkpoint or one of {', '.join(NAMES)}"
+            f"no draft {text!r}: give the directory of a checkpoint, OWNER/NAME of one on the "
+            f"Hugging Face Hub, or one of {', '.join(NAMES)}"
         ) from error
     config = directory / CONFIG_NAME
     kind = read_json(config).get("format") if config.is_file() else None

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     names = options.drafts or (models.draft_name(),)
 
     from spec_t5x.checkpoints.loading import load
-    from spec_t5x.checkpoints.make_draft import make_draft
+    from spec_t5x.checkpoints.make_draft import find_models, make_draft
     from spec_t5x.experiments import results
     from spec_t5x.experiments.acceptance import measure, table
     from spec_t5x.generation import Generator
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.machine.progress import Progress
 
     enable()
+    find_models(models.target, names)
     draft_options = models.draft_options()
     target = load(models.target, dtype=draft_options.dtype, vocabulary=models.vocabulary)
     generator = Generator.of(target, models.weights)

@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a checkpoint's directory, gs://… for T5X's, or the name of a packaged model",
+        help="a checkpoint's directory, gs://… for T5X's, OWNER/NAME on the Hugging Face Hub, or "
+        "the name of a packaged model",
     )
     parser.add_argument(
         "destination",

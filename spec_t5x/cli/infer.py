@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         return Generator.load_named(models, shardings=shardings, memory=memory)
 
     with hosts.together():
-        source, of_models = _source(options, models), _settings(models, options)
+        of_models, source = _settings(models, options), _source(options, models)
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except Stopped as stopped:

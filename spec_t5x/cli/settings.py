@@ -33,18 +33,19 @@ def _widths(text: str) -> tuple[int, ...]:
 VOCABULARY = (
     "FILE",
     "of a T5X checkpoint, which has none: a SentencePiece model, FILE:100 with 100 extra ids, "
-    "bytes, or another checkpoint",
+    "bytes, tokenizer.json, or another checkpoint",
 )
 _MODELS = {
     "target": (
         "NAME_OR_DIR",
-        f"checkpoint whose output is wanted (default: the packaged {DEFAULT_TARGET})",
+        "checkpoint whose output is wanted: a directory, OWNER/NAME on the Hugging Face Hub, or a "
+        f"packaged one (default: {DEFAULT_TARGET})",
     ),
     "vocabulary": VOCABULARY,
     "draft": (
         "NAME_OR_DIR",
-        "what proposes: a checkpoint's directory, or transformer, unigram, bigram, ngram, copy, "
-        "uniform, medusa, early_exit, int8, int4, mixed or cascade, with :ARGUMENT; "
+        "what proposes: a checkpoint's directory or name, or transformer, unigram, bigram, ngram, "
+        "copy, uniform, medusa, early_exit, int8, int4, mixed or cascade, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     ),
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocabulary",
         required=True,
         metavar="MODEL",
-        help="the target: a directory, a packaged name, a SentencePiece file (FILE:100 with 100 "
+        help="the target: a directory or name, a SentencePiece file (FILE:100 with 100 "
         "extra ids) or a tokenizer.json",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="where to write")

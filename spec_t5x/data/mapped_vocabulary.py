@@ -51,6 +51,9 @@ class MappedVocabulary(TokenizerVocabulary):
         super().__init__(tokenizer)
         # The name of a special token in a text is text.
         self._tokenizer.encode_special_tokens = True
+        # As it was saved after a training; what is too long is decided elsewhere.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     @property
     def vocab_size(self) -> int:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.stopping import Stopping
@@ -267,6 +267,8 @@ class _Loaded:
             config = _size(models.target)
             self.target: Target = random_model(config, self._options.dtype, seed)
         else:
+            named = (self._text(name) for name in names if not name.startswith(RANDOM))
+            find_models(models.target, named)
             self._loaded = load(
                 models.target, dtype=self._options.dtype, vocabulary=models.vocabulary
             )
@@ -280,12 +282,15 @@ class _Loaded:
             self._made = name, self._make(name)
         return self._made[1]
 
+    def _text(self, name: str) -> str:
+        """What ``make_draft`` makes a row's draft of."""
+        return self._own or "transformer" if name in (OWN_DRAFT, ADAPTIVE) else name
+
     def _make(self, name: str) -> Draft:
         options = self._options
         if name == ADAPTIVE:
             options = dataclasses.replace(options, stopping=Stopping())
-        if name in (OWN_DRAFT, ADAPTIVE):
-            name = self._own or "transformer"
+        name = self._text(name)
         if name.startswith(RANDOM):
             model = random_model(_size(name), options.dtype, self._seed + 1)
             return TransformerDraft(model, settings=options.settings, stopping=options.stopping)

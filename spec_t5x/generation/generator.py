@@ -13,7 +13,7 @@ from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.make_draft import DraftOptions, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
@@ -79,7 +79,11 @@ class Generator:
         weights: str = AUTO,
         memory: Memory | None = None,
     ) -> "Generator":
-        """Reads checkpoints: directories or the names of packaged models.
+        """Reads checkpoints: directories, the names of packaged models, or of the Hugging Face Hub.
+
+        A name on the Hub is ``OWNER/NAME`` or ``OWNER/NAME@REVISION``, as in
+        ``Generator.load("google/flan-t5-xl", "google/flan-t5-small")``; it is downloaded once.
+        Whatever is named is found, and downloaded, before anything is loaded.
 
         Args:
           target: the model whose output is wanted.
@@ -92,10 +96,11 @@ class Generator:
           memory: what is known of the draft: one that did not pay is loaded when its turn comes.
 
         Raises:
-          InputError: a checkpoint that cannot be read, or a draft whose vocabulary
-            is not the target's.
+          InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
+            vocabulary is not the target's.
         """
         options = options or DraftOptions()
+        find_models(target, () if draft in (None, NO_DRAFT) else (draft,))
         loaded = load(
             target,
             dtype=options.dtype,

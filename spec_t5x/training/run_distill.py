@@ -83,8 +83,8 @@ def distill(
 
     Args:
         output_dir: made if absent; a run in it is resumed.
-        target: directory or packaged name of the model that the draft is for: a T5, or a
-            language model, whose draft learns from the references.
+        target: directory or name of the model that the draft is for (``loading.load``): a T5, or
+            a language model, whose draft learns from the references.
         data: its vocabulary must be left out: the target's is taken.
         optimizer, options: see the classes; ``options.objective`` is what is minimized.
         distillation: on which texts.

@@ -90,7 +90,7 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "no draft 'nonsense': give the directory of a checkpoint or one of"),
+        ("nonsense", "no draft 'nonsense': give the directory of a checkpoint, OWNER/NAME"),
         ("copy:x", "copy:x: give a whole number"),
         ("copy:0", "min_match is 0"),
         ("early_exit:8", "early exit after 8 of 8"),

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.data.mapped_vocabulary import their_ids
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.binding import bind
@@ -130,6 +130,14 @@ def test_the_vocabulary_gives_back_the_text(directory):
     assert vocabulary.decode([*ids, 1, 5]) == text
     assert [vocabulary.piece(i) for i in (0, 1)] == ["<|endoftext|>"] * 2
     assert vocabulary.vocab_size == NUM_IDS + 1
+
+
+def test_what_a_training_left_in_the_tokenizer_cuts_nothing(directory):
+    tokenizer, expected = read_tokenizer(directory), load_vocabulary(directory)
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    vocabulary = MappedVocabulary(tokenizer, num_ids=NUM_IDS, start_id=EOS, eos_id=EOS)
+    assert vocabulary.encode("the cat sat") == expected.encode("the cat sat")
 
 
 def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directory, tmp_path):

@@ -12,11 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
-from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load, load_vocabulary
 from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.types import EOS_ID
 from tests.checkpoints.faults import edit_config, message_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -237,6 +239,45 @@ def test_bytes(write):
     assert load_vocabulary(directory).vocab_size == 384
     (directory / "tokenizer_config.json").unlink()
     assert isinstance(load_vocabulary(directory), ByteVocabulary)
+
+
+@pytest.fixture
+def with_tokenizer(copied):
+    """A T5 as transformers 5 saves it, without a spiece.model, and the same with one."""
+    _, with_spiece = copied("1.0")
+    directory = with_spiece.with_name("of_transformers_5")
+    shutil.copytree(with_spiece, directory, ignore=shutil.ignore_patterns("spiece.model"))
+    transformers.AutoTokenizer.from_pretrained(with_spiece).save_pretrained(directory)
+    assert not (directory / "spiece.model").exists()
+    return directory, with_spiece
+
+
+def test_tokenizer_json(with_tokenizer):
+    directory, with_spiece = with_tokenizer
+    ours, theirs = load(directory), load(with_spiece)
+    assert isinstance(ours.vocabulary, UnigramVocabulary)
+    # One may draft for the other.
+    check_same_vocabulary(theirs, ours)
+    check_same_vocabulary(ours, theirs)
+    text = "the quick fox <extra_id_3>"
+    assert ours.vocabulary.encode(text) == theirs.vocabulary.encode(text)
+
+
+@pytest.mark.parametrize("to", ["native", "t5x", "huggingface"])
+def test_tokenizer_json_is_kept(with_tokenizer, tmp_path, to):
+    directory, _ = with_tokenizer
+    destination = tmp_path / "checkpoint_1"
+    convert(directory, destination, to=to)
+    kept = (destination / "tokenizer.json").read_bytes()
+    assert kept == (directory / "tokenizer.json").read_bytes()
+    assert not (destination / "spiece.model").exists()
+    vocabulary = load(destination).vocabulary
+    assert vocabulary.fingerprint() == load_vocabulary(directory).fingerprint()
+    if to == "huggingface":
+        text = "the quick fox <extra_id_3>"
+        tokenizer = transformers.AutoTokenizer.from_pretrained(destination)
+        assert len(tokenizer) == vocabulary.vocab_size
+        assert tokenizer(text)["input_ids"] == [*vocabulary.encode(text), EOS_ID]
 
 
 def test_number_of_extra_ids(directory, spiece):

@@ -1,7 +1,8 @@
 """Hugging Face's T5 and mT5 directories, read and written without transformers.
 
 config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and
-``spiece.model``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5 and ByT5.
+``spiece.model`` or ``tokenizer.json``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5 and
+ByT5.
 """
 
 from pathlib import Path
@@ -21,12 +22,14 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
+from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
     Vocabulary,
 )
+from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
@@ -103,7 +106,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     Args:
         directory, values: the checkpoint and its config.json.
     """
-    _check_supported(values, directory)
+    check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
     left = _settled(open_tensors(directory), config, values, directory)
     tensors = {}
@@ -188,7 +191,7 @@ def _settled(
     return tensors
 
 
-def _check_supported(values: dict[str, Any], directory: Path) -> None:
+def check_supported(values: dict[str, Any], directory: Path) -> None:
     """Refuses models that would load and then decode something else."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type == "umt5":
@@ -286,6 +289,8 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
         # mT5's file holds its sentinels already, T5's does not.
         default = 0 if values["model_type"] == "mt5" else 100
         vocabulary = SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
+    elif (directory / TOKENIZER_NAME).is_file():
+        vocabulary = UnigramVocabulary(directory / TOKENIZER_NAME)
     elif values.get("vocab_size") == ByteVocabulary().vocab_size:
         vocabulary = ByteVocabulary()
     else:

@@ -23,13 +23,10 @@ from spec_t5x.checkpoints.storage.files import (
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
 
-# Where the weights may be, in order of preference.
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+# Where the weights may be, in order of preference; an index lists shards.
+INDEX_ENDING = ".index.json"
+TORCH_WEIGHTS = ("pytorch_model.bin", f"pytorch_model.bin{INDEX_ENDING}")
+WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX_ENDING}", *TORCH_WEIGHTS)
 
 # safetensors' names of types, as numpy's.
 _SAFETENSORS_TYPES = {
@@ -57,7 +54,7 @@ SHARD_BYTES = 10**9
 def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor in a directory by its name there; none is read yet."""
     tensors = {}
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
         with reading_weights(path):
             tensors |= open_file(path)
@@ -90,14 +87,15 @@ def check_tied(head: Tensor | None, embedding: Tensor, directory: Path) -> None:
         )
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    present = [directory / name for name in _WEIGHTS if (directory / name).is_file()]
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a directory's weights; all of them are there."""
+    present = [directory / name for name in WEIGHTS if (directory / name).is_file()]
     if not present:
         raise InputError(
             f"{directory} holds no weights: copy model.safetensors or "
             "pytorch_model.bin, or the shards and their index, there"
         )
-    if present[0].suffix != ".json":
+    if not present[0].name.endswith(INDEX_ENDING):
         return present[:1]
     weight_map = read_json(present[0]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -127,7 +125,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _open_torch(path: Path) -> dict[str, Tensor]:
+def check_torch(path: object) -> None:
+    """Refuses a file of PyTorch's where there is none that reads it safely."""
     try:
         import torch
     except ImportError as error:
@@ -135,13 +134,17 @@ def _open_torch(path: Path) -> dict[str, Tensor]:
             f"{path} needs PyTorch to be read: pip install torch, or convert it to "
             "model.safetensors"
         ) from error
-
     if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
         raise InputError(
             f"{path} is a pickle, which PyTorch {torch.__version__} would run code of: "
             f"pip install 'torch>={'.'.join(map(str, _SAFE_TORCH))}', or convert it to "
             "model.safetensors"
         )
+
+
+def _open_torch(path: Path) -> dict[str, Tensor]:
+    check_torch(path)
+    import torch
 
     def part_of(tensor, index):
         part = tensor[index]

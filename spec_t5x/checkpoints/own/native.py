@@ -5,7 +5,7 @@ A directory that can be copied, committed and shipped as package data:
     config.json     format, version, model, vocabulary, stored type; readable
     params/         the weights, as Orbax writes and restores them
     spiece.model    the SentencePiece model, or
-    tokenizer.json  another vocabulary, as WordPiece (neither when it is bytes)
+    tokenizer.json  another vocabulary, as Unigram or WordPiece (neither when it is bytes)
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors, orbax_entries, write_tree
 from spec_t5x.checkpoints.storage.vocabularies import local_file
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
+from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
@@ -130,6 +131,8 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     if isinstance(vocabulary, ByteVocabulary):
         kind = {"kind": "bytes"}
+    elif isinstance(vocabulary, UnigramVocabulary):
+        kind = {"kind": "unigram", "file": TOKENIZER_NAME}
     elif isinstance(vocabulary, WordPieceVocabulary):
         kind = {"kind": "wordpiece", "file": TOKENIZER_NAME}
     else:
@@ -165,6 +168,8 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
         vocabulary = ByteVocabulary(extra_ids)
     elif entry.get("kind") == "sentencepiece":
         vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
+    elif entry.get("kind") == "unigram":
+        vocabulary = UnigramVocabulary(local_file(directory / TOKENIZER_NAME))
     elif entry.get("kind") == "wordpiece":
         vocabulary = WordPieceVocabulary(local_file(directory / TOKENIZER_NAME))
     elif entry.get("kind") == "mapped":
@@ -176,7 +181,7 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
-            "it must be sentencepiece, wordpiece, mapped or bytes"
+            "it must be sentencepiece, unigram, wordpiece, mapped or bytes"
         )
     if vocabulary.fingerprint() != entry.get("fingerprint"):
         raise InputError(

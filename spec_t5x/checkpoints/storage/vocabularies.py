@@ -3,7 +3,7 @@
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
     spiece.model:100    the same with so many extra ids appended
     bytes, bytes:125    ByT5's
-    tokenizer.json      a WordPiece vocabulary, on this machine
+    tokenizer.json      a Unigram or WordPiece vocabulary, on this machine
 
 Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
 Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
@@ -15,6 +15,7 @@ import hashlib
 from pathlib import Path
 
 from spec_t5x.checkpoints.storage.locations import Location, locate
+from spec_t5x.data.unigram import UnigramVocabulary, is_unigram
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
@@ -48,7 +49,8 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
     if isinstance(vocabulary, Vocabulary):
         return vocabulary
     if str(vocabulary).endswith(".json"):
-        return WordPieceVocabulary(vocabulary)
+        path = Path(vocabulary)
+        return UnigramVocabulary(path) if is_unigram(path) else WordPieceVocabulary(path)
     name, extra_ids = split_extra_ids(str(vocabulary))
     if name == BYTES:
         # They decode to nothing: their number only counts.

@@ -1,0 +1,150 @@
+"""T5's vocabulary as transformers 5 writes it: the Unigram model of a ``tokenizer.json``.
+
+The ids of a text and the text of ids are those of the SentencePiece model that the file was made
+of. Of the file its pieces, normalisation and split into words count; what the ``tokenizers``
+library does beside them is left out:
+
+- ``</s>`` and ``<pad>`` in a text are text, not an end in its middle.
+- A sentinel is a word's beginning, ``▁<extra_id_0>``, as T5 was trained with.
+- Truncation and padding, which transformers saves with a tokenizer, are decided elsewhere.
+
+Three differences remain. White space of any kind and length is one space, as transformers has it;
+T5's own model has the same but for U+0085, and a vocabulary of ``train_sentencepiece`` tells spaces
+apart. U+2581, which stands for a space within pieces, is no piece of its own where a word of a text
+begins with it. Of two segmentations with one score ("....." and "." for six dots, or the other way
+round) rounding chooses, which is in float64 here.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from spec_t5x.data.vocabulary import ids_before_eos, sha256
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.types import UNK_ID
+
+# Ids 0, 1 and 2.
+SPECIAL_PIECES = ("<pad>", "</s>", "<unk>")
+_SENTINEL = re.compile(r"<extra_id_\d+>")
+_SPACE = "▁"
+# SentencePiece's text for a character that no piece has.
+_UNKNOWN = " ⁇ "
+
+
+class UnigramVocabulary(TokenizerVocabulary):
+    """A Unigram ``tokenizer.json`` with T5's special ids.
+
+    ``extra_ids`` is the number of sentinels that T5's tokenizer has appended.
+    """
+
+    def __init__(self, path: str | Path):
+        """Loads the file.
+
+        Raises:
+            InputError: it is absent or holds no Unigram model, its special ids are not pad 0,
+                eos 1, unk 2, or tokens were added to the model's.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
+        self._content = path.read_bytes()
+        try:
+            values = json.loads(self._content)
+            names, foreign = _names(values)
+            _check(path, values["model"], names, foreign)
+            super().__init__(_of_text(values, names))
+        except InputError:
+            raise
+        except Exception as error:  # the library raises nothing more definite
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{path} is no Unigram model of the tokenizers library ({reason}): give T5's "
+                f"{TOKENIZER_NAME}"
+            ) from error
+        self.extra_ids = sum(map(bool, map(_SENTINEL.fullmatch, names)))
+        # As SentencePiece and seqio have them, see ``_of_text``.
+        self._pieces = [_with_space(name) for name in names]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        kept = ids_before_eos(ids, self.vocab_size)
+        text = "".join(_UNKNOWN if i == UNK_ID else self._pieces[i] for i in kept)
+        return text.lstrip(_SPACE).replace(_SPACE, " ")
+
+    def piece(self, token: int) -> str:
+        return self._pieces[token]
+
+    def segmentation_fingerprint(self) -> str:
+        return sha256(self._content)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes ``directory/tokenizer.json`` as it was read."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / TOKENIZER_NAME).write_bytes(self._content)
+
+
+def is_unigram(path: Path) -> bool:
+    """Whether a ``tokenizer.json`` says that its model is a Unigram."""
+    try:
+        return json.loads(path.read_bytes())["model"]["type"] == "Unigram"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The file's names of all ids, and those that are neither the model's nor sentinels'."""
+    names = [name for name, _ in values["model"]["vocab"]]
+    known = set(names)
+    # Older releases have the sentinels beside the model.
+    added = {token["id"]: token["content"] for token in values["added_tokens"]}
+    beside = [added[token] for token in sorted(added) if added[token] not in known]
+    names += beside
+    wrong = [token for token, name in added.items() if names[token] != name]
+    if wrong:
+        raise ValueError(f"id {wrong[0]} is {names[wrong[0]]!r} and {added[wrong[0]]!r}")
+    return names, [name for name in beside if not _SENTINEL.fullmatch(name)]
+
+
+def _check(path: Path, model: dict[str, Any], names: list[str], foreign: list[str]) -> None:
+    if model["type"] != "Unigram" or model.get("byte_fallback"):
+        raise InputError(
+            f"{path} has a model of type {model['type']!r} (byte_fallback "
+            f"{model.get('byte_fallback', False)}): give T5's Unigram model, without"
+        )
+    unknown = model["unk_id"]
+    if (*names[:UNK_ID], names[unknown]) != SPECIAL_PIECES or unknown != UNK_ID:
+        raise InputError(
+            f"{path} begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece is "
+            f"{names[unknown]}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
+            "T5's special ids"
+        )
+    if foreign:
+        raise InputError(
+            f"{path} adds token {foreign[0]!r} to those of its model: give a model without added "
+            "tokens"
+        )
+
+
+def _with_space(name: str) -> str:
+    return _SPACE + name if _SENTINEL.fullmatch(name) else name
+
+
+def _of_text(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, for text alone."""
+    scores = [score for _, score in values["model"]["vocab"]]
+    # The best score, which sentinels have where they are in the model: they are never spelled.
+    scores += [0.0] * (len(names) - len(scores))
+    # A space is in no word: no text has these.
+    pieces = [f" {name}" for name in SPECIAL_PIECES] + list(map(_with_space, names[UNK_ID + 1 :]))
+    model = values["model"] | {"vocab": list(zip(pieces, scores, strict=True))}
+    left_out = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return tokenizers.Tokenizer.from_str(json.dumps(values | left_out | {"model": model}))

@@ -1,0 +1,374 @@
+"""Checkpoints by name: huggingface_hub's own code, with a cache and a Hub on this machine."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.fingerprints import fingerprint
+from spec_t5x.checkpoints.huggingface import hub, weight_files
+from spec_t5x.checkpoints.loading import find_directory, load, load_vocabulary, named_vocabulary
+from spec_t5x.checkpoints.make_draft import find_models
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.cli import main
+from spec_t5x.data.unigram import UnigramVocabulary
+from spec_t5x.generation import GenerateOptions, Generator
+from tests.checkpoints.faults import edit_config, message_of
+from tests.checkpoints.hub_server import add_to_cache, commit_of, serving
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEXTS = ["Die Katze schläft.", "We are going to the station tomorrow."]
+TARGET, DRAFT = "owner/target", "owner/draft"
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory, tiny_pair):
+    """``target`` and ``draft`` of the tiny pair, as transformers writes them."""
+    root = tmp_path_factory.mktemp("theirs")
+    for name in ("target", "draft"):
+        converted = root / "converted" / name
+        convert(tiny_pair / name, converted, to="huggingface")
+        model = transformers.T5ForConditionalGeneration.from_pretrained(converted)
+        model.save_pretrained(root / name)
+        transformers.AutoTokenizer.from_pretrained(converted).save_pretrained(root / name)
+    # One with either file of a vocabulary.
+    (root / "target" / "tokenizer.json").unlink()
+    shutil.copy(tiny_pair / "target" / "spiece.model", root / "target")
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of the Hub; this machine has no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.snapshot.cache_clear()
+    yield tmp_path / "cache"
+    hub.snapshot.cache_clear()
+
+
+@pytest.fixture
+def cached(cache, directories):
+    """A cache with both models."""
+    for name, directory in ((TARGET, "target"), (DRAFT, "draft")):
+        add_to_cache(cache, name, directories / directory)
+    return cache
+
+
+@pytest.fixture
+def online(cache, directories, monkeypatch, tmp_path):
+    """A Hub with both models and an empty cache; what the Hub has may be spoiled."""
+    shutil.copytree(directories / "target", tmp_path / "hub" / "target")
+    shutil.copytree(directories / "draft", tmp_path / "hub" / "draft")
+    with serving() as served:
+        served.repositories = {
+            TARGET: tmp_path / "hub" / "target",
+            DRAFT: tmp_path / "hub" / "draft",
+        }
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", served.address)
+        template = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield served
+
+
+@pytest.fixture
+def unloadable(monkeypatch):
+    """No model may be loaded: what is asked for must be refused before."""
+
+    def load_none(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(StoredModel, "load", load_none)
+
+
+def generated(target, draft):
+    generator = Generator.load(target, draft)
+    outputs = generator.generate(TEXTS, GenerateOptions(gamma=3, max_decode_len=16))
+    return [output[0].output_ids for output in outputs]
+
+
+def test_names_are_the_directories(cached, directories):
+    ours = generated(TARGET, DRAFT)
+    assert ours == generated(str(directories / "target"), str(directories / "draft"))
+    assert any(ours)
+    assert load_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
+    assert isinstance(load_vocabulary(DRAFT), UnigramVocabulary)
+
+
+def test_a_commit(cached, directories):
+    commit = commit_of(directories / "target")
+    assert find_directory(f"{TARGET}@{commit}") == find_directory(TARGET)
+    assert find_directory(TARGET).name == commit
+    message = message_of(find_directory, f"{TARGET}@v2")
+    assert f"run `hf download {TARGET} --revision v2`" in message
+
+
+def test_a_vocabulary_takes_no_weights(cached):
+    (find_directory(TARGET) / "model.safetensors").unlink()
+    assert named_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
+
+
+def test_converting_a_name(cached, tmp_path, directories):
+    convert(DRAFT, tmp_path / "ours", to="native")
+    kept = (tmp_path / "ours" / "tokenizer.json").read_bytes()
+    assert kept == (directories / "draft" / "tokenizer.json").read_bytes()
+    assert load(tmp_path / "ours").config == load(DRAFT).config
+
+
+def test_a_directory_comes_first(cached, directories, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(directories / "draft", tmp_path / TARGET)
+    assert find_directory(TARGET) == Path(TARGET)
+    assert load(TARGET).config == load(DRAFT).config
+    # A path is none on the Hub.
+    assert "no directory owner/draft" in message_of(find_directory, Path(DRAFT))
+
+
+def test_fingerprints_are_of_commits(cached, directories, tmp_path):
+    commit = commit_of(directories / "target")
+    first = fingerprint(TARGET)
+    assert first["name"] == TARGET
+    assert fingerprint(f"{TARGET}@{commit}")["content"] == first["content"]
+    assert len(first["content"]) == len(hashlib.sha256().hexdigest())
+    assert fingerprint(DRAFT)["content"] != first["content"]
+    draft = fingerprint(f"cascade:{DRAFT},bigram")["content"]
+    assert draft == f"cascade:{fingerprint(DRAFT)['content']},bigram"
+    # What others download of the same commit makes no difference; another commit does.
+    (find_directory(TARGET) / "tf_model.h5").write_text("theirs")
+    assert fingerprint(TARGET) == first
+    shutil.copytree(directories / "target", tmp_path / "later")
+    (tmp_path / "later" / "README.md").write_text("later")
+    add_to_cache(cached, TARGET, tmp_path / "later")
+    hub.snapshot.cache_clear()
+    assert fingerprint(TARGET)["content"] != first["content"]
+
+
+@pytest.mark.usefixtures("unloadable")
+@pytest.mark.parametrize(
+    "draft", ["owner/none", "transformer:owner/none", "mixed:owner/none", "cascade:int8,owner/none"]
+)
+def test_a_draft_that_is_not_there_is_refused_first(cached, draft):
+    message = message_of(Generator.load, TARGET, draft)
+    assert "owner/none is no directory here and not whole in" in message
+    assert "HF_HUB_OFFLINE is set" in message
+    assert message.endswith(
+        "run `hf download owner/none` where there is a network, or give a directory"
+    )
+
+
+@pytest.mark.usefixtures("unloadable")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate text --target {target} --draft {draft}",
+        "acceptance text --target {target} --draft {draft}",
+        "benchmark --target {target} --draft {draft} --data {data}",
+        "evaluate --target {target} --draft {draft} --data {data}",
+        "infer --target {target} --draft {draft} --input {data} --output_dir {output}",
+        "convert {draft} {output} --to native",
+        "train-ngram --vocabulary {draft} --data {data} --output {output}",
+        "distill --gin_file=gin_configs/runs/distill_draft.gin --gin.CHECKPOINT_PATH='{draft}' "
+        "--gin.DATA_DIR='{output}' --gin.DEV_FILE='{data}' --gin.OUTPUT_DIR='{output}'",
+    ],
+    ids=lambda words: words.split()[0],
+)
+def test_every_command_takes_names(cached, tmp_path, capsys, words):
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\n")
+    places = {"data": tmp_path / "pairs.tsv", "output": tmp_path / "output"}
+    words = words.format(target=TARGET, draft="owner/none", **places)
+    assert main.main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("spec-t5x: error: owner/none is no directory here and not whole in")
+    assert not places["output"].exists()
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_half_of_a_model_in_the_cache(cached):
+    (find_directory(DRAFT) / "model.safetensors").unlink()
+    assert f"run `hf download {DRAFT}`" in message_of(Generator.load, TARGET, DRAFT)
+    (find_directory(DRAFT) / "config.json").unlink()
+    hub.snapshot.cache_clear()
+    assert f"{DRAFT} has no config.json" in message_of(Generator.load, TARGET, DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("flan-t5-small", "no directory flan-t5-small: give the path of a checkpoint, OWNER/NAME"),
+        ("a/b/c", "no directory a/b/c: give the path"),
+        ("./owner/none", "no directory owner/none: give the path"),
+        ("owner/a--b", "owner/a--b is no directory here and no name of the Hub"),
+    ],
+)
+def test_what_is_no_name(cache, name, expected):
+    assert expected in message_of(find_directory, name)
+
+
+def test_a_missing_file_is_no_name(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data/spiece.model", "data/tokenizer.json"):
+        assert f"no vocabulary at {name}" in message_of(named_vocabulary, name)
+
+
+def test_download(online, directories, monkeypatch):
+    repository = online.repositories[TARGET]
+    for name in ("pytorch_model.bin", "tf_model.h5", "README.md", "optimizer.pt"):
+        (repository / name).write_text("not needed")
+    find_models(TARGET, [DRAFT])
+    names = {path.name for path in (directories / "target").iterdir()}
+    needed = {f"{TARGET}/{name}" for name in names}
+    needed |= {f"{DRAFT}/{path.name}" for path in (directories / "draft").iterdir()}
+    assert "owner/target/model.safetensors" in needed
+    assert sorted(online.sent) == sorted(needed)
+    # From now on without a network.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.snapshot.cache_clear()
+    assert generated(TARGET, DRAFT) == generated(directories / "target", directories / "draft")
+    assert sorted(online.sent) == sorted(needed)
+
+
+def test_bars_are_for_a_terminal(online, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    # At the end the target is in the cache.
+    for stream, name, shown in (
+        (io.StringIO(), TARGET, False),
+        (Terminal(), DRAFT, True),
+        (Terminal(), TARGET, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        find_models(name, ())
+        assert ("%|" in stream.getvalue()) == shown
+
+
+def test_the_network_fails(online, monkeypatch):
+    find_models(TARGET, ())
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub.snapshot.cache_clear()
+    find_models(TARGET, ())
+    message = message_of(find_models, TARGET, [DRAFT])
+    assert f"refused): run `hf download {DRAFT}`" in message
+
+
+def test_shards(online, directories, monkeypatch):
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 20_000)
+    repository = online.repositories[TARGET]
+    shutil.rmtree(repository)
+    convert(directories / "target", repository, to="huggingface")
+    assert len(list(repository.glob("*.safetensors"))) > 2
+    (repository / "model-00001-of-00009.bin").write_text("not needed")
+    (repository / "other.safetensors").write_text("not needed")
+    assert load(TARGET).config == load(directories / "target").config
+    sent = [name for name in online.sent if name.endswith((".safetensors", ".bin"))]
+    index = json.loads((repository / "model.safetensors.index.json").read_text())
+    assert sorted(sent) == sorted(f"{TARGET}/{name}" for name in set(index["weight_map"].values()))
+
+
+def test_weights_of_pytorch(online, directories, monkeypatch):
+    repository = online.repositories[DRAFT]
+    model = transformers.T5ForConditionalGeneration.from_pretrained(directories / "draft")
+    (repository / "model.safetensors").unlink()
+    torch.save(model.state_dict(), repository / "pytorch_model.bin")
+    assert load(DRAFT).config == load(directories / "draft").config
+    # Without PyTorch it need not be downloaded.
+    shutil.copytree(repository, online.repositories[TARGET], dirs_exist_ok=True)
+    (online.repositories[TARGET] / "model.safetensors").unlink()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = message_of(load, TARGET)
+    assert f"{TARGET}: pytorch_model.bin needs PyTorch to be read" in message
+    assert f"{TARGET}/pytorch_model.bin" not in online.sent
+
+
+@pytest.mark.usefixtures("unloadable")
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        ("owner/absent", "owner/absent is no directory here and no repository at"),
+        ("owner/private", "owner/private is no directory here and no repository at"),
+        ("owner/gated", "owner/gated is gated: accept its terms at http"),
+        (f"{DRAFT}@v7", "owner/draft has no revision 'v7': give a branch, a tag or a commit"),
+        ("owner/broken", "owner/broken is no directory here and not whole in"),
+    ],
+)
+def test_what_the_hub_refuses(online, draft, expected):
+    assert expected in message_of(Generator.load, TARGET, draft)
+    # Nor were any weights downloaded.
+    assert not any("safetensors" in name for name in online.sent)
+
+
+@pytest.mark.usefixtures("unloadable")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"model_type": "bert"}, "owner/draft: "),
+        ({"model_type": "bert"}, "has model_type 'bert': give a t5 or mt5"),
+        (
+            {"format": "spec_t5x"},
+            "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",
+        ),
+        ({"format": "other", "model_type": None}, "has model_type None"),
+    ],
+)
+def test_what_is_no_t5(online, values, expected):
+    edit_config(online.repositories[DRAFT], **values)
+    assert expected in message_of(Generator.load, TARGET, DRAFT)
+    assert not any("safetensors" in name for name in online.sent)
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_repositories_that_lack_something(online):
+    (online.repositories[DRAFT] / "model.safetensors").unlink()
+    message = message_of(Generator.load, TARGET, DRAFT)
+    assert "owner/draft has neither safetensors nor a pytorch_model.bin" in message
+    (online.repositories[DRAFT] / "config.json").unlink()
+    hub.snapshot.cache_clear()
+    assert "owner/draft has no config.json" in message_of(Generator.load, TARGET, DRAFT)
+
+
+def test_the_command_writes_nothing_else(directories, tmp_path, kept_programs):
+    """Downloaded by one process and read without a network by the next."""
+    shutil.copytree(directories, tmp_path / "hub")
+    command = [sys.executable, "-m", "spec_t5x.cli.main", "generate", "--gamma", "3"]
+    command += ["--max_decode_len", "8", "--batch_size", "2", *TEXTS]
+    named = ["--target", TARGET, "--draft", DRAFT]
+    with serving() as served:
+        served.repositories = {TARGET: tmp_path / "hub/target", DRAFT: tmp_path / "hub/draft"}
+        environment = {
+            **os.environ,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_ENDPOINT": served.address,
+            "JAX_COMPILATION_CACHE_DIR": kept_programs,
+        }
+        del environment["HF_HUB_OFFLINE"]
+        first = run([*command, *named], environment)
+        assert f"{TARGET}/model.safetensors" in served.sent
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    second = run([*command, *named], offline)
+    assert first.stdout == second.stdout and len(first.stdout.splitlines()) == len(TEXTS)
+    said = [f"spec-t5x: downloading {name} to the Hub's cache, once" for name in (TARGET, DRAFT)]
+    assert lines(first.stderr) == said
+    assert lines(second.stderr) == []
+
+
+def lines(stderr):
+    """What was written, but for what a slow machine is told."""
+    return [line for line in stderr.splitlines() if "compiling for these models" not in line]
+
+
+def run(command, environment):
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
