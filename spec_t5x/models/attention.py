@@ -2,7 +2,7 @@
 
 T5 does not rescale the scores by ``head_dim ** -0.5`` (the query's initializer
 holds the factor) and adds a learned bias by relative position, shared by all
-layers of a stack.
+layers of a stack or, in umT5, each layer's own.
 """
 
 import functools
@@ -286,8 +286,11 @@ class RelativeBias(nn.Module):
 
 
 # How a layer's self-attention takes in new tokens: from the attention, the layer's states, their
-# norm and the layer's cache to the states and the cache.
-ExtendSelf = Callable[[Attention, Array, RMSNorm, KeysValues], tuple[Array, KeysValues]]
+# norm, the layer's cache and its own bias by relative position, or None for the one that all
+# layers share, to the states and the cache.
+ExtendSelf = Callable[
+    [Attention, Array, RMSNorm, KeysValues, RelativeBias | None], tuple[Array, KeysValues]
+]
 
 
 def after_texts(
@@ -336,17 +339,30 @@ def _by_write(
     relpos: RelativeBias | None,
 ) -> ExtendSelf:
     """New tokens in whatever places of the cache ``write`` puts them."""
-    if relpos is None:
-        bias = mask_bias(visible)[:, None]
-    else:
-        bias = relpos.at_distances(distances, visible)
-    return lambda attention, *layer: attention.extend(*layer, write, bias)
+
+    def bias_of(relpos: RelativeBias | None) -> Array:
+        if relpos is None:
+            return mask_bias(visible)[:, None]
+        return relpos.at_distances(distances, visible)
+
+    shared = bias_of(relpos)
+
+    def extend(attention, states, norm, cache, own):
+        bias = shared if own is None else bias_of(own)
+        return attention.extend(states, norm, cache, write, bias)
+
+    return extend
 
 
 def _by_kernel(kernel: Callable, cache: Cache, relpos: RelativeBias | None, *places) -> ExtendSelf:
     """New tokens by a CPU kernel, which takes the bias by distance."""
-    places = *places, None if relpos is None else relpos.by_distance(cache.max_length)
-    return lambda attention, *layer: attention.extend_by_kernel(*layer, kernel, places)
+    shared = None if relpos is None else relpos.by_distance(cache.max_length)
+
+    def extend(attention, states, norm, layer_cache, own):
+        bias = shared if own is None else own.by_distance(cache.max_length)
+        return attention.extend_by_kernel(states, norm, layer_cache, kernel, (*places, bias))
+
+    return extend
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:

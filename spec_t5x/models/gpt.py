@@ -18,12 +18,10 @@ from typing import ClassVar
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import (
-    MASKED,
     ExtendSelf,
     after_texts,
     in_slots,
@@ -33,9 +31,9 @@ from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, LayerNorm, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer
+from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
-from spec_t5x.types import PAD_ID, Array, Float, Float32, Int
+from spec_t5x.types import Array, Float, Float32, Int
 
 # GPT-2's, of the embeddings.
 _INIT_STDDEV = 0.02
@@ -61,6 +59,7 @@ class GPTConfig(NetworkConfig):
 
     has_source: ClassVar[bool] = False
     as_gpt2: ClassVar[bool] = True
+    added_rows: ClassVar[int] = 1
     mlp_activations: ClassVar[Sequence[str]] = ("gelu",)
 
     def __post_init__(self):
@@ -144,8 +143,7 @@ class GPT(nn.Module):
             logits = times_table(states, self.token_embedding)
         else:
             logits = self.logits_dense(states)
-        is_start = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == PAD_ID
-        return jnp.where(is_start, MASKED, logits)
+        return without_added(logits, self.config)
 
     def _extend(self, states, cache: DecoderOnlyCache, extend_self: ExtendSelf):
         states, cache = cache.through(self.layers, states, extend_self)

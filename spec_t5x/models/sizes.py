@@ -1,8 +1,8 @@
 """The published sizes of T5, by name.
 
-T5 1.0 (Raffel et al. 2020), 1.1 (whose sizes Flan-T5 has too), mT5 (Xue et al. 2021) and
-ByT5 (Xue et al. 2022). The paper's 11B target is ``t5_1_1_xxl``, its drafts are
-``t5_1_1_small``, ``_base`` and ``_large``.
+T5 1.0 (Raffel et al. 2020), 1.1 (whose sizes Flan-T5 has too), mT5 (Xue et al. 2021), umT5
+(Chung et al. 2023) and ByT5 (Xue et al. 2022). The paper's 11B target is ``t5_1_1_xxl``, its
+drafts are ``t5_1_1_small``, ``_base`` and ``_large``.
 """
 
 import dataclasses
@@ -56,6 +56,12 @@ SIZES: dict[str, T5Config] = {
     **{
         f"mt5_{name}": dataclasses.replace(config, vocab_size=250112)
         for name, config in _T5_1_1.items()
+    },
+    **{
+        f"umt5_{name}": dataclasses.replace(config, vocab_size=256384, relpos_per_layer=True)
+        for name, config in _T5_1_1.items()
+        # Not published.
+        if name != "large"
     },
     **{f"byt5_{name}": config for name, config in _BYT5_SIZES.items()},
 }

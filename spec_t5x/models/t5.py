@@ -1,4 +1,4 @@
-"""The T5 network, versions 1.0 and 1.1 (Flan, mT5, ByT5), in Flax linen.
+"""The T5 network, versions 1.0 and 1.1 (Flan, mT5, umT5, ByT5), in Flax linen.
 
 The parameter tree and its logical axes are those of T5X's ``examples/t5``. Three
 ways to call it:
@@ -11,11 +11,12 @@ ways to call it:
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.errors import InputError, check_at_least
@@ -23,6 +24,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
+    MASKED,
     Attention,
     ExtendSelf,
     PairBias,
@@ -42,7 +44,7 @@ from spec_t5x.models.layers import (
     dropout,
 )
 from spec_t5x.models.logical_axes import constrain
-from spec_t5x.types import Array, Bool, Float, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 
 
 class NetworkConfig:
@@ -52,11 +54,15 @@ class NetworkConfig:
     has_source: ClassVar[bool] = True
     # GPT-2's layers: norms with means, biases in all maps, scores divided by their width.
     as_gpt2: ClassVar[bool] = False
+    # Whether each layer has a bias by relative position of its own.
+    relpos_per_layer: ClassVar[bool] = False
+    # Rows of the vocabulary that no text holds: id 0, which starts it, and those after all others.
+    added_rows: ClassVar[int] = 0
 
     def __post_init__(self):
         name = type(self).__name__
-        sizes = [field.name for field in dataclasses.fields(self) if field.type is int]
-        check_at_least(self, **dict.fromkeys(sizes, 1))
+        sizes = [field for field in dataclasses.fields(self) if field.type is int]
+        check_at_least(self, **{field.name: int(field.default != 0) for field in sizes})
         if hasattr(self, "mlp_activations"):
             # gin and JSON hand lists over; the config must stay hashable.
             object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
@@ -108,6 +114,11 @@ class T5Config(NetworkConfig):
     dtype: str = "float32"
     relpos_num_buckets: int = 32
     relpos_max_distance: int = 128
+    # A table for each layer, as umT5 and T5X's ``scalable_t5`` have it, instead of each stack.
+    relpos_per_layer: bool = False
+    # Where the checkpoint has other ids than T5's 0 that starts and pads and 1 that ends a text
+    # (``data.mapped_vocabulary``).
+    added_rows: int = 0
     layer_norm_epsilon: float = 1e-6
 
 
@@ -118,6 +129,7 @@ class SelfAttentionLayer(nn.Module):
 
     def setup(self):
         cfg = self.config
+        self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
         self.pre_attention_layer_norm = _norm(cfg)
         self.attention = _attention(cfg)
         self.pre_mlp_layer_norm = _norm(cfg)
@@ -138,7 +150,7 @@ class SelfAttentionLayer(nn.Module):
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
         """The layer over new tokens: their states and the cache."""
         norm = self.pre_attention_layer_norm
-        states, cache = extend_self(self.attention, inputs, norm, cache)
+        states, cache = extend_self(self.attention, inputs, norm, cache, self.relpos_bias)
         return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
 
 
@@ -149,6 +161,7 @@ class DecoderLayer(nn.Module):
 
     def setup(self):
         cfg = self.config
+        self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
         self.pre_self_attention_layer_norm = _norm(cfg)
         self.self_attention = _attention(cfg)
         if cfg.has_source:
@@ -185,7 +198,7 @@ class DecoderLayer(nn.Module):
     def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf, cross_bias):
         """The layer over new tokens: their states and the cache."""
         norm = self.pre_self_attention_layer_norm
-        states, cache = extend_self(self.self_attention, inputs, norm, cache)
+        states, cache = extend_self(self.self_attention, inputs, norm, cache, self.relpos_bias)
         if self.config.has_source:
             norm = self.pre_cross_attention_layer_norm
             source = cache.cross_keys, cache.cross_values, cross_bias
@@ -200,7 +213,7 @@ class Encoder(nn.Module):
 
     def setup(self):
         cfg = self.config
-        self.relpos_bias = _relative_bias(cfg)
+        self.relpos_bias = None if cfg.relpos_per_layer else _relative_bias(cfg)
         self.layers = [SelfAttentionLayer(cfg) for _ in range(cfg.num_encoder_layers)]
         self.encoder_norm = _norm(cfg)
         self.input_dropout = dropout(cfg.dropout_rate)
@@ -208,10 +221,13 @@ class Encoder(nn.Module):
 
     def __call__(self, embedded, allowed, deterministic):
         states = self.input_dropout(embedded, deterministic=deterministic)
-        bias = PairBias(self.relpos_bias.full(states.shape[1], True), allowed)
-        if not deterministic or not (bias.is_large or cpu_kernels.in_use(states)):
-            bias = bias.sum
-        for layer in self.layers:
+
+        def bias_of(relpos: RelativeBias) -> PairBias | Array:
+            bias = PairBias(relpos.full(embedded.shape[1], True), allowed)
+            in_parts = deterministic and (bias.is_large or cpu_kernels.in_use(embedded))
+            return bias if in_parts else bias.sum
+
+        for layer, bias in _with_bias(self, bias_of):
             states = layer(states, bias, deterministic)
         return self.output_dropout(self.encoder_norm(states), deterministic=deterministic)
 
@@ -223,7 +239,7 @@ class Decoder(nn.Module):
 
     def setup(self):
         cfg = self.config
-        self.relpos_bias = _relative_bias(cfg)
+        self.relpos_bias = None if cfg.relpos_per_layer else _relative_bias(cfg)
         self.layers = [DecoderLayer(cfg) for _ in range(cfg.num_decoder_layers)]
         self.decoder_norm = _norm(cfg)
         self.stack_dropout = dropout(cfg.dropout_rate)
@@ -233,9 +249,12 @@ class Decoder(nn.Module):
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
         states = self.stack_dropout(embedded, deterministic=deterministic)
-        bias = self.relpos_bias.full(states.shape[1], False) + mask_bias(allowed)
-        cross_bias = mask_bias(cross_allowed)
-        for layer in self.layers:
+        mask, cross_bias = mask_bias(allowed), mask_bias(cross_allowed)
+
+        def bias_of(relpos: RelativeBias) -> Array:
+            return relpos.full(embedded.shape[1], False) + mask
+
+        for layer, bias in _with_bias(self, bias_of):
             states = layer(states, encoded, bias, cross_bias, deterministic)
         return self.stack_dropout(self.decoder_norm(states), deterministic=deterministic)
 
@@ -289,8 +308,10 @@ class CachedNetwork(nn.Module):
     ) -> Float32[Array, "batch length vocab"]:
         """The output layer: logits of the decoder's normed states."""
         if self.config.logits_via_embedding:
-            return self.token_embedder.attend(states)
-        return self.decoder.logits_dense(states)
+            logits = self.token_embedder.attend(states)
+        else:
+            logits = self.decoder.logits_dense(states)
+        return without_added(logits, self.config)
 
 
 class Transformer(CachedNetwork):
@@ -381,6 +402,17 @@ class Transformer(CachedNetwork):
         return self.decoder.empty_cache(encoded, encoder_input_tokens > 0, max_length)
 
 
+def without_added(
+    logits: Float32[Array, "batch length vocab"], config: NetworkConfig
+) -> Float32[Array, "batch length vocab"]:
+    """The logits with those of ``added_rows`` masked: none of them is ever written."""
+    if not config.added_rows:
+        return logits
+    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_added = (ids == PAD_ID) | (ids > config.vocab_size - config.added_rows)
+    return jnp.where(is_added, MASKED, logits)
+
+
 def _norm(cfg: NetworkConfig) -> RMSNorm:
     kind = LayerNorm if cfg.as_gpt2 else RMSNorm
     return kind(cfg.layer_norm_epsilon, cfg.dtype)
@@ -397,6 +429,15 @@ def _mlp(cfg: NetworkConfig) -> Mlp:
 
 def _relative_bias(cfg: NetworkConfig) -> RelativeBias:
     return RelativeBias(cfg.num_heads, cfg.relpos_num_buckets, cfg.relpos_max_distance)
+
+
+def _with_bias(
+    stack: Encoder | Decoder, bias_of: Callable[[RelativeBias], Any]
+) -> Iterator[tuple[nn.Module, Any]]:
+    """Each layer of a stack and its bias, which is made once where all share it."""
+    shared = None if stack.relpos_bias is None else bias_of(stack.relpos_bias)
+    for layer in stack.layers:
+        yield layer, bias_of(layer.relpos_bias) if shared is None else shared
 
 
 def _pairs(

@@ -29,7 +29,12 @@ _COMMON = (
 )
 _OF_ENCODER_DECODERS = (*_COMMON, "num_encoder_layers", "num_decoder_layers")
 # Constants of T5X's network, and the defaults of ``T5Config``.
-_CONSTANTS = ("relpos_num_buckets", "relpos_max_distance", "layer_norm_epsilon")
+_CONSTANTS = (
+    "relpos_num_buckets",
+    "relpos_max_distance",
+    "relpos_per_layer",
+    "layer_norm_epsilon",
+)
 
 
 def t5_config(module: Any) -> T5Config:

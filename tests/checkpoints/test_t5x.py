@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary, open_model
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.t5x import scanned
 from spec_t5x.models.seq2seq import T5Model
 from tests.checkpoints.faults import message_of, save_t5x
 
@@ -312,8 +314,10 @@ def test_networks_that_are_no_t5(legacy):
         edit_index(legacy, lambda tree: change(tree["optimizer"]["target"]))
         return message_of(load, legacy, vocabulary="bytes")
 
-    assert "scan_layers" in with_target(lambda t: t["encoder"].update(encoder=t["decoder"]))
-    assert "as umT5" in with_target(
+    assert "param_scan_axis = 1" in with_target(
+        lambda t: t["encoder"].update(encoder=t["decoder"]["layers_0"])
+    )
+    assert "1 unexpected (" in with_target(
         lambda t: t["encoder"]["layers_1"].update(relpos_bias=t["encoder"]["relpos_bias"])
     )
     assert "has no encoder" in with_target(lambda t: t.pop("encoder") and None)
@@ -345,6 +349,42 @@ def test_a_disk_that_is_full_is_one_line(saved, tmp_path, disk, to):
     assert f"cannot write {tmp_path / 'new' / 'checkpoint_0'} (" in message
     assert "make room there or choose another directory" in message
     assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_scanned_layers_come_back(
+    tmp_path, vocabulary, configs, random_params, per_layer, monkeypatch
+):
+    """All layers of a tensor are read at once; a bias that they share becomes each one's."""
+    config = dataclasses.replace(configs["1.1"], relpos_per_layer=per_layer)
+    save_model(tmp_path / "a", random_params(config), config, vocabulary)
+    convert(tmp_path / "a", tmp_path / "checkpoint_5", to="t5x_scanned")
+    names = [entry.name for entry in (tmp_path / "checkpoint_5").iterdir()]
+    assert "target.decoder.decoder.mlp.wi_0.kernel" in names
+    assert not any("layers_" in name for name in names)
+
+    opened = []
+    monkeypatch.setattr(scanned._Layers, "__init__", spied(scanned._Layers.__init__, opened))
+    loaded = load(tmp_path / "checkpoint_5")
+    assert loaded.config == dataclasses.replace(config, relpos_per_layer=True)
+    # Nothing that was read is kept.
+    assert opened and not any(layers._read for layers in opened)
+    expected = flatten_dict(weights_of(tmp_path / "a"), sep="/")
+    for path, leaf in flatten_dict(loaded.params, sep="/").items():
+        shared = re.sub("layers_[0-9]+/", "", path)
+        np.testing.assert_array_equal(leaf, expected.get(path, expected.get(shared)))
+    convert(tmp_path / "checkpoint_5", tmp_path / "b", to="native")
+    assert_trees_equal(load(tmp_path / "b").params, loaded.params)
+
+
+def spied(init, made):
+    """A constructor that also notes what it made."""
+
+    def spy(self, *args):
+        made.append(self)
+        init(self, *args)
+
+    return spy
 
 
 def test_entries_of_its_own_come_along(tmp_path, vocabulary, configs, random_params):

@@ -1,7 +1,8 @@
 """Against T5X: what it saves is read without it, and what we write it restores.
 
-For T5 1.0, 1.1 (and so Flan), mT5 with its rows and ByT5, tiny, in both of T5X's formats:
-saved by T5X, converted in a process that cannot import it, compared with T5X's own logits.
+For T5 1.0, 1.1 (and so Flan), mT5 with its rows, umT5, whose layers are scanned, and ByT5, tiny,
+in both of T5X's formats: saved by T5X, converted in a process that cannot import it, compared with
+T5X's own logits.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from sentencepiece import sentencepiece_model_pb2
 
+from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.models.t5 import T5Config, Transformer
 
@@ -41,6 +43,9 @@ CONFIGS = {
     "1.0": T5Config(**SIZES, vocab_size=256),
     "1.1": T5Config(**SIZES, **GATED, vocab_size=256),
     "mt5": T5Config(**{**SIZES, "emb_dim": 4, "mlp_dim": 8}, **GATED, vocab_size=250112),
+    "umt5": T5Config(
+        **{**SIZES, "num_decoder_layers": 3}, **GATED, vocab_size=256, relpos_per_layer=True
+    ),
     "byt5": T5Config(**{**SIZES, "num_encoder_layers": 3}, **GATED, vocab_size=384),
 }
 VERSIONS = list(CONFIGS)
@@ -51,9 +56,9 @@ PROGRAM = """
 import json, sys
 sys.modules["t5x"] = None
 from spec_t5x.checkpoints.convert import convert
-for source, vocabulary, theirs, back in json.loads(sys.argv[1]):
+for source, vocabulary, theirs, back, to in json.loads(sys.argv[1]):
     convert(source, theirs, to="huggingface", vocabulary=vocabulary)
-    convert(theirs, back, to="t5x")
+    convert(theirs, back, to=to)
 """
 
 
@@ -71,6 +76,7 @@ def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, s
         "1.0": str(spiece),
         "1.1": f"{spiece}:100",
         "mt5": str(with_sentinels(spiece, root / "mt5.model")),
+        "umt5": f"{spiece}:100",
         "byt5": "bytes",
     }
     save = {"legacy": t5x_data.save_legacy, "orbax": t5x_data.save_orbax}
@@ -80,7 +86,8 @@ def directories(tmp_path_factory, params, t5x_data, spiece) -> dict[tuple[str, s
             directory = made[version, kind] = root / version / kind
             save[kind](directory / "saved", params[version], config)
             paths = (directory / "theirs", directory / "back" / "checkpoint_7")
-            jobs.append([str(directory / "saved"), vocabularies[version], *map(str, paths)])
+            to = "t5x_scanned" if version == "umt5" else "t5x"
+            jobs.append([str(directory / "saved"), vocabularies[version], *map(str, paths), to])
     subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(jobs)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -124,7 +131,7 @@ def logits_of_t5x(params, t5x_data):
     @functools.cache
     def compute(version: str) -> np.ndarray:
         module = t5x_data.t5x_network(CONFIGS[version])
-        variables = {"params": params[version]}
+        variables = {"params": t5x_data.as_t5x(params[version], CONFIGS[version])}
         # T5X's own code promotes ranks as it likes.
         with jax.numpy_rank_promotion("allow"):
             apply = jax.jit(functools.partial(module.apply, enable_dropout=False))
@@ -140,7 +147,9 @@ def test_hugging_face_and_we_have_the_logits_of_t5x(directories, logits_of_t5x, 
     expected = logits_of_t5x(version)
     sources, inputs, _ = batch()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
-    assert model.config.model_type == ("mt5" if version == "mt5" else "t5")
+    assert model.config.model_type == (version if version in ("mt5", "umt5") else "t5")
+    # Version 5 rescales the logits of every umT5, whatever its config.json says.
+    model.config.tie_word_embeddings = False
     with torch.no_grad():
         theirs = model(
             input_ids=torch.tensor(sources).long(),
@@ -166,7 +175,7 @@ def test_the_weights_come_back_bit_for_bit(directories, params, version, kind):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_t5x_restores_what_we_write(directories, params, t5x_data, version):
     back = directories[version, "legacy"] / "back" / "checkpoint_7"
-    expected = flatten_dict(params[version], sep="/")
+    expected = flatten_dict(t5x_data.as_t5x(params[version], CONFIGS[version]), sep="/")
     tree = checkpoints.load_t5x_checkpoint(str(back))
     assert int(tree["state"]["step"]) == 7
     restored = t5x_data.restore(back, CONFIGS[version])
@@ -178,13 +187,16 @@ def test_t5x_restores_what_we_write(directories, params, t5x_data, version):
             np.testing.assert_array_equal(np.asarray(leaf), expected[path])
 
 
-def test_scanned_layers_are_refused(tmp_path, t5x_data):
-    """scalable_t5 has a relative bias in every layer: no T5, however it looks."""
-    from t5x.examples.scalable_t5 import network
-
-    sizes = dataclasses.asdict(CONFIGS["1.1"])
-    names = (*SIZES, "vocab_size", "mlp_activations", "logits_via_embedding")
-    module = network.Transformer(network.T5Config(**{name: sizes[name] for name in names}))
-    directory = t5x_data.save_network(tmp_path / "model", module)
-    with pytest.raises(ValueError, match="scalable_t5: its layers are scanned"):
-        load(directory, vocabulary="bytes")
+def test_a_bias_that_layers_share_is_scanned_as_each_ones(tmp_path, params, t5x_data, spiece):
+    """A T5 1.1 for ``scalable_t5``, which has the same logits."""
+    config, directory = CONFIGS["1.1"], tmp_path / "model"
+    source = t5x_data.save_legacy(directory, params["1.1"], config)
+    written = tmp_path / "scanned" / "checkpoint_7"
+    convert(source, written, to="t5x_scanned", vocabulary=f"{spiece}:100")
+    scanned = dataclasses.replace(config, relpos_per_layer=True)
+    restored = t5x_data.restore(written, scanned)
+    module = t5x_data.t5x_network(scanned)
+    with jax.numpy_rank_promotion("allow"):
+        theirs = module.apply({"params": restored.params}, *batch(), enable_dropout=False)
+    ours = forward(config)({"params": params["1.1"]}, *batch())
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE)

@@ -30,7 +30,8 @@ score_nodes = jax.jit(lambda model, cache, nodes: model.score_nodes(cache, nodes
 def make(name):
     if name == "gpt":
         return tiny_gpt(0, emb_dim=144, num_heads=6, vocab_size=300)
-    return tiny_t5(0, **WIDE, vocab_size=300, logits_via_embedding=name == "t5 tied")
+    changes = {"logits_via_embedding": name == "t5 tied", "relpos_per_layer": name == "umt5"}
+    return tiny_t5(0, **WIDE, vocab_size=300, **changes)
 
 
 def cache_of(model, batch):
@@ -56,7 +57,8 @@ def blocks(batch, new):
 
 # 360 rows in one product, and 4.
 @pytest.mark.parametrize(
-    ("name", "batch", "new"), [("t5", 40, 9), ("t5", 1, 4), ("t5 tied", 40, 9), ("gpt", 40, 9)]
+    ("name", "batch", "new"),
+    [("t5", 40, 9), ("t5", 1, 4), ("t5 tied", 40, 9), ("umt5", 40, 9), ("gpt", 40, 9)],
 )
 def test_a_block(name, batch, new):
     model = make(name)

@@ -44,7 +44,11 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
 
 
 # Two layers, so that what the first one reads from its cache matters to the second.
-MODELS = {"t5": lambda: tiny_t5(2, num_decoder_layers=2), "gpt": lambda: tiny_gpt(0)}
+MODELS = {
+    "t5": lambda: tiny_t5(2, num_decoder_layers=2),
+    "umt5": lambda: tiny_t5(2, num_decoder_layers=2, relpos_per_layer=True),
+    "gpt": lambda: tiny_gpt(0),
+}
 
 
 @functools.cache

@@ -29,6 +29,10 @@ PARAMETERS = {
     "mt5_large": 1_229_581_312,
     "mt5_xl": 3_742_619_648,
     "mt5_xxl": 12_921_057_280,
+    "umt5_small": 306_601_984,
+    "umt5_base": 592_043_520,
+    "umt5_xl": 3_768_356_864,
+    "umt5_xxl": 12_972_531_712,
     "byt5_small": 299_637_760,
     "byt5_base": 581_653_248,
     "byt5_large": 1_228_183_552,
@@ -49,7 +53,10 @@ def num_parameters(config) -> int:
     encoder = config.num_encoder_layers * (attention + mlp + 2 * emb)
     decoder = config.num_decoder_layers * (2 * attention + mlp + 3 * emb)
     tables = config.vocab_size * emb * (1 if config.logits_via_embedding else 2)
-    return encoder + decoder + tables + 2 * emb + 2 * config.num_heads * config.relpos_num_buckets
+    layers = config.num_encoder_layers + config.num_decoder_layers
+    biases = layers if config.relpos_per_layer else 2
+    bias = config.num_heads * config.relpos_num_buckets
+    return encoder + decoder + tables + 2 * emb + biases * bias
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -30,6 +30,8 @@ VOCAB_SIZE = 160
 # T5 1.0 is ("relu", tied), T5 1.1 ("gated-gelu", untied).
 VERSIONS = [("relu", True), ("gated-gelu", False), ("relu", False), ("gated-gelu", True)]
 T5_1_0, T5_1_1 = VERSIONS[:2]
+# umT5 is a T5 1.1 with a relative bias in every layer.
+UMT5 = (*T5_1_1, "umt5")
 NUM_NEW = 16
 GAMMA = 3
 # No token has this id: rows end at their limit alone.
@@ -43,10 +45,11 @@ class Pair(NamedTuple):
     ours: T5Model
 
 
-def torch_model(activation: str, tied: bool, seed: int):
+def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
     """A tiny T5 whose weights are large enough to make its texts vary."""
     torch.manual_seed(seed)
-    config = transformers.T5Config(
+    config = transformers.AutoConfig.for_model(
+        kind,
         vocab_size=VOCAB_SIZE,
         d_model=32,
         d_kv=8,
@@ -59,11 +62,14 @@ def torch_model(activation: str, tied: bool, seed: int):
         feed_forward_proj=activation,
         tie_word_embeddings=tied,
     )
-    model = transformers.T5ForConditionalGeneration(config)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     if not tied:
         # Version 5 ties every T5 that it builds.
         model.lm_head = torch.nn.Linear(config.d_model, VOCAB_SIZE, bias=False)
         model.all_tied_weights_keys = {}
+        if kind == "umt5":
+            # As released; version 5 rescales the logits of all.
+            model.config.tie_word_embeddings = False
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "relative_attention_bias" in name:
@@ -92,8 +98,8 @@ def pair(tmp_path_factory, spiece) -> Callable[..., Pair]:
     """``pair(version, seed=0)``: a model of transformers', and what ``load`` makes of it."""
 
     @functools.cache
-    def make(version: tuple[str, bool], seed: int = 0) -> Pair:
-        theirs = torch_model(*version, seed)
+    def make(version: tuple, seed: int = 0) -> Pair:
+        theirs = torch_model(*version, seed=seed)
         directory = tmp_path_factory.mktemp("theirs")
         theirs.save_pretrained(directory)
         (directory / "spiece.model").write_bytes(spiece.read_bytes())
@@ -132,7 +138,7 @@ def decoder_inputs(length: int) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [*VERSIONS, UMT5])
 def test_teacher_forced_logits_equal_those_of_transformers(pair, version):
     """Beyond the exact buckets of distances; ``test_cache.py`` has every way to cache a text."""
     theirs, ours = pair(version)
@@ -197,7 +203,7 @@ def decode_ours(model, draft, tokens, eos_id, prompts=None):
     return speculative_decode(model, TransformerDraft(draft), *arguments, gamma=GAMMA, **options)
 
 
-@pytest.mark.parametrize("version", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
+@pytest.mark.parametrize("version", [T5_1_0, T5_1_1, UMT5], ids=["1.0", "1.1", "umt5"])
 def test_greedy_text_equals_that_of_transformers(pair, version):
     """In a padded batch; from the plain loop, and under all sorts of drafts."""
     theirs, ours = pair(version)

@@ -2,7 +2,7 @@
 
 T5X keeps a model's configuration in gin files, apart from the checkpoint. The shapes of the
 parameters determine all of it but the activation of the feed-forward layers, which is T5's own:
-ReLU in 1.0 (``wi``), gated GELU in 1.1, Flan, mT5 and ByT5 (``wi_0`` and ``wi_1``), and the
+ReLU in 1.0 (``wi``), gated GELU in 1.1, Flan, mT5, umT5 and ByT5 (``wi_0`` and ``wi_1``), and the
 largest relative distance, 128.
 """
 
@@ -15,6 +15,7 @@ from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors
 from spec_t5x.checkpoints.t5x.index import find_t5x, read_index
+from spec_t5x.checkpoints.t5x.scanned import ours
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 
@@ -24,7 +25,7 @@ _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
-    """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, ByT5).
+    """Opens a checkpoint that T5X or ``writing`` wrote (T5 1.0, 1.1, Flan, mT5, umT5, ByT5).
 
     Args:
         location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
@@ -39,7 +40,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
         raise InputError(f"{location} holds no {CONFIG_NAME} and no T5X checkpoint: {remedy}")
     entries, step = read_index(found)
     directory = found.parent if found.name == "state" else found
-    tensors = open_tensors(entries, str(directory))
+    tensors = ours(open_tensors(entries, str(directory)), str(directory))
     path, vocabulary = directory / SIDECAR_NAME, None
     # With it a checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
     sidecar = read_json(path) if path.is_file() else {}
@@ -71,6 +72,9 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
     """
     _refuse_other_networks(shapes, source)
     bias = "encoder/relpos_bias/rel_embedding"
+    per_layer = bias not in shapes
+    if per_layer:
+        bias = "encoder/layers_0/relpos_bias/rel_embedding"
     vocab_size, emb_dim = _shape(shapes, _EMBEDDING, source)
     num_heads, num_buckets = _shape(shapes, bias, source)
     _, joined = _shape(shapes, "encoder/layers_0/attention/query/kernel", source)
@@ -92,19 +96,13 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], source: str) -> T5Config
         mlp_activations=("gelu", "linear") if is_gated else ("relu",),
         logits_via_embedding=_LOGITS not in shapes,
         relpos_num_buckets=num_buckets,
+        relpos_per_layer=per_layer,
     )
 
 
 def _refuse_other_networks(shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
-    remedy = "give an encoder-decoder of t5x/examples/t5 (T5, Flan, mT5, ByT5)"
+    remedy = "give an encoder-decoder of t5x/examples/t5 (T5, Flan, mT5, umT5, ByT5)"
     paths = list(shapes)
-    if any(path.startswith(("encoder/encoder/", "decoder/decoder/")) for path in paths):
-        raise InputError(
-            f"{source} is of scalable_t5: its layers are scanned (scan_layers), each with a "
-            f"relative bias of its own, which T5 has not: {remedy}"
-        )
-    if any(_LAYER.match(path) and "/relpos_bias/" in path for path in paths):
-        raise InputError(f"{source} has a relative bias in every layer, as umT5: {remedy}")
     if paths and not any(path.startswith("encoder/") for path in paths):
         raise InputError(f"{source} has no encoder: {remedy}")
 

@@ -4,6 +4,7 @@ What T5X restores for inference, evaluation and fine-tuning: the parameters and 
 There is no optimizer state.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import array_metadata, zarr_spec
 from spec_t5x.checkpoints.t5x.index import CHECKPOINT_NAME
+from spec_t5x.checkpoints.t5x.scanned import scanned
 from spec_t5x.errors import InputError
 
 # The legacy format's since June 2021.
@@ -36,6 +38,13 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     write_json(stage / SIDECAR_NAME, native.describe(stored, dtype))
     specs = _write_arrays(stage, stored, dtype, report)
     _write_index(stage / CHECKPOINT_NAME, specs, stored.metadata["step"])
+
+
+def write_scanned(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
+    """``write_model`` for T5X's ``scalable_t5``, whose layers are scanned."""
+    config = dataclasses.replace(stored.config, relpos_per_layer=True)
+    tensors = scanned(stored.tensors, stored.config.head_dim)
+    write_model(stage, dataclasses.replace(stored, tensors=tensors, config=config), dtype, report)
 
 
 def step_of(directory: Path) -> int:

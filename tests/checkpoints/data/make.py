@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config
@@ -50,7 +50,7 @@ def save_legacy(
     """``model_dir/checkpoint_STEP`` of the legacy format, with an optimizer's state."""
     from t5x import checkpoints
 
-    state = _train_state(t5x_network(config), params, step)
+    state = _train_state(t5x_network(config), as_t5x(params, config), step)
     checkpoints.Checkpointer(state, _partitioner(), str(model_dir), save_dtype=dtype).save(state)
     return model_dir / f"checkpoint_{step}"
 
@@ -61,7 +61,7 @@ def save_orbax(
     """``model_dir/checkpoint_STEP`` as T5X's Orbax interface writes it, parameters alone."""
     from t5x import checkpoints, train_state
 
-    state = _train_state(t5x_network(config), params, step)
+    state = _train_state(t5x_network(config), as_t5x(params, config), step)
     variables = {"params": state.params, "params_axes": state.params_axes}
     state = train_state.InferenceState.create(variables).replace_step(jnp.int32(step))
     model_dir.mkdir(parents=True)
@@ -74,20 +74,11 @@ def save_orbax(
     return model_dir / f"checkpoint_{step}"
 
 
-def save_network(model_dir: Path, module) -> Path:
-    """A network of T5X's, all zeros, of the legacy format."""
-    from t5x import checkpoints
-
-    state = _train_state(module, None, 0)
-    checkpoints.Checkpointer(state, _partitioner(), str(model_dir)).save(state)
-    return model_dir / "checkpoint_0"
-
-
 def restore(checkpoint: Path, config: T5Config):
     """The checkpoint as T5X restores it for inference."""
     from t5x import checkpoints, train_state
 
-    state = _train_state(t5x_network(config), known_params(config), 0)
+    state = _train_state(t5x_network(config), as_t5x(known_params(config), config), 0)
     state = train_state.InferenceState.create(
         {"params": state.params, "params_axes": state.params_axes}
     )
@@ -96,15 +87,37 @@ def restore(checkpoint: Path, config: T5Config):
 
 
 def t5x_network(config: T5Config):
-    """T5X's own network of that configuration."""
-    from t5x.examples.t5 import network
-
+    """T5X's own network of that configuration; ``scalable_t5`` has biases in every layer."""
     names = (*_TINY, "mlp_activations", "logits_via_embedding", "dtype")
-    return network.Transformer(network.T5Config(**{n: getattr(config, n) for n in names}))
+    sizes = {n: getattr(config, n) for n in names}
+    if config.relpos_per_layer:
+        from t5x.examples.scalable_t5 import network
+    else:
+        from t5x.examples.t5 import network
+    return network.Transformer(network.T5Config(**sizes))
 
 
-def _train_state(module, params: PyTree | None, step: int):
-    """T5X's state of a network with these parameters, or with zeros."""
+def as_t5x(params: PyTree, config: T5Config) -> PyTree:
+    """Our parameters as ``t5x_network`` has them: its layers may be scanned."""
+    if not config.relpos_per_layer:
+        return params
+    flat = flatten_dict(params, sep="/")
+    scanned = {path: leaf for path, leaf in flat.items() if "/layers_" not in path}
+    for stack in ("encoder", "decoder"):
+        for path in [path for path in flat if path.startswith(f"{stack}/layers_0/")]:
+            num = getattr(config, f"num_{stack}_layers")
+            layers = [flat[path.replace("layers_0", f"layers_{n}")] for n in range(num)]
+            heads = (config.num_heads, config.head_dim)
+            if path.endswith(("query/kernel", "key/kernel", "value/kernel")):
+                layers = [layer.reshape(-1, *heads) for layer in layers]
+            elif path.endswith("out/kernel"):
+                layers = [layer.reshape(*heads, -1) for layer in layers]
+            scanned[path.replace("layers_0", stack)] = np.stack(layers, axis=1)
+    return unflatten_dict(scanned, sep="/")
+
+
+def _train_state(module, params: PyTree, step: int):
+    """T5X's state of a network with these parameters."""
     import jax
     from t5x import adafactor, train_state
 
@@ -116,8 +129,6 @@ def _train_state(module, params: PyTree | None, step: int):
     # T5X's own code promotes ranks as it likes.
     with jax.numpy_rank_promotion("allow"):
         variables = jax.eval_shape(init)
-    if params is None:
-        params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), variables["params"])
     variables = {**variables, "params": jax.tree.map(jnp.asarray, params)}
     optimizer = adafactor.Adafactor(
         decay_rate=0.8,
