@@ -23,6 +23,7 @@ from spec_t5x.names import AUTO, WEIGHTS
 # What ``StoredModel.write`` takes.
 WRITERS: dict[str, Writer] = {
     "t5x": t5x.write_model,
+    "t5x_scanned": t5x.write_scanned,
     "huggingface": huggingface_t5.write_model,
     "native": native.write_model,
 }
@@ -45,7 +46,8 @@ def convert(
         source: what ``loading.load`` reads.
         destination: a directory; of a T5X checkpoint ``…/checkpoint_N``, where N is the
             step that T5X takes it for.
-        to: "t5x" (its legacy format), "huggingface" or "native".
+        to: "t5x" (its legacy format), "t5x_scanned" (the same for ``scalable_t5``), "huggingface"
+            or "native".
         dtype: "float32" or "bfloat16", of the stored weights; None keeps the source's,
             of which all other types become float32.
         weights: "int8" or "int4" rounds the matrices, which "native" alone can store.
@@ -68,11 +70,16 @@ def convert(
         raise InputError(f"{destination} is in a bucket: write to this machine and copy it there")
     directory = Path(locate(destination))
     # Before anything is read.
-    step = {"step": t5x.step_of(directory)} if to == "t5x" else {}
+    step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
+    if to.startswith("t5x") and stored.config.added_rows:
+        raise InputError(
+            f"{source} has other special ids than T5's, which {to} has not: give huggingface or "
+            "native"
+        )
     if weights == AUTO and to == "native":
         weights = stored.weights
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)

@@ -8,6 +8,7 @@ the one that ends, and from 2 on come all others in their order.
     ours        2    3    4   …   50257   1 (and 0, as the start)
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -48,12 +49,8 @@ class MappedVocabulary(TokenizerVocabulary):
         self._theirs = their_ids(num_ids, start_id, eos_id)
         # The copy at 0 is not what a token of a text becomes.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
-        super().__init__(tokenizer)
-        # The name of a special token in a text is text.
-        self._tokenizer.encode_special_tokens = True
-        # As it was saved after a training; what is too long is decided elsewhere.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._original = tokenizer
+        super().__init__(_of_text(tokenizer, {start_id, eos_id}))
 
     @property
     def vocab_size(self) -> int:
@@ -76,9 +73,27 @@ class MappedVocabulary(TokenizerVocabulary):
         """The tokenizer's ids of ours."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
+    def save(self, directory: str | Path) -> None:
+        """Writes ``directory/tokenizer.json`` as it was read."""
+        TokenizerVocabulary(self._original).save(directory)
+
     def segmentation_fingerprint(self) -> str:
         content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
         return sha256(repr(content).encode())
+
+
+def _of_text(tokenizer: tokenizers.Tokenizer, special: set[int]) -> tokenizers.Tokenizer:
+    """The tokenizer for text, in which the names of special tokens are text."""
+    values = json.loads(tokenizer.to_str())
+    others = [token for token in values["added_tokens"] if token["id"] not in special]
+    # What too long a text is, and what pads it, are decided elsewhere.
+    values |= {"added_tokens": others, "truncation": None, "padding": None}
+    if values["model"]["type"] == "Unigram":
+        for token in special:
+            piece = values["model"]["vocab"][token]
+            # A space is in no word.
+            piece[0] = f" {piece[0]}"
+    return tokenizers.Tokenizer.from_str(json.dumps(values))
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:

@@ -316,12 +316,12 @@ def test_what_the_hub_refuses(online, draft, expected):
     ("values", "expected"),
     [
         ({"model_type": "bert"}, "owner/draft: "),
-        ({"model_type": "bert"}, "has model_type 'bert': give a t5 or mt5"),
+        ({"model_type": "bert"}, "is of a model of type 'bert', which is not read"),
         (
             {"format": "spec_t5x"},
             "a checkpoint of spec_t5x: run `hf download owner/draft --local-dir",
         ),
-        ({"format": "other", "model_type": None}, "has model_type None"),
+        ({"format": "other", "model_type": None}, "is of a model of type None"),
     ],
 )
 def test_what_is_no_t5(online, values, expected):

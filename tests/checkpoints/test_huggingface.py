@@ -337,10 +337,14 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "umt5"}, "is a umt5"),
-        ({"model_type": "bart"}, "model_type 'bart'"),
-        ({"decoder_start_token_id": 5}, "decoder_start_token_id 5"),
-        ({"eos_token_id": 3}, "eos_token_id 3"),
+        ({"model_type": "umt5"}, "1 missing (decoder/layers_1/relpos_bias/rel_embedding)"),
+        ({"model_type": "bart"}, "is of a BART, which is not read: give a t5, mt5 or umt5"),
+        ({"model_type": "longt5"}, "is of a LongT5 (local attention in the encoder), which is not"),
+        ({"model_type": "switch_transformers"}, "is of a Switch Transformer (experts), which is"),
+        ({"model_type": "whisper"}, "is of a Whisper (audio), which is not read"),
+        ({"model_type": "perceiver"}, "is of a model of type 'perceiver', which is not read"),
+        ({"decoder_start_token_id": 5}, "starts, ends and pads with (5, 1, 0)"),
+        ({"eos_token_id": 3}, "starts, ends and pads with (0, 3, 0)"),
         ({"feed_forward_proj": "gelu"}, "feed_forward_proj 'gelu'"),
         ({"is_encoder_decoder": False}, "encoder alone"),
         ({"quantization_config": {}}, "is quantized"),
@@ -426,7 +430,11 @@ def test_weights_outside_of_the_checkpoint_are_not_read(directory, name):
 @pytest.mark.parametrize(
     ("file", "values", "expected"),
     [
-        ("generation_config.json", {"decoder_start_token_id": 2}, "decoder_start_token_id 2"),
+        (
+            "generation_config.json",
+            {"decoder_start_token_id": 2},
+            "starts, ends and pads with (2, 1, 0)",
+        ),
         ("added_tokens.json", {"<speaker>": 140}, "'<speaker>' with id 140"),
         (
             "tokenizer_config.json",

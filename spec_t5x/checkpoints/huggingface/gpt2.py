@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface.weight_files import check_tied, open_tensors, transposed
+from spec_t5x.checkpoints.huggingface.weight_files import (
+    check_tied,
+    open_tensors,
+    renumbered,
+    transposed,
+)
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
@@ -92,20 +97,10 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 def _ours(path: str, tensor: Tensor, rows: np.ndarray, third: int | None) -> Tensor:
     """Their tensor in the form of our parameter ``path``; ``rows`` are their ids of ours."""
     if path == "token_embedding":
-        return _renumbered(tensor, rows)
+        return renumbered(tensor, rows)
     if path == "logits_dense/kernel":
-        return transposed(_renumbered(tensor, rows))
+        return transposed(renumbered(tensor, rows))
     return tensor if third is None else _third(tensor, third)
-
-
-def _renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
-    """A matrix that has a row for each of their ids, by our ids."""
-
-    def read(index):
-        ours, columns = index
-        return tensor.read((slice(0, tensor.shape[0]), columns))[rows[ours]]
-
-    return dataclasses.replace(tensor, shape=(len(rows), *tensor.shape[1:]), read=read)
 
 
 def _third(tensor: Tensor, place: int) -> Tensor:

@@ -1,16 +1,23 @@
-"""Hugging Face's T5 and mT5 directories, read and written without transformers.
+"""Hugging Face's T5, mT5 and umT5 directories, read and written without transformers.
 
 config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and
-``spiece.model`` or ``tokenizer.json``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5 and
-ByT5.
+``spiece.model`` or ``tokenizer.json``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5, umT5
+and ByT5. Where other ids than T5's start, end and pad a text, all are renumbered
+(``data.mapped_vocabulary``): MADLAD-400, CodeT5+, Pile-T5.
 """
 
+import dataclasses
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from spec_t5x.checkpoints.huggingface.weight_files import (
     check_tied,
     open_tensors,
+    renumbered,
     transposed,
     write_safetensors,
 )
@@ -22,6 +29,7 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -62,19 +70,37 @@ _SIZES = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
 }
 
+# Their names of the networks; umT5's alone has a relative bias in every layer.
+_UMT5 = "umt5"
+_KINDS = ("t5", "mt5", _UMT5)
+# Other encoder-decoders that people try.
+_OTHERS = {
+    "bart": "BART",
+    "longt5": "LongT5 (local attention in the encoder)",
+    "m2m_100": "M2M-100 or NLLB",
+    "marian": "Marian",
+    "mbart": "mBART",
+    "pegasus": "Pegasus",
+    "switch_transformers": "Switch Transformer (experts)",
+    "t5gemma": "T5Gemma",
+    "t5gemma2": "T5Gemma 2",
+    "whisper": "Whisper (audio)",
+}
+
 _TOKENIZER = "tokenizer_config.json"
 
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
 
-_SPECIAL_IDS = {
-    "decoder_start_token_id": PAD_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-}
+_START, _EOS, _PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
+_SPECIAL_IDS = {_START: PAD_ID, _EOS: EOS_ID, _PAD: PAD_ID}
+# Rows of a renumbered vocabulary are a multiple of this: chips and shards divide them.
+_ROWS = 128
 
 _SHARED = "shared.weight"
 _LM_HEAD = "lm_head.weight"
+# They have a row for each id.
+_TABLES = (_SHARED, _LM_HEAD)
 
 # Our modules within a layer, as theirs: encoder layers hold two blocks, decoder
 # layers three.
@@ -92,6 +118,7 @@ _IN_DECODER = {
     "pre_mlp_layer_norm": "layer.2.layer_norm",
     "mlp": "layer.2.DenseReluDense",
 }
+_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 
 # Copies of the embedding under other names.
@@ -108,7 +135,12 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
+    ids = _special_ids(values, directory)
     left = _settled(open_tensors(directory), config, values, directory)
+    metadata = {"model_type": values["model_type"]}
+    if ids != _SPECIAL_IDS:
+        left, config = _renumbered(left, config, ids)
+        metadata[_PAD] = ids[_PAD]
     tensors = {}
     for path, (name, is_transposed) in tensor_names(config).items():
         if name in left:
@@ -120,25 +152,45 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
         config=config,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
-        metadata={"model_type": values["model_type"]},
+        metadata=metadata,
     )
+
+
+def _renumbered(
+    tensors: dict[str, Tensor], config: T5Config, ids: dict[str, int]
+) -> tuple[dict[str, Tensor], T5Config]:
+    """Tensors and configuration with our ids in the place of theirs."""
+    theirs = their_ids(config.vocab_size, ids[_START], ids[_EOS])
+    added = -len(theirs) % _ROWS
+    rows = np.pad(theirs, (0, added))
+    tables = {name: renumbered(tensors[name], rows) for name in _TABLES if name in tensors}
+    config = dataclasses.replace(config, vocab_size=len(rows), added_rows=1 + added)
+    return tensors | tables, config
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
     """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``convert.WRITERS``.
 
-    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its sizes decide. Its further
+    The model stays a ``t5`` or ``mt5`` if it was one; otherwise its network decides. Its further
     entries are left out: transformers owns config.json.
     """
-    write_json(stage / CONFIG_NAME, config_values(stored.config, dtype, _model_type(stored)))
-    write_json(stage / "generation_config.json", _SPECIAL_IDS)
-    write_json(stage / _TOKENIZER, tokenizer_values(stored.known_vocabulary()))
-    names = tensor_names(stored.config)
-    tensors = (
-        (names[path][0], tensor.T if names[path][1] else tensor)
-        for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report)
-    )
-    write_safetensors(stage, tensors)
+    config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
+    if isinstance(vocabulary, MappedVocabulary):
+        ids = {_START: vocabulary.start_id, _EOS: vocabulary.eos_id, _PAD: stored.metadata[_PAD]}
+        ours = vocabulary.from_theirs(range(vocabulary.num_ids))
+        config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
+    write_json(stage / CONFIG_NAME, config_values(config, dtype, _model_type(stored)) | ids)
+    write_json(stage / "generation_config.json", ids)
+    write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
+    names = tensor_names(config)
+
+    def written() -> Iterator[tuple[str, np.ndarray]]:
+        for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
+            name, is_transposed = names[path]
+            tensor = tensor.T if is_transposed else tensor
+            yield name, tensor[ours] if ours and name in _TABLES else tensor
+
+    write_safetensors(stage, written())
 
 
 def tensor_names(config: T5Config) -> dict[str, tuple[str, bool]]:
@@ -159,11 +211,12 @@ def _tensor_name(path: str) -> tuple[str, bool]:
         return _LM_HEAD, True
     stack, module, *inner = path.split("/")
     if module == "relpos_bias":
-        bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        return f"{stack}.{bias}", True
+        return f"{stack}.block.0.{_BIAS}", True
     if module == f"{stack}_norm":
         return f"{stack}.final_layer_norm.weight", False
     index = module.removeprefix("layers_")
+    if inner[0] == "relpos_bias":
+        return f"{stack}.block.{index}.{_BIAS}", True
     block = (_IN_ENCODER if stack == "encoder" else _IN_DECODER)[inner[0]]
     prefix = f"{stack}.block.{index}.{block}"
     if inner[-1] == "scale":
@@ -194,22 +247,32 @@ def _settled(
 def check_supported(values: dict[str, Any], directory: Path) -> None:
     """Refuses models that would load and then decode something else."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
-    if model_type == "umt5":
-        raise InputError(f"{path} is a umt5, with a relative bias in every layer: give a t5 or mt5")
-    if model_type not in ("t5", "mt5"):
-        raise InputError(f"{path} has model_type {model_type!r}: give a t5 or mt5")
+    if model_type not in _KINDS:
+        kind = _OTHERS.get(model_type, f"model of type {model_type!r}")
+        raise InputError(f"{path} is of a {kind}, which is not read: give a t5, mt5 or umt5")
     if values.get("is_encoder_decoder", True) is False:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
     if "quantization_config" in values:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    generation = _read_if_there(directory / "generation_config.json")
-    for name, needed in _SPECIAL_IDS.items():
-        found = values.get(name, generation.get(name))
-        if found not in (None, needed, [needed]):
+    _special_ids(values, directory)
+
+
+def _special_ids(values: dict[str, Any], directory: Path) -> dict[str, int]:
+    """The ids that start, end and pad a text; T5's where the files do not say."""
+    generation, found = _read_if_there(directory / "generation_config.json"), {}
+    for name, usual in _SPECIAL_IDS.items():
+        token = values.get(name)
+        token = generation.get(name) if token is None else token
+        if isinstance(token, list) and len(token) == 1:
+            (token,) = token
+        token = usual if token is None else token
+        if not isinstance(token, int) or not 0 <= token < (values.get("vocab_size") or math.inf):
             raise InputError(
-                f"{path} has {name} {found}, T5 decodes with {needed}: give a "
-                "checkpoint with T5's special ids"
+                f"{directory / CONFIG_NAME} has {name} {token!r} and vocab_size "
+                f"{values.get('vocab_size')}: set it to a token's id"
             )
+        found[name] = token
+    return found
 
 
 def _read_config(values: dict[str, Any], path: Path) -> T5Config:
@@ -230,15 +293,18 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
             **sizes,
             mlp_activations=_ACTIVATIONS[projection],
             logits_via_embedding=_rescales_logits(values),
+            relpos_per_layer=values["model_type"] == _UMT5,
         )
 
 
 def _model_type(stored: StoredModel) -> str:
-    """ "t5" or "mt5": as config.json had it, or by the number of ids.
+    """ "umt5" where layers have biases; else "t5" or "mt5": as config.json had it, or by size.
 
-    ByT5 is a "t5" there. The two names differ in what transformers takes for granted, not
+    ByT5 is a "t5" there. These two names differ in what transformers takes for granted, not
     in the network.
     """
+    if stored.config.relpos_per_layer:
+        return _UMT5
     by_size = "mt5" if stored.config.vocab_size == _MT5_ROWS else "t5"
     return stored.metadata.get("model_type") or by_size
 
@@ -269,7 +335,7 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
     Up to version 4 tying implies rescaling. Version 5 writes
     ``tie_word_embeddings: true`` for every model: T5 then has a separate
-    ``scale_decoder_outputs``, and mT5 never rescales.
+    ``scale_decoder_outputs``, mT5 never rescales, and umT5 does wherever it wrote so.
     """
     is_mt5 = values["model_type"] == "mt5"
     major = str(values.get("transformers_version", "")).partition(".")[0]
@@ -281,6 +347,9 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
+    ids = _special_ids(values, directory)
+    if ids != _SPECIAL_IDS:
+        return _mapped_vocabulary(directory, values["vocab_size"], ids)
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
     extra_ids = tokenizer.get("extra_ids")
     if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
@@ -297,6 +366,18 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
         return None
     _check_added_tokens(tokenizer, vocabulary, directory)
     return vocabulary
+
+
+def _mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Vocabulary | None:
+    tokenizer = read_tokenizer(directory)
+    if tokenizer is None:
+        if (directory / SPIECE_NAME).is_file():
+            raise InputError(
+                f"{directory} starts, ends and pads with {tuple(ids.values())} and has no "
+                f"{TOKENIZER_NAME}: save its tokenizer there with transformers"
+            )
+        return None
+    return MappedVocabulary(tokenizer, num_ids=num_ids, start_id=ids[_START], eos_id=ids[_EOS])
 
 
 def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -70,6 +70,16 @@ def transposed(tensor: Tensor) -> Tensor:
     )
 
 
+def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
+    """A matrix that has a row for each of their ids, by our ids; ``rows`` are their ids of ours."""
+
+    def read(index):
+        ours, columns = index
+        return tensor.read((slice(0, tensor.shape[0]), columns))[rows[ours]]
+
+    return dataclasses.replace(tensor, shape=(len(rows), *tensor.shape[1:]), read=read)
+
+
 def check_tied(head: Tensor | None, embedding: Tensor, directory: Path) -> None:
     """Refuses a stored output layer that is not the embedding although config.json ties them."""
     if head is None or head is embedding:

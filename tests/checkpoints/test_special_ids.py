@@ -1,0 +1,213 @@
+"""T5s with other ids that start, pad and end a text: the tokens of transformers, renumbered."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import load_file
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.t5 import Transformer
+from tests.checkpoints.faults import edit_config, message_of
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+# What starts, ends and pads a text.
+FAMILIES = {
+    "madlad": ("t5", 0, 2, 1),
+    "codet5p": ("t5", 0, 2, 0),
+    "nort5": ("t5", 5, 6, 3),
+    "pile-t5": ("umt5", 0, 2, 0),
+}
+NUM_IDS, NUM_NEW = 61, 14
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dogs",
+    "while",
+    "seven",
+    "wizards",
+    "box",
+]
+TEXTS = ["the quick fox", "seven lazy dogs", "zebra wizards jumps", "box <extra_id_0> the brown"]
+# A character that no piece has.
+WITH_UNKNOWN = 2
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=NUM_NEW, batch_size=2)
+
+
+def tokenizer_of(start: int, eos: int, pad: int) -> tokenizers.Tokenizer:
+    """Pieces of words around the special ids; what is unknown has id 0, as in MADLAD-400."""
+    names = [f"filler{i}" for i in range(NUM_IDS - 1)] + ["<extra_id_0>"]
+    for token, name in ((start, "<s>"), (pad, "<pad>"), (eos, "</s>"), (0, "<unk>")):
+        names[token] = name
+    letters = sorted(set("".join(WORDS)) - set("z"))
+    free = [i for i, name in enumerate(names) if name.startswith("filler")]
+    for i, name in zip(free, [*(f"▁{word}" for word in WORDS), "▁", *letters], strict=False):
+        names[i] = name
+    pieces = [(name, -float(len(WORDS) if len(name) < 3 else 1)) for name in names]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    special = [tokenizers.AddedToken(names[i], special=True) for i in {start, eos, pad}]
+    tokenizer.add_special_tokens([*special, "<extra_id_0>"])
+    return tokenizer
+
+
+def torch_model(family: str, layers: int, seed: int):
+    kind, start, eos, pad = FAMILIES[family]
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=NUM_IDS,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_heads=3,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        decoder_start_token_id=start,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "relative_attention_bias" in name:
+                weight.normal_()
+            elif "layer_norm" in name:
+                weight.normal_(1.0, 0.2)
+            elif "shared" not in name:
+                weight.mul_(2.5)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """``made(family)``: a target, and the directory of it and of a smaller model."""
+
+    @functools.cache
+    def make(family):
+        root = tmp_path_factory.mktemp(family)
+        models = [torch_model(family, 2, 1), torch_model(family, 1, 2)]
+        for name, model in zip(("target", "draft"), models, strict=True):
+            model.save_pretrained(root / name)
+            tokenizer_of(*FAMILIES[family][1:]).save(str(root / name / "tokenizer.json"))
+        return models[0], root
+
+    return make
+
+
+def their_sources(family: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ids as transformers' tokenizer gives them, and where they are no padding."""
+    _, start, eos, pad = FAMILIES[family]
+    ids = [[*tokenizer_of(start, eos, pad).encode(text).ids, eos] for text in TEXTS]
+    width = max(map(len, ids))
+    padded = np.array([[*row, *[pad] * (width - len(row))] for row in ids])
+    return padded, np.arange(width) < np.array([[len(row)] for row in ids])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers(made, family):
+    model, root = made(family)
+    loaded = load(root / "target")
+    assert loaded.config.vocab_size == 128 and loaded.config.added_rows == 67
+    theirs, is_token = their_sources(family)
+    # What is unknown is a token, of the id that pads or starts elsewhere.
+    assert 0 in theirs[WITH_UNKNOWN][is_token[WITH_UNKNOWN]]
+    texts = np.random.default_rng(0).integers(0, NUM_IDS, (len(TEXTS), 9))
+    inputs = np.concatenate([np.full((len(TEXTS), 1), FAMILIES[family][1]), texts[:, :-1]], 1)
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.tensor(theirs),
+            attention_mask=torch.tensor(is_token).long(),
+            decoder_input_ids=torch.tensor(inputs),
+        ).logits.numpy()
+    ours = np.array(loaded.vocabulary.from_theirs(range(NUM_IDS)))
+    sources = np.where(is_token, ours[theirs], 0)
+    shifted = np.pad(ours[texts], ((0, 0), (1, 0)))[:, :-1]
+    forward = jax.jit(functools.partial(Transformer(loaded.config).apply, enable_dropout=False))
+    logits = np.asarray(forward({"params": loaded.params}, sources, shifted, ours[texts]))
+    np.testing.assert_allclose(logits[..., ours], expected, rtol=0, atol=2e-4)
+    others = np.delete(np.arange(128), ours)
+    assert (logits[..., others] < -1e9).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_equals_that_of_transformers(made, family):
+    model, root = made(family)
+    theirs, is_token = their_sources(family)
+    expected = model.generate(
+        torch.tensor(theirs),
+        attention_mask=torch.tensor(is_token).long(),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=NUM_NEW,
+    ).numpy()[:, 1:]
+    assert len(np.unique(expected)) > 7
+    eos, tokenizer = FAMILIES[family][2], tokenizer_of(*FAMILIES[family][1:])
+    for draft in (None, str(root / "draft"), "copy", "early_exit:1"):
+        generator = Generator.load(root / "target", draft)
+        answers = generator.generate(TEXTS, OPTIONS)
+        for (answer, *_), row in zip(answers, expected, strict=True):
+            ids = generator.vocabulary.to_theirs(answer.output_ids)
+            assert ids == row.tolist()[: len(ids)]
+            assert len(ids) == NUM_NEW or ids[-1] == eos
+            text = tokenizer.decode(ids[:-1] if ids[-1] == eos else ids, skip_special_tokens=False)
+            assert answer.output == text
+
+
+def test_the_names_of_special_tokens_are_text_and_sentinels_are_tokens(made):
+    vocabulary = load_vocabulary(made("nort5")[1] / "target")
+    sentinel, eos = vocabulary.from_theirs([NUM_IDS - 1, FAMILIES["nort5"][2]])
+    assert eos == 1
+    assert sentinel in vocabulary.encode("box <extra_id_0> the")
+    assert eos not in vocabulary.encode("box </s> the")
+    assert vocabulary.decode(vocabulary.encode("box the")) == "box the"
+
+
+@pytest.mark.parametrize("family", ["madlad", "pile-t5"])
+def test_conversions(made, tmp_path, family):
+    _, root = made(family)
+    convert(root / "target", tmp_path / "native", to="native", dtype="float32")
+    convert(tmp_path / "native", tmp_path / "theirs", to="huggingface")
+    before, after = (
+        load_file(d / "model.safetensors") for d in (root / "target", tmp_path / "theirs")
+    )
+    assert before.keys() - after.keys() <= {"lm_head.weight"}
+    for name, tensor in after.items():
+        np.testing.assert_array_equal(tensor, before[name])
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "theirs")
+    found = config.decoder_start_token_id, config.eos_token_id, config.pad_token_id
+    assert found == FAMILIES[family][1:]
+    texts = [
+        [answer[0].output for answer in Generator.load(directory).generate(TEXTS, OPTIONS)]
+        for directory in (root / "target", tmp_path / "native", tmp_path / "theirs")
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "theirs" / "tokenizer.json"))
+    assert tokenizer.token_to_id("</s>") == FAMILIES[family][2]
+    message = message_of(convert, root / "target", tmp_path / "checkpoint_0", to="t5x")
+    assert "has other special ids than T5's" in message
+
+
+def test_ids_that_cannot_be(made, tmp_path):
+    model, root = made("madlad")
+    model.save_pretrained(tmp_path)
+    assert "holds no vocabulary" in message_of(load, tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"")
+    assert "no tokenizer.json" in message_of(load, tmp_path)
+    for token in (NUM_IDS, -1, "</s>", [1, 2]):
+        edit_config(tmp_path, eos_token_id=token)
+        assert f"eos_token_id {token!r}" in message_of(load, tmp_path)
