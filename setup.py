@@ -75,8 +75,18 @@ setup(
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
         # Running the notebooks where Colab does not.
         "notebooks": ["ipykernel>=6,<8", "ipywidgets>=8,<9", "nbclient>=0.10,<1"],
+        # The site of the documentation (scripts/docs.sh).
+        "docs": [
+            # For signatures.
+            "black>=24",
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.6,<10",
+            "mkdocstrings[python]>=1,<2",
+        ],
         "test": [
+            "spec_t5x[docs]",
             "beartype>=0.22,<1",
+            "build>=1.2,<2",
             "ctranslate2>=4.6,<5",
             "hypothesis>=6.130,<7",
             "ipykernel>=6,<8",
@@ -87,10 +97,12 @@ setup(
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
+            "setuptools>=77",
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",
             "transformers>=5.0,<6",
+            "wheel",
         ],
     },
     entry_points={"console_scripts": ["spec-t5x = spec_t5x.cli.main:main"]},

@@ -29,7 +29,8 @@ def draw(rows: Rows) -> Figure:
     """Measured and predicted speed-ups of the loop along each axis, a row for each target."""
     targets = list(dict.fromkeys(row.get("target") for row in rows))
     figure = Figure(figsize=(11, 0.6 + 2.8 * len(targets)), layout="constrained")
-    panels = figure.subplots(len(targets), len(AXES), squeeze=False)
+    panels = figure.subplots(len(targets), len(AXES), squeeze=False, sharey=True)
+    highest = max(max(row["loop_speed_up"], row["predicted"]) for row in rows)
     for target, panels_of_target in zip(targets, panels, strict=True):
         of_target = [row for row in rows if row.get("target") == target]
         for (axis, title), panel in zip(AXES.items(), panels_of_target, strict=True):
@@ -42,7 +43,8 @@ def draw(rows: Rows) -> Figure:
             panel.set_xscale("log", base=2)
             panel.set_xticks(values, map(str, values))
             panel.minorticks_off()
-            panel.set_ylim(bottom=0)
+            # One scale, with room for the highest marker.
+            panel.set_ylim(0, 1.06 * highest)
             panel.set_xlabel(title)
         panels_of_target[0].set_ylabel("speed-up")
         panels_of_target[0].set_title(target or "")

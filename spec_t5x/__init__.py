@@ -1,10 +1,12 @@
 """Lossless speculative decoding of encoder-decoder T5 models in JAX.
 
-from spec_t5x import GenerateOptions, Generator
+```python
+from spec_t5x import Generator
 
 generator = Generator.load("ende-target", "ende-draft")
 for outputs in generator.generate(["Where is the station?"]):
     print(outputs[0].output)
+```
 """
 
 import importlib

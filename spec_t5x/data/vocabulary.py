@@ -180,7 +180,7 @@ class ByteVocabulary(Vocabulary):
         return data.decode("utf-8", errors="ignore")
 
     def piece(self, token: int) -> str:
-        """The byte of an id as an ASCII character or as "<0xE4>"."""
+        """The byte of an id as an ASCII character or as ``<0xE4>``."""
         byte = token - _BYTE_OFFSET
         if not 0 <= byte < _NUM_BYTES:
             return f"<{token}>"

@@ -12,7 +12,7 @@ from spec_t5x.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [
-    REPOSITORY / "README.md",
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted(PACKAGED_MODELS.glob("*/README.md")),
 ]

@@ -115,6 +115,15 @@ def test_set_up_installs_pinned_versions(dry_run, machine, extra):
     assert "--no-tx5" in said
 
 
+def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):
+    status, commands, _ = dry_run("docs.sh", "--dry-run", "--site-dir", "there")
+    assert status == 0
+    assert commands[-2][-1] == ".[docs]"
+    # With --quiet, --strict would let warnings pass.
+    build = [".venv/bin/python", "-m", "mkdocs", "build", "--strict"]
+    assert commands[-1] == [*build, "--site-dir", "there"]
+
+
 @pytest.mark.parametrize("machine", ["tpu", "gpu"])
 def test_launch_takes_commands_and_t5xs_programs(dry_run, machine):
     script, binding = f"{machine}/launch.sh", "--gin.X='a b'"

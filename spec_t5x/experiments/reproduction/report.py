@@ -127,7 +127,7 @@ def _html(sections: Sections, run: Mapping[str, Any]) -> str:
 
 def _cell(value: float | int | str | None, fmt: str) -> str:
     if value is None:
-        return ""
+        return "—"
     return value if isinstance(value, str) else format(value, fmt)
 
 

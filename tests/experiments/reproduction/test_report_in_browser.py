@@ -62,6 +62,14 @@ BARE = """return [...document.querySelectorAll('table')].flatMap(table => {
 CUT = """return [...document.querySelectorAll('section')].filter(
     s => s.id != 'hostile' && [...s.querySelectorAll('.scroll')].some(
         d => d.scrollWidth > d.clientWidth)).map(s => s.id)"""
+# Of the names in the legend, in pixels.
+HEIGHTS = "return [...document.querySelectorAll('.legend dt')].map(d => d.offsetHeight)"
+# Of ground and text, of a cell and the badge over it, and behind figures: green, 0 to 255.
+SHADES = """const shade = (css, of) => +getComputedStyle(document.querySelector(css))[of].match(
+    /\\d+/g)[1];
+return [shade('body', 'backgroundColor'), shade('body', 'color'),
+    shade('td.measured', 'backgroundColor'), shade('.badge.measured', 'color'),
+    shade('figure img', 'backgroundColor')]"""
 WIDTHS = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 
@@ -89,3 +97,17 @@ def test_nothing_is_wider_than_the_window(browser, width):
     )
     whole, visible = browser.execute_script(WIDTHS)
     assert whole <= visible <= width
+
+
+def test_on_a_phone_the_legend_has_no_holes(browser):
+    heights = browser.execute_script(HEIGHTS)
+    assert len(heights) == 4
+    assert max(heights) < 40
+
+
+def test_in_the_dark_text_is_light_on_dark_and_figures_on_white(browser):
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    ground, ink, cell, badge, figure = browser.execute_script(SHADES)
+    assert max(ground, cell) < 80 < 160 < min(ink, badge)
+    assert figure == 255

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Creates .venv, installs the package with its docs extra, builds the site in build/site:
+# README, docs and the API from the docstrings. A dead link or any warning fails.
+# Arguments go to mkdocs build; --dry-run first prints the commands.
+set -euo pipefail
+# shellcheck source=scripts/setup_env.sh
+source "$(dirname "$0")/setup_env.sh"
+
+dry_run_flag "$@"
+setup_env docs
+# Of MkDocs' later versions, which setup.py keeps out.
+export NO_MKDOCS_2_WARNING=1
+run .venv/bin/python -m mkdocs build --strict "${REST[@]}"
+say "build/site/index.html has the site"

@@ -1,0 +1,45 @@
+"""Griffe's extension: what the docstrings' style leaves to the reader's eye."""
+
+import itertools
+import re
+
+import griffe
+
+# "    plain, speculative: what they are", with the lines that go on further to the right.
+_TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
+# Up to the next empty line.
+_DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+
+
+class Docstrings(griffe.Extension):
+    """Comments above fields and constants, arguments that share a description, examples."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_) -> None:
+        """Gives an attribute the comment right above it, which Python does not keep."""
+        lines = attr.lines_collection[attr.filepath][: attr.lineno - 1]
+        above = itertools.takewhile(lambda line: line.lstrip().startswith("#"), reversed(lines))
+        comment = [line.lstrip(" #") for line in above]
+        if comment and not attr.docstring:
+            attr.docstring = griffe.Docstring("\n".join(reversed(comment)), parent=attr)
+
+    def on_function_instance(self, *, func: griffe.Function, **_) -> None:
+        """Gives each argument an entry of its own, with its type."""
+
+        def entries(match: re.Match) -> str:
+            indent, names, text = match.groups()
+            names = names.split(", ")
+            if not {*names} <= {parameter.name for parameter in func.parameters}:
+                return match.group()
+            return "\n".join(f"{indent}{name}: {text}" for name in names)
+
+        if func.docstring:
+            func.docstring.value = _TOGETHER.sub(entries, func.docstring.value)
+
+    def on_module_members(self, *, mod: griffe.Module, **_) -> None:
+        """Describes what a package exports in the module that has it, and not a second time."""
+        mod.exports = None
+
+    def on_instance(self, *, obj: griffe.Object, **_) -> None:
+        """Marks examples as code."""
+        if obj.docstring:
+            obj.docstring.value = _DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)

@@ -1,0 +1,129 @@
+"""The site of the documentation: built without a warning, whole, and of its own host alone."""
+
+import ast
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "spec_t5x"
+# The command line.
+LEFT_OUT = ("cli", "infer")
+
+
+class Page(HTMLParser):
+    """The anchors of a page, where its links lead, and what it loads."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.anchors, self.links, self.loaded = set(), set(), set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if "id" in attrs:
+            self.anchors.add(attrs["id"])
+        if tag == "a" and "href" in attrs:
+            self.links.add(attrs["href"])
+        elif "src" in attrs or "href" in attrs:
+            self.loaded.add(attrs.get("src") or attrs["href"])
+
+
+def build(site: Path, folder: Path = REPOSITORY) -> str:
+    """Builds the site as ``scripts/docs.sh`` does; its warnings and the exit status."""
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site],
+        cwd=folder,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    # With --quiet, --strict lets warnings pass.
+    said = (line for line in result.stderr.splitlines() if not line.startswith("INFO "))
+    return "\n".join([*said, f"exit status {result.returncode}"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    assert build(folder) == "exit status 0"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    # That for missing pages has absolute links.
+    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_every_public_name_is_on_an_api_page(pages):
+    described = set().union(*(page.anchors for path, page in pages.items() if "api" in path.parts))
+    missing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE.parent).with_suffix("")
+        module = ".".join(relative.parts).removesuffix(".__init__")
+        if len(relative.parts) > 1 and relative.parts[1] in LEFT_OUT:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        names = [f"{module}.{node.name}" for node in defined if not node.name.startswith("_")]
+        missing += sorted({module, *names} - described)
+    assert missing == []
+
+
+def test_fields_arguments_and_exceptions_are_described(site):
+    page = (site / "api" / "generation.html").read_text(encoding="utf-8")
+    # A comment above a field.
+    assert "Sequences for each input." in page
+    assert "Raises:" in page and "a checkpoint that cannot be read" in page
+    # Two arguments with one description.
+    page = (site / "api" / "tuning.html").read_text(encoding="utf-8")
+    assert page.count("as in decoding.") >= 2
+
+
+def test_no_link_is_dead(site, pages):
+    dead, seen = [], 0
+    for path, page in pages.items():
+        for link in page.links:
+            target, anchor = urldefrag(unquote(link))
+            if "://" in target:
+                continue
+            found = (path.parent / target).resolve() if target else path
+            seen += 1
+            if not found.exists() or (
+                anchor and found in pages and anchor not in pages[found].anchors
+            ):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    assert dead == []
+    assert seen > 1000
+
+
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    loaded = set().union(*(page.loaded for page in pages.values()))
+    assert "assets/wide.css" in loaded
+    assert [each for each in loaded if "://" in each or each.startswith("//")] == []
+    for style in site.rglob("*.css"):
+        assert "url(http" not in style.read_text(encoding="utf-8"), style
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("[here](nowhere.md)", "link 'nowhere.md', but the target is not found"),
+        ("[here](#nowhere)", "there is no such anchor"),
+        ("[here](/absolute.md)", "absolute link '/absolute.md'"),
+    ],
+)
+def test_a_dead_link_is_found(tmp_path, line, warning):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# Title\n\n{line}\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        f"INHERIT: {REPOSITORY / 'mkdocs.yml'}\nhooks: []\nplugins: []\nnav: [index.md]\n"
+    )
+    said = build(tmp_path / "site", tmp_path)
+    assert warning in said and said.endswith("exit status 1")

@@ -1,0 +1,61 @@
+"""The wheel holds the package with its models and data files, and nothing else."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+# What package registries take without asking.
+LARGEST = 100e6
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built without a network, from a copy: what an earlier build left would get into it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    # As hard links: the models are large.
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("spec_t5x", "tests"):
+        shutil.copytree(
+            REPOSITORY / name, source / name, ignore=ignored, copy_function=link_or_copy
+        )
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
+    built = subprocess.run([*command, source], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def link_or_copy(source, target):
+    """A hard link, or a copy where the folders are of two file systems."""
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def test_it_holds_every_file_of_the_package_and_no_other(wheel):
+    package = REPOSITORY / "spec_t5x"
+    wanted = {
+        str(path.relative_to(REPOSITORY))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    inside = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
+    assert inside == wanted
+    # So that "every file" is no empty claim.
+    assert "spec_t5x/pretrained/ende-target/params/manifest.ocdbt" in inside
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_it_is_small_enough(wheel):
+    assert 1e6 < wheel.stat().st_size < LARGEST
