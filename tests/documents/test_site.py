@@ -80,7 +80,7 @@ def test_fields_arguments_and_exceptions_are_described(site):
     page = (site / "api" / "generation.html").read_text(encoding="utf-8")
     # A comment above a field.
     assert "Sequences for each input." in page
-    assert "Raises:" in page and "a checkpoint that cannot be read" in page
+    assert "Raises:" in page and "a checkpoint that cannot be found" in page
     # Two arguments with one description.
     page = (site / "api" / "tuning.html").read_text(encoding="utf-8")
     assert page.count("as in decoding.") >= 2
