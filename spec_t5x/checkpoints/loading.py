@@ -1,6 +1,7 @@
 """Reading a checkpoint of any supported format, and comparing two of them."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from spec_t5x.checkpoints.storage.vocabularies import (
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 # Models that ship with the package, by name.
 PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
@@ -65,7 +69,8 @@ def load(
         InputError: there is no such directory, or nothing in it that can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
-    return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
+    with doing(log, f"loading {stored.directory}"):
+        return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
 
 
 def open_model(

@@ -1,6 +1,7 @@
 """Entry point of ``spec-t5x``: runs the command, prints an input error as one line."""
 
 import argparse
+import functools
 import logging
 import os
 import re
@@ -10,7 +11,9 @@ from collections.abc import Iterable, Sequence
 import spec_t5x
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
-from spec_t5x.machine.progress import say
+
+# The package's: what all its modules log.
+log = logging.getLogger("spec_t5x")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
-    _show_log()
+    _show_log(args.log_level)
     try:
         _check_known(rest, args.command, args.flags)
         if args.gin_search_paths:
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # gin appends lines about its own calls to an error that passes through it.
         message = speaking_of_flags(str(error).splitlines()[0], args.flags)
-        say(f"error: {message}")
+        log.error(f"error: {message}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -74,15 +77,14 @@ class _Once(argparse.Action):
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def _show_log() -> None:
-    """The package's log goes to standard error, a line each."""
-    log = logging.getLogger("spec_t5x")
+def _show_log(level: int) -> None:
+    """The package's log goes to standard error from this level on, a line each."""
     if not any(isinstance(handler, _Log) for handler in log.handlers):
         log.addHandler(_Log())
-        log.setLevel(logging.INFO)
+    log.setLevel(level)
 
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
@@ -139,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
+        _add_log_level(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         command.add_argument(
             "--gin_search_paths",
@@ -151,6 +154,14 @@ def _parser() -> argparse.ArgumentParser:
         flags = [option[2:] for option in options if option.startswith("--")]
         command.set_defaults(run=module.run, flags=flags)
     return parser
+
+
+def _add_log_level(command: argparse.ArgumentParser) -> None:
+    levels = command.add_mutually_exclusive_group()
+    add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
+    add("-q", "--quiet", const=logging.ERROR, help="errors only, no progress")
+    add("-v", "--verbose", const=logging.DEBUG, help="also what was loaded, compiled and measured")
+    command.set_defaults(log_level=logging.INFO)
 
 
 def _by_name(*modules):

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,7 +16,9 @@ import jax
 from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
-from spec_t5x.machine.progress import say
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 # "0" keeps to XLA's own operations.
 SWITCH = "SPEC_T5X_CPU_KERNELS"
@@ -46,7 +49,7 @@ _SYMBOLS = (
 def available() -> bool:
     """Whether the kernels can be called; the first question compiles and registers them.
 
-    Where they cannot, why is said once on standard error, with the remedy.
+    Where they cannot, why is logged once as a warning, with the remedy.
     """
     if os.environ.get(SWITCH) == "0":
         return False
@@ -85,7 +88,8 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
     if library.exists():
         return library
     directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".lock", timeout=_PATIENCE):
+    what = f"compiling the kernels for this processor, which is done once (kept in {directory})"
+    with doing(log, what), FileLock(directory / ".lock", timeout=_PATIENCE):
         if not library.exists():
             # One that is killed leaves no half of a library.
             with tempfile.TemporaryDirectory(dir=directory) as place:
@@ -102,9 +106,11 @@ def _kept_or_built(compiler: Sequence[str]) -> Path:
         return build(compiler, directory)
     # The second is of a file system without locks.
     except (OSError, NotImplementedError) as error:
-        say(
-            f"every start compiles the kernels, {directory} cannot be written ({error}): set "
-            "XDG_CACHE_HOME to another place"
+        log.warning(
+            "every start compiles the kernels, %s cannot be written (%s): set XDG_CACHE_HOME to "
+            "another place",
+            directory,
+            error,
         )
         return build(compiler, temporary_cache())
 
@@ -127,9 +133,10 @@ def _compiler() -> list[str] | None:
     for command in filter(None, (wanted, ["g++"], ["clang++"])):
         if shutil.which(command[0]):
             if wanted and command is not wanted:
-                say(
-                    f"CXX is {given!r} and there is no such program: {command[0]} compiles the "
-                    "kernels"
+                log.warning(
+                    "CXX is %r and there is no such program: %s compiles the kernels",
+                    given,
+                    command[0],
                 )
             return command
     return None
@@ -151,7 +158,8 @@ def processor() -> str:
 
 
 def _say_slow(why: str) -> None:
-    say(
-        f"decoding on this CPU takes longer than it could, {why} ({SWITCH}=0 says that this is "
-        "meant)"
+    log.warning(
+        "decoding on this CPU takes longer than it could, %s (%s=0 says that this is meant)",
+        why,
+        SWITCH,
     )

@@ -55,11 +55,10 @@ def test_arguments_of_the_compiler_come_first(tmp_path, fake_compiler, monkeypat
     assert fake_compiler.read_text().startswith("-m64 -std=c++17")
 
 
-def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, capsys):
+def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "ccache g++")
     assert library._compiler() == ["g++"]
-    said = capsys.readouterr().err
-    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in said
+    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in caplog.text
 
 
 def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
@@ -73,12 +72,12 @@ def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
 
 
 def test_where_nothing_can_be_kept_it_is_built_all_the_same(
-    tmp_path, fake_compiler, monkeypatch, capsys
+    tmp_path, fake_compiler, monkeypatch, caplog
 ):
     (tmp_path / "kernels").write_text("no directory")
     monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
     assert library._kept_or_built(["g++"]).parent == temporary_cache()
-    assert "every start compiles the kernels" in capsys.readouterr().err
+    assert "every start compiles the kernels" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -90,11 +89,11 @@ def test_where_nothing_can_be_kept_it_is_built_all_the_same(
         ({"CXX": "false"}, "could not build them"),
     ],
 )
-def test_without_them_one_line_says_why(tmp_path, monkeypatch, capsys, environment, said):
+def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environment, said):
     for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
         monkeypatch.setenv(name, value)
     # As a process that asks for the first time.
     assert not library.available.__wrapped__()
-    lines = capsys.readouterr().err.splitlines()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == (1 if said else 0)
     assert not said or said in lines[0]
