@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
+    """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
     from spec_t5x.experiments import benchmark, results
     from spec_t5x.experiments.text_source import TextSource
     from spec_t5x.machine.progress import Progress
@@ -59,5 +59,6 @@ def run(args: argparse.Namespace) -> int:
             # After every row: a long run that is interrupted leaves what it has.
             if args.json:
                 results.save(args.json, rows, **shown)
-    print(benchmark.table(rows))
+    tables = [benchmark.table(rows)] if rows else []
+    results.show(*tables, benchmark.conclusion(rows))
     return 0

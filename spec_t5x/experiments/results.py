@@ -123,7 +123,9 @@ def _laid_out(table: Table, width: int) -> Iterator[RenderableType]:
         same = [f"{title} {column[0]}" for title, column in columns.items() if title not in varying]
         if same:
             yield Text(f"In all rows: {', '.join(same)}.")
-        for block in _blocks(varying, width):
+        for number, block in enumerate(_blocks(varying, width)):
+            if number:
+                yield ""
             yield _rich(block)
     elif columns:
         yield _rich({"": list(columns), " ": [column[0] for column in columns.values()]})
