@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     models, decoding, source, options = settings.read(args, TextSource, benchmark.BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
-    with Progress("rows") as progress:
+    with Progress("rows", every=0) as progress:
         for row in benchmark.run(
             options, progress.update, models=models, decoding=decoding, source=source
         ):

@@ -15,6 +15,7 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source
+from spec_t5x.machine.progress import doing
 from spec_t5x.names import NO_DRAFT
 
 log = logging.getLogger(__name__)
@@ -204,7 +205,8 @@ class _Command:
         texts = [line.text for line in lines if line.error is None]
         if not texts:
             raise InputError("no input is left to compare on: give at least one good line")
-        comparison = compare(self.generator, texts, self.options)
+        with doing(log, "decoding in turn, plainly and speculatively, and timing both"):
+            comparison = compare(self.generator, texts, self.options)
         outputs = iter(comparison.outputs)
         for line in lines:
             self._print(line, next(outputs) if line.error is None else ())

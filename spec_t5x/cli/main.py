@@ -1,12 +1,13 @@
 """Entry point of ``spec-t5x``: runs the command, prints an input error as one line."""
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
 from spec_t5x.errors import InputError, did_you_mean
@@ -26,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
-    _show_log(args.log_level)
+    with _shown_log(args.log_level):
+        return _run(args, rest)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
     try:
         _check_known(rest, args.command, args.flags)
         if args.gin_search_paths:
@@ -80,11 +85,20 @@ class _Log(logging.Handler):
         print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def _show_log(level: int) -> None:
+@contextlib.contextmanager
+def _shown_log(level: int) -> Iterator[None]:
     """The package's log goes to standard error from this level on, a line each."""
-    if not any(isinstance(handler, _Log) for handler in log.handlers):
-        log.addHandler(_Log())
+    before, handler = (log.level, log.propagate), _Log()
+    log.addHandler(handler)
     log.setLevel(level)
+    # Libraries that are imported on the way may show the log as well.
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:

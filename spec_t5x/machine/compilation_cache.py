@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 # Bytes of compiled programs; of more, those that were not used for longest go. A program for a
 # CPU takes a few megabytes.
 MAX_SIZE = 2 * 2**30
+# Seconds: programs of a few operations, of which there are dozens, take less.
+_WORTH_A_LINE = 0.05
 
 
 def user_cache() -> Path:
@@ -80,7 +82,8 @@ def announce() -> None:
 
     def ended(name: str, seconds: float, **_) -> None:
         if name.endswith("backend_compile_duration"):
-            log.debug("compiled a program: %.2f s", seconds)
+            if seconds >= _WORTH_A_LINE:
+                log.debug("compiled or loaded a program: %.2f s", seconds)
             if state["waiting"]:
                 state["waiting"].cancel()
 

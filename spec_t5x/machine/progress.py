@@ -37,8 +37,8 @@ def doing(of: logging.Logger, what: str) -> Iterator[None]:
 class Progress:
     """Shows how far something is; a context manager.
 
-    Where the stream is no terminal, an update is a line of the log: the first, and then at most
-    one in ``every`` seconds.
+    Where the stream is no terminal, an update is a line of the log: the first after a moment, and
+    then at most one in ``every`` seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Progress:
         """
         self._unit, self._every = unit, every
         stream = stream if stream is not None else sys.stderr
-        self._logged = -float("inf")
+        self._quiet_until = time.monotonic() + min(A_MOMENT, every)
         self._bar = self._task = None
         if stream.isatty() and log.isEnabledFor(logging.INFO):
             # Imported here: lines need none of it.
@@ -86,8 +86,8 @@ class Progress:
             if self._task is None:
                 self._task = self._bar.add_task(text)
             self._bar.update(self._task, completed=done, total=total, description=text)
-        elif time.monotonic() - self._logged >= self._every:
-            self._logged = time.monotonic()
+        elif time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + self._every
             of = "" if total is None else f" of {total:,}"
             self.say(f"{done:,}{of} {self._unit}, {text}")
 

@@ -29,6 +29,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.progress import doing
 from spec_t5x.training.text_metrics import ScoredTexts
 from spec_t5x.training.trainer import Positioned
 from spec_t5x.types import EOS_ID
@@ -117,7 +118,8 @@ class TrainingData(abc.ABC):
         first: int | None = None,
     ) -> TokenisedPairs:
         """The first pairs of "train" or "dev", or all; reports how many there are."""
-        pairs = self.read(part, vocabulary, cache_dir, seed, first)
+        with doing(log, f"reading and tokenizing {self.name(part)}"):
+            pairs = self.read(part, vocabulary, cache_dir, seed, first)
         size = f"{len(pairs):,} lines of {pairs.target_lengths.mean():.1f} tokens"
         if len(pairs.source_ids):
             lengths = f"{pairs.source_lengths.mean():.1f} and {pairs.target_lengths.mean():.1f}"

@@ -97,8 +97,10 @@ def test_a_draft_that_cannot_pay_gets_no_row_with_auto(models, data, monkeypatch
     monkeypatch.setattr(benchmark, "_leaves_out", lambda generator, texts, options: True)
     options = BenchmarkOptions(gammas=("auto",), temperatures=(0.0,))
     caplog.set_level("INFO")
-    source = TextSource(data=str(data))
-    assert not list(benchmark.run(options, models=models, decoding=DECODING, source=source))
+    source, told = TextSource(data=str(data)), []
+    report = lambda *how_far: told.append(how_far)  # noqa: E731
+    assert not list(benchmark.run(options, report, models=models, decoding=DECODING, source=source))
+    assert told[-1] == (1, 1, "all measured")
     assert "gamma auto leaves the draft out" in caplog.text
 
 

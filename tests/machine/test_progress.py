@@ -32,11 +32,15 @@ def test_elsewhere_than_on_a_terminal_it_is_lines_now_and_then(logged):
         bar.update(6, None, "loss 1")
         bar.say("[100 % done]")
     assert logged.messages == ["5 of 1,000 steps, loss 2", "6 steps, loss 1", "[100 % done]"]
-    logged.clear()
+
+
+@pytest.mark.parametrize(("moment", "said"), [(0.0, ["5 of 10 steps, loss 2"]), (60.0, [])])
+def test_the_first_line_comes_after_a_moment_the_next_one_later(logged, monkeypatch, moment, said):
+    monkeypatch.setattr(progress, "A_MOMENT", moment)
     with Progress("steps", io.StringIO()) as bar:
         bar.update(5, 10, "loss 2")
         bar.update(6, 10, "loss 1")
-    assert logged.messages == ["5 of 10 steps, loss 2"]
+    assert logged.messages == said
 
 
 def test_where_nothing_is_to_be_logged_nothing_is_shown(logged, capfd):
