@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from spec_t5x.checkpoints.huggingface import gpt2
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
@@ -24,9 +24,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
-
-# Models that ship with the package, by name.
-PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
 
 # Opens all but the weights of a directory with this config.json (None where there is none, as of
 # T5X).
@@ -148,14 +145,6 @@ def find_directory(directory_or_name: str | Path) -> Path:
         return PACKAGED_MODELS / str(directory_or_name)
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""
     raise InputError(f"no directory {directory}: give the path of a checkpoint{packaged}")
-
-
-def packaged_names() -> list[str]:
-    """Names of the models that ship with the package."""
-    if not PACKAGED_MODELS.is_dir():
-        return []
-    names = sorted(os.listdir(PACKAGED_MODELS))
-    return [name for name in names if (PACKAGED_MODELS / name / CONFIG_NAME).is_file()]
 
 
 def _format_of(values: dict[str, Any] | None, directory: Location) -> str:

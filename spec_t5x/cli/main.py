@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
+from spec_t5x.cli import completion
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
 
@@ -22,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
-    args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
+    parser = _parser()
+    completion.answer(parser)
+    args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -132,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         benchmark,
         compile_tpu,
         convert,
+        doctor,
         evaluate,
         generate,
         infer,
@@ -150,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     named = (
         _by_name(generate, infer, evaluate, acceptance, benchmark)
         | train.TRAININGS
-        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce)
+        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce, doctor)
     )
     for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
@@ -164,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR,DIR",
             help="where else to look for gin files",
         )
+        completion.add_completers(command)
         options = command._option_string_actions
         flags = [option[2:] for option in options if option.startswith("--")]
         command.set_defaults(run=module.run, flags=flags)

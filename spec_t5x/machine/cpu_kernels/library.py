@@ -28,6 +28,7 @@ _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # Seconds that another process has to compile them.
 _PATIENCE = 300
+_NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
 _SYMBOLS = (
     "SpecT5XMultiply",
     "SpecT5XDot",
@@ -55,7 +56,7 @@ def available() -> bool:
         return False
     compiler = _compiler()
     if compiler is None:
-        _say_slow("there is no C++ compiler: install g++ or clang++, or set CXX")
+        _say_slow(_NO_COMPILER)
         return False
     try:
         library = ctypes.CDLL(str(_kept_or_built(compiler)))
@@ -67,6 +68,24 @@ def available() -> bool:
         handler = jax.ffi.pycapsule(getattr(library, symbol))
         jax.ffi.register_ffi_target(symbol, handler, platform="cpu")
     return True
+
+
+def state() -> tuple[bool, str]:
+    """Whether the kernels are used, and what there is to say of it; compiles nothing."""
+    if os.environ.get(SWITCH) == "0":
+        return False, f"switched off by {SWITCH}=0"
+    compiler = _compiler()
+    if compiler is None:
+        return False, _NO_COMPILER
+    try:
+        library = _place(compiler, user_cache() / "kernels")
+    except (OSError, subprocess.CalledProcessError) as error:
+        return False, f"{compiler[0]} cannot be run ({error}): set CXX"
+    if not library.exists():
+        return True, f"{compiler[0]} compiles them at first use, once, in about ten seconds"
+    if available():
+        return True, "compiled"
+    return False, f"{library} cannot be loaded: remove it"
 
 
 def build(compiler: Sequence[str], directory: Path) -> Path:
@@ -82,9 +101,7 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
       OSError: the directory cannot be written to, or the compiler not run.
       subprocess.CalledProcessError: the compiler refuses.
     """
-    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
-    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
-    library = directory / f"decoder_kernels_{digest}.so"
+    library = _place(compiler, directory)
     if library.exists():
         return library
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,6 +114,13 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
                 _compile(compiler, made)
                 made.replace(library)
     return library
+
+
+def _place(compiler: Sequence[str], directory: Path) -> Path:
+    """Where the library lies once it is compiled."""
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
+    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
+    return directory / f"decoder_kernels_{digest}.so"
 
 
 def _kept_or_built(compiler: Sequence[str]) -> Path:

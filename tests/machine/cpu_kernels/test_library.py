@@ -97,3 +97,20 @@ def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environme
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == (1 if said else 0)
     assert not said or said in lines[0]
+
+
+def test_their_state_is_told_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    used, said = library.state()
+    assert used and "at first use" in said
+    assert not list(tmp_path.rglob("*.so"))
+    monkeypatch.setattr(library, "available", lambda: (tmp_path / "loadable").exists())
+    made = library.build(["g++"], tmp_path / "spec_t5x" / "kernels")
+    assert library.state() == (False, f"{made} cannot be loaded: remove it")
+    (tmp_path / "loadable").touch()
+    assert library.state() == (True, "compiled")
+    monkeypatch.setenv("PATH", "")
+    used, said = library.state()
+    assert not used and "install g++" in said
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert library.state() == (False, "switched off by SPEC_T5X_CPU_KERNELS=0")
