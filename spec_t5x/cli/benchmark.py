@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             # After every row: a long run that is interrupted leaves what it has.
             if args.json:
                 results.save(args.json, rows, **shown)
-    tables = [benchmark.table(rows)] if rows else []
-    results.show(*tables, benchmark.conclusion(rows))
+    table = benchmark.table(rows) if rows else None
+    parts = table, benchmark.remark(rows), benchmark.conclusion(rows)
+    results.show(*filter(None, parts))
     return 0

@@ -115,6 +115,8 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
 
     >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
     '--top_k is -1: raise --top_k, or pass --truncate'
+    >>> speaking_of_flags("gammas is 0: give at least 1", ["gamma"])
+    '--gamma is 0: give at least 1'
     """
     for flag in flags:
         name = rf"(?<![\w./'\"-]){flag}(?![\w./'\"])"
@@ -126,6 +128,8 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
             # Also a word, unless it stands where options stand.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
             message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
+        # Of a flag that may be given several times the option is a list.
+        message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
     return message
 
 

@@ -56,6 +56,8 @@ def print_comparison(comparison: Comparison) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if comparison.remark:
+        console.print(comparison.remark, markup=False)
     for divergence in comparison.divergences:
         console.print(
             f"differs at token {divergence.position}: plain {divergence.plain_token}, "

@@ -341,6 +341,8 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
         record["predicted"] = comparison.step_times.batch_speed_up(
             comparison.alpha, row.gamma, rows=row.batch_size, length=row.max_decode_len
         )
+    else:
+        record["remark"] = comparison.remark
     if setting.paper:
         record |= {"task": setting.paper.task, "paper": dataclasses.asdict(setting.paper)}
     return record
@@ -497,6 +499,12 @@ def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
         for case, row in best.items()
     ]
     return f"A{'; '.join(parts)[1:]}."
+
+
+def remark(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the best row was not as fast as predicted, or faster; None where it nearly was."""
+    best = max(rows, key=_worth, default={})
+    return f"{_way(best)}: {best['remark']}." if best.get("remark") else None
 
 
 def _worth(row: Mapping[str, Any]) -> tuple[bool, float]:

@@ -286,12 +286,37 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
 
 
 @pytest.mark.parametrize(
+    ("verification", "changes", "remark"),
+    [
+        (2.0, {}, None),
+        (3.0, {}, "1.41, measured 2.00: above all, an iteration takes 0.69 times as long as its "
+         "parts timed alone"),
+        (1.0, {"speculative_setup_seconds": [1.0, 1.0, 1.0]},
+         "3.17, measured 2.00: above all, the prefill, which the prediction leaves out, takes 33% "
+         "of plain decoding"),
+        (1.0, {"target_calls": 100.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens"),
+        (1.0, {"target_calls": 100.0, "plain_steps": 50.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens, 50% of the calls being plain steps"),
+    ],
+)  # fmt: skip
+def test_why_a_prediction_is_wrong_is_said(made_up, verification, changes, remark):
+    times = dataclasses.replace(made_up.step_times, verification=verification)
+    found = dataclasses.replace(made_up, step_times=times, **changes).remark
+    assert found == (remark and f"predicted {remark}")
+    rows = [a_row("copy", 1.2, remark="none"), a_row("ngram", 1.5, remark=found)]
+    assert benchmark.remark(rows) == (found and f"ngram at gamma 4: {found}.")
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("", "no --data was given: give a file of pairs"),
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
-        ("--gamma 0 --alpha 0.5", "gammas is 0"),
-        ("--gin.BenchmarkOptions.gammas=()", "gammas is empty: give at least one"),
+        ("--gamma 0 --alpha 0.5", "--gamma is 0"),
+        ("--gin.BenchmarkOptions.gammas=()", "--gamma is empty: give at least one"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
         ("--alpha 0.5 --gamma auto", "need a number"),
