@@ -270,7 +270,7 @@ def conclusion(rows: Sequence[AcceptanceRow]) -> str:
     useful = {sampling: row for sampling, row in best.items() if _efficiency(row) >= _NOTHING}
     if not useful:
         return "Decode plainly: no draft brings more than one token a target call."
-    # Why one and not the other: time.
+    # What the draft itself takes is not in these figures.
     time = "; spec-t5x benchmark tells whether that is faster here"
     if len({row.draft for row in best.values()}) == 1 and len(useful) == len(best):
         draft = next(iter(best.values())).draft
@@ -295,9 +295,9 @@ def _efficiency(row: AcceptanceRow) -> float:
 
 
 def _brings(row: AcceptanceRow) -> str:
-    return (
-        f"acceptance rate {row.alpha.value:.2f}, about {_efficiency(row):.1f} tokens a target call"
-    )
+    # A draft may have proposed in decoding alone.
+    rate = f"acceptance rate {row.alpha.value:.2f}, " if row.alpha else ""
+    return f"{rate}about {_efficiency(row):.1f} tokens a target call"
 
 
 def _at(sampling: str, all_of_them: Collection[str]) -> str:

@@ -237,6 +237,10 @@ SAYS = "; spec-t5x benchmark tells whether that is faster here."
             f"acceptance rate 0.80, about 1.5 tokens a target call at T = 1{SAYS}",
         ),
         (
+            [dataclasses.replace(a_row("copy", 0.5, 2.0), alpha=None)],
+            f"Use copy: about 2.0 tokens a target call{SAYS}",
+        ),
+        (
             [a_row("copy", 0.01, 1.02)],
             "Decode plainly: no draft brings more than one token a target call.",
         ),
