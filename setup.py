@@ -52,6 +52,8 @@ setup(
         "jinja2>=3.1,<4",
         "tabulate>=0.9,<1",
         "psutil>=6,<8",
+        # What TAB offers in a shell that asks spec-t5x.
+        "argcomplete>=3.5,<4",
         # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
         "importlib_resources>=6,<8",
     ],

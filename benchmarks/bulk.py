@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if args.json:
         results.write_json(args.json, values)
-    print(table(values))
+    results.show(table(values))
     return 0
 
 
@@ -243,7 +243,7 @@ def _translate(inputs, max_tokens: int, batch_size: int) -> tuple[float, list[li
     return time.perf_counter() - start, outputs
 
 
-def table(values: Mapping[str, Any]) -> str:
+def table(values: Mapping[str, Any]) -> results.Table:
     """A line for each batch size and gamma."""
     others = values["others"]
     best = max((other["tokens_per_second"] for other in others), default=None)

@@ -58,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = {"machine": machine(), **models, "rows": rows}
     if args.json:
         results.write_json(args.json, values)
-    print(table(values))
+    results.show(table(values))
     return 0
 
 
-def table(values: Mapping[str, Any]) -> str:
+def table(values: Mapping[str, Any]) -> results.Table:
     """A line for each text, columns for each gamma."""
     lines: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in values["rows"]:

@@ -82,7 +82,7 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
     }
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
     """A line for each recipe, in Markdown.
 
     Bold is an alpha whose interval lies above that of the first recipe.
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(measure(recipe, settings, args.output_dir))
         if args.json:
             results.write_json(args.json, {"machine": machine(), "options": SETTINGS, "rows": rows})
-    print(table(rows))
+    results.show(table(rows))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.loops.pace import Costs
-from spec_t5x.machine import compilation_cache as compilation_cache_lib
+from spec_t5x.machine import progress
 from spec_t5x.models.binding import bind, expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.tuning import costs
@@ -118,7 +118,7 @@ def known_costs(monkeypatch):
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
     # Nor is anything said that depends on one.
-    monkeypatch.setattr(compilation_cache_lib, "announce", lambda: None)
+    monkeypatch.setattr(progress, "A_MOMENT", 1e6)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,7 @@
 """Reading a checkpoint of any supported format, and comparing two of them."""
 
 import dataclasses
-import os
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from spec_t5x.checkpoints.huggingface import gpt2, hub
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings, StoredModel
@@ -20,9 +21,9 @@ from spec_t5x.checkpoints.storage.vocabularies import (
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.progress import doing
 
-# Models that ship with the package, by name.
-PACKAGED_MODELS = Path(__file__).parents[1] / "pretrained"
+log = logging.getLogger(__name__)
 
 # Opens all but the weights of a directory with this config.json (None where there is none, as of
 # T5X).
@@ -66,7 +67,8 @@ def load(
         InputError: there is no such directory or repository, or nothing in it that can be read.
     """
     stored = open_model(directory_or_name, vocabulary=vocabulary)
-    return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
+    with doing(log, f"loading {stored.directory}"):
+        return stored.load(dtype=dtype, shardings=shardings, for_decoding=for_decoding)
 
 
 def open_model(
@@ -208,14 +210,6 @@ def _checked(name: str, directory: Path) -> Path:
             "give DIR"
         )
     return directory
-
-
-def packaged_names() -> list[str]:
-    """Names of the models that ship with the package."""
-    if not PACKAGED_MODELS.is_dir():
-        return []
-    names = sorted(os.listdir(PACKAGED_MODELS))
-    return [name for name in names if (PACKAGED_MODELS / name / CONFIG_NAME).is_file()]
 
 
 def _format_of(values: dict[str, Any] | None, directory: Location) -> str:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
+    """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
     from spec_t5x.errors import InputError
     from spec_t5x.experiments.acceptance import AcceptanceOptions
     from spec_t5x.experiments.text_source import TextSource
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.checkpoints.loading import load
     from spec_t5x.checkpoints.make_draft import find_models, make_draft
     from spec_t5x.experiments import results
-    from spec_t5x.experiments.acceptance import measure, table
+    from spec_t5x.experiments.acceptance import conclusion, measure, table
     from spec_t5x.generation import Generator
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)
-    print(table(rows))
+    results.show(table(rows), conclusion(rows))
     if args.json:
         shown = [
             dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows

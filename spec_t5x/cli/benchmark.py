@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a Markdown table, keeps the figures as JSON if asked to."""
+    """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
     from spec_t5x.experiments import benchmark, results
     from spec_t5x.experiments.text_source import TextSource
     from spec_t5x.machine.progress import Progress
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     models, decoding, source, options = settings.read(args, TextSource, benchmark.BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
-    with Progress("rows") as progress:
+    with Progress("rows", every=0) as progress:
         for row in benchmark.run(
             options, progress.update, models=models, decoding=decoding, source=source
         ):
@@ -59,5 +59,7 @@ def run(args: argparse.Namespace) -> int:
             # After every row: a long run that is interrupted leaves what it has.
             if args.json:
                 results.save(args.json, rows, **shown)
-    print(benchmark.table(rows))
+    table = benchmark.table(rows) if rows else None
+    parts = table, benchmark.remark(rows), benchmark.conclusion(rows)
+    results.show(*filter(None, parts))
     return 0

@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles, prints Markdown tables, keeps the figures as JSON if asked to."""
+    """Compiles, prints tables and what they come to, keeps the figures as JSON if asked to."""
     from spec_t5x.experiments import tpu_chips, tpu_compilation
+    from spec_t5x.experiments.results import show
 
     tpu_chips.prepare_environment()
     work = tpu_compilation.Workload(**settings.given(args, tpu_compilation.Workload))
@@ -49,13 +50,15 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for result in tpu_compilation.run(options):
         if not results:
-            print(tpu_compilation.header(options))
+            show(tpu_compilation.header(options))
         results.append(result)
-        print(f"\n{tpu_compilation.tables(result)}", flush=True)
+        print()
+        show(*tpu_compilation.tables(result))
         # After every mesh: a long run that is cut short leaves what it has.
         if args.json:
             tpu_compilation.write_json(args.json, options, results)
-    print(f"\n{tpu_compilation.FOOTNOTES}")
+    print()
+    show(tpu_compilation.FOOTNOTES, tpu_compilation.conclusion(options, results))
     return 0
 
 

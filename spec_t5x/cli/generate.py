@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
 from spec_t5x.inference.arriving import arriving
 from spec_t5x.inference.sources import FileSource, Item, file_source
-from spec_t5x.machine.progress import say
+from spec_t5x.machine.progress import doing
 from spec_t5x.names import NO_DRAFT
+
+log = logging.getLogger(__name__)
 
 HELP = "generate text with a target, sped up by a draft"
 
@@ -44,14 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; exit status 2 if any input was bad."""
-    from spec_t5x.machine.compilation_cache import announce, enable
+    from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)
     draft = models.draft_name()
     _check_flags(args, options, draft)
     source = _source(args)
     enable()
-    announce()
 
     from spec_t5x.generation import Generator
     from spec_t5x.generation.left_out import Memory
@@ -167,7 +169,7 @@ class _Command:
                     place += 1
         verdict = self.generator.run(self.options).verdict
         if verdict and place > 1:
-            say(verdict)
+            log.info(verdict)
 
     def _answers(self, part: Iterable[Item], first: int) -> Iterator[tuple[Item, Any]]:
         """Each line and its answer; ``first`` is the place of the first line."""
@@ -203,7 +205,8 @@ class _Command:
         texts = [line.text for line in lines if line.error is None]
         if not texts:
             raise InputError("no input is left to compare on: give at least one good line")
-        comparison = compare(self.generator, texts, self.options)
+        with doing(log, "decoding in turn, plainly and speculatively, and timing both"):
+            comparison = compare(self.generator, texts, self.options)
         outputs = iter(comparison.outputs)
         for line in lines:
             self._print(line, next(outputs) if line.error is None else ())
@@ -232,7 +235,7 @@ class _Command:
     def _refuse(self, line: Item) -> None:
         """Reports why an input has no output."""
         self.failed = True
-        say(f"line {line.index + 1}: {line.error}")
+        log.error(f"line {line.index + 1}: {line.error}")
 
     def _print(self, line: Item, outputs: Iterable[Any]) -> None:
         """A line (or JSON object) for each output; an empty one (or the error) for a bad input."""

@@ -4,13 +4,15 @@ import argparse
 import ast
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import spec_t5x
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
-from spec_t5x.machine.progress import say
+
+log = logging.getLogger(__name__)
 
 HELP = "decode a file or a seqio task of inputs; the same command resumes an interrupted run"
 
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except Stopped as stopped:
-        say(f"stopped by {stopped} {stopped.how_far}")
+        log.error(f"stopped by {stopped} {stopped.how_far}")
         return 128 + stopped.number
     who = f"process {hosts.index} answered" if hosts.index else "answered"
     if report.merged is None and options.shard_count is not None:
@@ -164,9 +166,10 @@ def _settings(models, options) -> dict[str, Any]:
 def _tell(report, who: str) -> int:
     """Says what is wrong and what was done, prints the figures, and returns the exit status."""
     for text in report.named:
-        say(text)
+        log.error(text)
     if report.errors > len(report.named) > 0:
-        say(f"... and {report.errors - len(report.named)} more, each at its place in the output")
+        more = report.errors - len(report.named)
+        log.error(f"... and {more} more, each at its place in the output")
     where = f" in {report.merged}" if report.merged else ""
     rate = report.tokens / max(report.seconds, 1e-9)
     decoded = "nothing was left to decode"
@@ -175,13 +178,16 @@ def _tell(report, who: str) -> int:
             f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
             f"block efficiency {report.block_efficiency:.2f}, occupancy {report.occupancy:.0%})"
         )
-    say(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
+    log.info(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
     if report.shards_left:
-        say(f"{report.shards_left} shards are left: the last of their workers joins all of them")
+        left = report.shards_left
+        log.info(f"{left} shards are left: the last of their workers joins all of them")
     if report.verdict and report.merged:
-        say(report.verdict)
+        log.info(report.verdict)
     if report.errors and report.merged:
-        say(f"{report.errors} inputs have an error in place of an answer: fix them and run again")
+        log.error(
+            f"{report.errors} inputs have an error in place of an answer: fix them and run again"
+        )
     figures = dataclasses.asdict(report) | {"tokens_per_second": rate}
     figures["merged"] = report.merged and str(report.merged)
     print(json.dumps({name: value for name, value in figures.items() if name != "named"}))

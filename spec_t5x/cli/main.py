@@ -1,16 +1,21 @@
 """Entry point of ``spec-t5x``: runs the command, prints an input error as one line."""
 
 import argparse
+import contextlib
+import functools
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
+from spec_t5x.cli import completion
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
-from spec_t5x.machine.progress import say
+
+# The package's: what all its modules log.
+log = logging.getLogger("spec_t5x")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,12 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
-    args, rest = _parser().parse_known_args([a for a in arguments if a not in bindings])
+    parser = _parser()
+    completion.answer(parser)
+    args, rest = parser.parse_known_args([a for a in arguments if a not in bindings])
     args.gin_bindings = bindings
     # TensorFlow, which reads data and writes TensorBoard's files, warns of GPUs it does not need.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     xla_flags.apply()
-    _show_log()
+    with _shown_log(args.log_level):
+        return _run(args, rest)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
     try:
         _check_known(rest, args.command, args.flags)
         if args.gin_search_paths:
@@ -36,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # gin appends lines about its own calls to an error that passes through it.
         message = speaking_of_flags(str(error).splitlines()[0], args.flags)
-        say(f"error: {message}")
+        log.error(f"error: {message}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -74,15 +85,23 @@ class _Once(argparse.Action):
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def _show_log() -> None:
-    """The package's log goes to standard error, a line each."""
-    log = logging.getLogger("spec_t5x")
-    if not any(isinstance(handler, _Log) for handler in log.handlers):
-        log.addHandler(_Log())
-        log.setLevel(logging.INFO)
+@contextlib.contextmanager
+def _shown_log(level: int) -> Iterator[None]:
+    """The package's log goes to standard error from this level on, a line each."""
+    before, handler = (log.level, log.propagate), _Log()
+    log.addHandler(handler)
+    log.setLevel(level)
+    # Libraries that are imported on the way may show the log as well.
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
@@ -96,6 +115,8 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
 
     >>> speaking_of_flags("top_k is -1: raise top_k, or pass truncate", ["top_k", "truncate"])
     '--top_k is -1: raise --top_k, or pass --truncate'
+    >>> speaking_of_flags("gammas is 0: give at least 1", ["gamma"])
+    '--gamma is 0: give at least 1'
     """
     for flag in flags:
         name = rf"(?<![\w./'\"-]){flag}(?![\w./'\"])"
@@ -107,6 +128,8 @@ def speaking_of_flags(message: str, flags: Iterable[str]) -> str:
             # Also a word, unless it stands where options stand.
             message = re.sub(rf"^{name}(?= is )", f"--{flag}", message)
             message = re.sub(rf"\b(pass|raise|lower) {name}", rf"\1 --{flag}", message)
+        # Of a flag that may be given several times the option is a list.
+        message = re.sub(rf"^{flag}s(?= (is|hold) )", f"--{flag}", message)
     return message
 
 
@@ -116,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         benchmark,
         compile_tpu,
         convert,
+        doctor,
         evaluate,
         generate,
         infer,
@@ -134,11 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     named = (
         _by_name(generate, infer, evaluate, acceptance, benchmark)
         | train.TRAININGS
-        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce)
+        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce, doctor)
     )
     for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
+        _add_log_level(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         command.add_argument(
             "--gin_search_paths",
@@ -147,10 +172,19 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR,DIR",
             help="where else to look for gin files",
         )
+        completion.add_completers(command)
         options = command._option_string_actions
         flags = [option[2:] for option in options if option.startswith("--")]
         command.set_defaults(run=module.run, flags=flags)
     return parser
+
+
+def _add_log_level(command: argparse.ArgumentParser) -> None:
+    levels = command.add_mutually_exclusive_group()
+    add = functools.partial(levels.add_argument, action="store_const", dest="log_level")
+    add("-q", "--quiet", const=logging.ERROR, help="errors only, no progress")
+    add("-v", "--verbose", const=logging.DEBUG, help="also what was loaded, compiled and measured")
+    command.set_defaults(log_level=logging.INFO)
 
 
 def _by_name(*modules):

@@ -3,9 +3,13 @@
 import argparse
 import gzip
 import json
+import logging
 from pathlib import Path
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 HELP = "put errors into right English, to train or evaluate a corrector"
 
@@ -45,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{path} exists: choose another file or pass --overwrite")
     texts = read_lines([args.data], (args.column,), args.num_columns)
     settings = {"rate": args.rate, "right": args.right, "kinds": args.kinds}
-    found = list(pairs(texts, seed=args.seed, copies=args.copies, **settings))
+    with doing(log, f"putting errors into the texts of {args.data}"):
+        found = list(pairs(texts, seed=args.seed, copies=args.copies, **settings))
     content = "".join(f"{source}\t{target}\n" for source, target in found).encode()
     if path.suffix == ".gz":
         # Without the time of day: equal pairs make equal files.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
-from spec_t5x.machine.progress import say
 
 HELP = "reproduce the paper's tables and figures: a report in HTML"
 
@@ -39,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.output is None:
         raise InputError("no --output was given: give a directory for the report")
-    return running.reproduce(items, options, args.output, say)
+    return running.reproduce(items, options, args.output)

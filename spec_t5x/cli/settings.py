@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
-from spec_t5x.names import AUTO, NO_DRAFT, WEIGHTS
+from spec_t5x.names import AUTO, DRAFTS, NO_DRAFT, VERIFIERS, WEIGHTS
 
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
@@ -44,8 +44,8 @@ _MODELS = {
     "vocabulary": VOCABULARY,
     "draft": (
         "NAME_OR_DIR",
-        "what proposes: a checkpoint's directory or name, or transformer, unigram, bigram, ngram, "
-        "copy, uniform, medusa, early_exit, int8, int4, mixed or cascade, with :ARGUMENT; "
+        "what proposes: a checkpoint's directory or name, or "
+        f"{', '.join(DRAFTS[:-1])} or {DRAFTS[-1]}, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     ),
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
@@ -87,7 +87,7 @@ _DECODING = {
     "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),
     "beam_alpha": (float, "exponent of its brevity penalty (0.6)"),
     "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
-    "verifier": ("NAME", "token, block, coupled, rejection, multi or tree (block)"),
+    "verifier": ("NAME", f"{', '.join(VERIFIERS[:-1])} or {VERIFIERS[-1]} (block)"),
     "lenience": (float, "below 1 the token verifier is lossy (1)"),
     "widths": (_widths, "drafts for each position, such as 3,2, of multi and tree"),
     "truncate": (bool, "cut longer inputs"),

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.comparison import Comparison
@@ -12,23 +13,25 @@ def print_trace(
 ) -> None:
     """Decodes the input at ``place`` and prints a line for each iteration, as in Figure 1.
 
-    What the colours of ``traces`` mean is said after it, where there are colours.
+    In the colours of ``traces``, or with its marks where there are none; what they mean is said
+    after the last.
     """
     console = console or Console(highlight=False)
     lines = []
     for line in traces.iterations(generator, text, options, place):
         lines.append(line)
-        console.print(traces.styled(line), soft_wrap=True)
-    if console.is_terminal:
-        console.print(traces.legend(lines), soft_wrap=True)
+        shown = traces.styled(line) if console.is_terminal else Text(traces.marked(line))
+        console.print(shown, soft_wrap=True)
+    legend = traces.legend if console.is_terminal else traces.marked_legend
+    console.print(legend(lines), soft_wrap=True, markup=False)
 
 
 def print_comparison(comparison: Comparison) -> None:
     """The figures of ``--compare``, as a table."""
     console = Console(highlight=False)
-    times = comparison.step_times
+    times, count = comparison.step_times, comparison.num_inputs
     table = Table(
-        title=f"{comparison.num_inputs} inputs, gamma {comparison.gamma}, "
+        title=f"{count} input{'s' * (count > 1)}, gamma {comparison.gamma}, "
         f"temperature {comparison.temperature:g}",
         show_header=False,
     )
@@ -53,6 +56,8 @@ def print_comparison(comparison: Comparison) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if comparison.remark:
+        console.print(comparison.remark, markup=False)
     for divergence in comparison.divergences:
         console.print(
             f"differs at token {divergence.position}: plain {divergence.plain_token}, "

@@ -2,10 +2,14 @@
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 HELP = "count n-grams in text, as a draft for targets of the same vocabulary"
 
@@ -54,16 +58,19 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = named_vocabulary(args.vocabulary)
-    texts = list(read_lines(args.data, (args.column,), args.num_columns))
+    with doing(log, f"reading {', '.join(args.data)}"):
+        texts = list(read_lines(args.data, (args.column,), args.num_columns))
     if not texts:
         raise InputError(
             f"column {args.column} of {', '.join(args.data)} holds no text: give the column of the "
             "texts"
         )
-    tokenised = tokenise(((None, text) for text in texts), vocabulary, (0, sys.maxsize))
-    corpus = join_texts(np.split(tokenised.target_ids, tokenised.target_ends[:-1]))
+    with doing(log, f"tokenizing {len(texts):,} texts"):
+        tokenised = tokenise(((None, text) for text in texts), vocabulary, (0, sys.maxsize))
+        corpus = join_texts(np.split(tokenised.target_ids, tokenised.target_ends[:-1]))
     limits = {"min_count": args.min_count, "max_successors": args.max_successors}
-    draft = count_ngrams(corpus, vocabulary.vocab_size, order=args.order, **limits)
+    with doing(log, f"counting n-grams of {corpus.num_predicted:,} tokens"):
+        draft = count_ngrams(corpus, vocabulary.vocab_size, order=args.order, **limits)
     report = {
         "counted": {"texts": corpus.num_texts, "tokens": corpus.num_predicted, **limits},
         "contexts": [len(level.tokens) for level in draft.levels],

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import importlib.metadata
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _GIB = 2**30
 # Acceptance rates that a pair's speed-up is given for.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Of these, the one that the conclusion names.
+_USUAL_ALPHA = 0.8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,16 +330,54 @@ def header(options: Options) -> str:
     )
 
 
-def tables(result: Result) -> str:
-    """Memory, steps and predictions for one mesh."""
-    chips = result.data * result.model
-    plural = "s" * (chips > 1)
-    parts = [f"## {chips} chip{plural} (data {result.data}, model {result.model}), each with:"]
+def tables(result: Result) -> list[results.Table | str]:
+    """Memory, steps and predictions for one mesh, below a heading."""
+    chips = _chips(result.data * result.model)
+    parts = [f"## {chips} (data {result.data}, model {result.model}), each with:"]
     parts.append(results.table(_MEMORY, result.loops))
     parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
-    return "\n\n".join(parts)
+    return parts
+
+
+def conclusion(options: Options, found: Sequence[Result]) -> str:
+    """Whether it fits, how many chips would do, and what the best draft brings, in a sentence."""
+    fitting = [result for result in found if all(loop.fits for loop in result.loops)]
+    if fitting:
+        result = min(fitting, key=lambda result: result.data * result.model)
+    else:
+        result = max(found, key=lambda result: result.data * result.model)
+    loop = max(result.loops, key=lambda loop: loop.total or math.inf)
+    chips, wanted = result.data * result.model, result.data * _model_axis(result.model, loop)
+    models = f"{options.target} with {' and '.join(options.drafts)}"
+    room = f"{_gib(loop.total)} of {loop.capacity / _GIB:.0f} GiB{' each' * (chips > 1)}"
+    where = f"{_chips(chips)} of {options.topology}, {room}"
+    if not fitting:
+        mesh = f"--mesh {result.data},{wanted // result.data}"
+        enough = f"{'about' if loop.total else 'at least'} {_chips(wanted)} would do, with {mesh}"
+        return f"{models} does not fit into {where}: {enough}."
+    fewer = f" (about {_chips(wanted)} would do)" if wanted < chips else ""
+    best = max(
+        (pair for pair in result.pairs if pair.alpha == _USUAL_ALPHA),
+        key=lambda pair: pair.speed_up,
+    )
+    brings = f"{best.draft} brings {best.speed_up:.2f} times plain decoding"
+    if best.speed_up <= 1:
+        brings = "no draft is faster than plain decoding"
+    return f"{models} fits into {where}{fewer}: at an acceptance rate of {best.alpha} {brings}."
+
+
+def _model_axis(model: int, loop: Memory) -> int:
+    """The smallest power of two of chips that have room for a loop which ``model`` chips share."""
+    num_bytes = model * (loop.total or loop.arguments)
+    wanted = 2 ** max(math.ceil(math.log2(num_bytes / loop.capacity)), 0)
+    # Where the compiler found no room, what it looked for is not known.
+    return wanted if loop.total else max(wanted, 2 * model)
+
+
+def _chips(count: int) -> str:
+    return f"{count} chip{'s' * (count > 1)}"
 
 
 def _gib(num_bytes: int | None) -> str:
@@ -381,7 +422,7 @@ _TABLE_2 = {
 }
 
 
-def _pair_table(pairs: Sequence[Prediction]) -> str:
+def _pair_table(pairs: Sequence[Prediction]) -> results.Table:
     """A draft a row, its speed-ups by acceptance rate."""
     speed_ups = {(pair.draft, pair.alpha): pair.speed_up for pair in pairs}
     columns = {"draft": lambda p: p.draft, "gamma": lambda p: p.gamma, **_COSTS}

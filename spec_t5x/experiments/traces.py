@@ -3,6 +3,8 @@
 green   proposed by the draft and accepted by the target
 red     (struck out) the first proposal that the target rejected
 blue    the target's own token: the correction, or the one after a whole block
+
+Where there are no colours, ``[-rejected-]`` and ``{+the target's own+}``.
 """
 
 import dataclasses
@@ -13,6 +15,9 @@ from rich.text import Text
 from spec_t5x.types import EOS_ID
 
 ACCEPTED, REJECTED, TARGET = "green", "red strike", "blue"
+_REJECTED, _TARGET = "[-{}-]", "{{+{}+}}"
+# Tokens before the new ones that tell a reader where in the text they are.
+_BEFORE = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,14 +66,32 @@ def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceL
 
 
 def styled(line: TraceLine) -> Text:
-    """The line for a terminal: a space before each token's text."""
-    text = Text(_join(line.before))
+    """The line for a terminal: a space before each token's text, the last ones of those before."""
+    elided = " …" * (len(line.before) > _BEFORE)
+    text = Text(elided + _join(line.before[-_BEFORE:]))
     text.append(_join(line.accepted), style=ACCEPTED)
     if line.rejected is not None:
         text.append(_join([line.rejected]), style=REJECTED)
     if line.corrected is not None:
         text.append(_join([line.corrected]), style=TARGET)
     return text
+
+
+def marked(line: TraceLine) -> str:
+    """The line without colours: the whole text so far, and marks.
+
+    >>> marked(TraceLine(before=["the"], accepted=["cat"], rejected="sits", corrected="sat"))
+    ' the cat [-sits-] {+sat+}'
+    """
+    rejected = [] if line.rejected is None else [_REJECTED.format(line.rejected)]
+    own = [] if line.corrected is None else [_TARGET.format(line.corrected)]
+    return _join([*line.before, *line.accepted, *rejected, *own])
+
+
+def marked_legend(lines: Sequence[TraceLine]) -> str:
+    """What the marks mean, and what the lines come to."""
+    marks = _REJECTED.format("rejected"), _TARGET.format("the target's own")
+    return f"{counts(lines)}: accepted, {', '.join(marks)}"
 
 
 def legend(lines: Sequence[TraceLine]) -> Text:

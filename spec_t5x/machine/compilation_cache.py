@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import logging
 import os
 import shutil
 import tempfile
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import jax
 
-from spec_t5x.machine.progress import say
+from spec_t5x.machine import progress
+
+log = logging.getLogger(__name__)
 
 # Bytes of compiled programs; of more, those that were not used for longest go. A program for a
 # CPU takes a few megabytes.
 MAX_SIZE = 2 * 2**30
-# Seconds of a compilation that need no message.
-_A_MOMENT = 1.0
+# Seconds: programs of a few operations, of which there are dozens, take less.
+_WORTH_A_LINE = 0.05
 
 
 def user_cache() -> Path:
@@ -24,7 +27,7 @@ def user_cache() -> Path:
 
     What lies there is loaded as code. A directory that another user could have written to is
     not used; in its place, and where none can be made, a temporary one is, until the process
-    ends. Why is said once on standard error.
+    ends. Why is logged once.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -45,8 +48,10 @@ def enable() -> None:
     """Keeps compiled programs in ``JAX_COMPILATION_CACHE_DIR`` or the user's cache.
 
     Set that variable to another place, or to an empty string to switch this off. The user's
-    cache is bounded by ``MAX_SIZE``, or by ``JAX_COMPILATION_CACHE_MAX_SIZE``.
+    cache is bounded by ``MAX_SIZE``, or by ``JAX_COMPILATION_CACHE_MAX_SIZE``. That a program is
+    compiled is logged (``announce``).
     """
+    announce()
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if directory is None:
         directory = _bounded(user_cache() / "compiled")
@@ -58,26 +63,29 @@ def enable() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@functools.cache
 def announce() -> None:
-    """Says once that a program is being compiled, where that takes more than a moment."""
+    """Logs that a program is being compiled, the first that takes more than a moment."""
     state = {"waiting": None}
 
     def is_long() -> None:
         state["said"] = True
         directory = jax.config.jax_compilation_cache_dir
         where = f" (kept in {directory})" if directory else ""
-        say(f"compiling for these models and shapes, which is done once{where}")
+        log.info("compiling for these models and shapes, which is done once%s", where)
 
     def event(name: str, **_) -> None:
         if name.endswith("compile_requests_use_cache") and "said" not in state:
-            state["waiting"] = threading.Timer(_A_MOMENT, is_long)
+            state["waiting"] = threading.Timer(progress.A_MOMENT, is_long)
             state["waiting"].daemon = True
             state["waiting"].start()
 
     def ended(name: str, seconds: float, **_) -> None:
-        del seconds
-        if name.endswith("backend_compile_duration") and state["waiting"]:
-            state["waiting"].cancel()
+        if name.endswith("backend_compile_duration"):
+            if seconds >= _WORTH_A_LINE:
+                log.debug("compiled or loaded a program: %.2f s", seconds)
+            if state["waiting"]:
+                state["waiting"].cancel()
 
     jax.monitoring.register_event_listener(event)
     jax.monitoring.register_event_duration_secs_listener(ended)
@@ -116,5 +124,5 @@ def _checked(directory: Path) -> Path:
 
 @functools.cache
 def _in_place_of(directory: Path | str, why: str) -> Path:
-    say(f"nothing that is compiled is kept, {directory} cannot be used ({why})")
+    log.warning("nothing that is compiled is kept, %s cannot be used (%s)", directory, why)
     return temporary_cache()

@@ -1,6 +1,5 @@
 """What a measurement was made on: devices, processor, versions."""
 
-import importlib.metadata
 import os
 import platform
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import psutil
 
 from spec_t5x.machine.cpu_kernels import library
+from spec_t5x.machine.versions import version
 
 
 def machine() -> dict[str, Any]:
@@ -50,11 +50,3 @@ def free_memory() -> int | None:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available if device.platform == "cpu" else None
-
-
-def version(package: str) -> str | None:
-    """The installed version; None of a checkout that is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -8,10 +8,12 @@ equal token for token; in bfloat16 two logits may tie.
 """
 
 import functools
+import logging
 
 from spec_t5x.errors import check_choice
-from spec_t5x.machine.progress import say
 from spec_t5x.names import AUTO
+
+log = logging.getLogger(__name__)
 
 DTYPES = (AUTO, "float32", "bfloat16")
 
@@ -19,7 +21,7 @@ DTYPES = (AUTO, "float32", "bfloat16")
 def resolve_dtype(dtype: str, platform: str | None = None) -> str:
     """``dtype``, or for "auto" the one to compute in on this platform.
 
-    A choice that is known to be slow is followed, and said once on standard error.
+    A choice that is known to be slow is followed, and a warning is logged once.
 
     Args:
       dtype: "auto", "float32" or "bfloat16".
@@ -51,7 +53,7 @@ def resolve_dtype(dtype: str, platform: str | None = None) -> str:
 
 @functools.cache  # once in a process
 def _say_slow() -> None:
-    say(
+    log.warning(
         "bfloat16 on a CPU is about 20 times slower than float32 (XLA): leave --dtype out, or give "
         "float32"
     )

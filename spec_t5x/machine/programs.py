@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 import math
 import os
 import pickle
@@ -28,6 +29,8 @@ from jax.experimental import serialize_executable
 
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.cpu_kernels import library
+
+log = logging.getLogger(__name__)
 
 # Bytes of kept programs; of more, those that were not used for longest go.
 MAX_SIZE = 2**30
@@ -102,7 +105,9 @@ class Kept:
             return function
         path = directory / hashlib.sha256((_surroundings() + described).encode()).hexdigest()
         program = _load(path, jax.tree.structure((tuple(leaves), {})))
-        if program is None:
+        if program is not None:
+            log.debug("loaded the program of %s from %s", self._function.__name__, path)
+        else:
             jitted = jax.jit(function, donate_argnums=tuple(self._donated_leaves(structure)))
             program, is_new = _compiled(jitted.lower(*leaves))
             if is_new:

@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,10 +29,12 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError, check_at_least
-from spec_t5x.machine.progress import say
+from spec_t5x.machine.progress import doing
 from spec_t5x.training.text_metrics import ScoredTexts
 from spec_t5x.training.trainer import Positioned
 from spec_t5x.types import EOS_ID
+
+log = logging.getLogger(__name__)
 
 # Pairs and lines that are sampled to train a vocabulary on.
 _VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
@@ -115,18 +118,19 @@ class TrainingData(abc.ABC):
         first: int | None = None,
     ) -> TokenisedPairs:
         """The first pairs of "train" or "dev", or all; reports how many there are."""
-        pairs = self.read(part, vocabulary, cache_dir, seed, first)
+        with doing(log, f"reading and tokenizing {self.name(part)}"):
+            pairs = self.read(part, vocabulary, cache_dir, seed, first)
         size = f"{len(pairs):,} lines of {pairs.target_lengths.mean():.1f} tokens"
         if len(pairs.source_ids):
             lengths = f"{pairs.source_lengths.mean():.1f} and {pairs.target_lengths.mean():.1f}"
             size = f"{len(pairs):,} pairs of {lengths} tokens"
-        say(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
+        log.info(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
         return pairs if first is None else pairs.first(first)
 
     def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
         """The training batches."""
         batches = self.batches(self.pairs("train", vocabulary, cache_dir, seed), seed)
-        say(f"{batches.batches_per_epoch:,} batches an epoch")
+        log.info(f"{batches.batches_per_epoch:,} batches an epoch")
         return batches
 
     def train_and_dev(
@@ -203,7 +207,7 @@ class DataOptions(TrainingData):
         """A SentencePiece vocabulary of both sides."""
         path = directory / SPIECE_NAME
         if not path.is_file():
-            say(f"training a vocabulary of {vocab_size} pieces")
+            log.info(f"training a vocabulary of {vocab_size} pieces")
             pairs = list(read_pairs(self._path("train"), *self._columns))
             # A generator of its own: the sample does not depend on the training seed.
             pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
@@ -375,7 +379,7 @@ class TextOptions(TrainingData):
         path = directory / TOKENIZER_NAME
         if not path.is_file():
             lines = _sample(self._lines("train"), _VOCABULARY_LINES)
-            say(f"training a vocabulary of {vocab_size} pieces")
+            log.info(f"training a vocabulary of {vocab_size} pieces")
             train_wordpiece(lines, path, vocab_size)
         return WordPieceVocabulary(path)
 

@@ -10,6 +10,7 @@ interrupted.
 """
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.machine.progress import say
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.heads import HeadsConfig
@@ -36,6 +36,8 @@ from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.run_data import TextOptions, TrainingData
 from spec_t5x.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.training.trainer import TrainOptions, TrainResult, fit
+
+log = logging.getLogger(__name__)
 
 for _settings in (GPTConfig, TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
@@ -236,8 +238,8 @@ def figures_of(result: TrainResult) -> dict[str, Any]:
 def say_exported(result: TrainResult, what: str) -> None:
     """The last lines of a run."""
     ending = "finished" if result.finished else "out of time"
-    say(f"{ending} at step {int(result.state.step)}; {what}")
+    log.info(f"{ending} at step {int(result.state.step)}; {what}")
     if result.best:
-        say(f"the best was step {result.best.step}:")
+        log.info(f"the best was step {result.best.step}:")
         for each in result.best.dev:
-            say(f"  {each}")
+            log.info(f"  {each}")

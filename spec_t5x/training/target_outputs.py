@@ -8,6 +8,7 @@ file follows from the target, the settings and i alone.
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from spec_t5x.data.batching import (
     store_tokenised,
 )
 from spec_t5x.generation import GenerateOptions, Generator, all_answered
-from spec_t5x.machine.progress import say
 from spec_t5x.types import PAD_ID
+
+log = logging.getLogger(__name__)
 
 # Bump when the same settings give other outputs.
 OUTPUTS_FORMAT = 2
@@ -74,7 +76,8 @@ def sample_targets(
             if path:
                 store_tokenised(path, parts[-1])
         done, temperature = min(first + PART_SIZE, len(pairs)), options.temperature
-        say(f"{name}: the target has written {done:,} of {len(pairs):,} texts (T={temperature:g})")
+        how_far = f"{done:,} of {len(pairs):,} texts (T={temperature:g})"
+        log.info(f"{name}: the target has written {how_far}")
     lengths = np.concatenate([part.target_lengths for part in parts])
     return dataclasses.replace(
         pairs,

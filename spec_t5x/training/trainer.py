@@ -302,6 +302,7 @@ def fit(
         ) as progress:
             if start:
                 progress.say(f"resumed at step {start}")
+            progress.update(start, options.steps, "compiling")
             loop = _Loop(
                 learner=learner,
                 train_step=layout.step(make_train_step(learner, optimizer), state),

@@ -23,6 +23,7 @@ from spec_t5x.interfaces import Draft
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.machine.other_programs import MUCH, OtherPrograms
+from spec_t5x.machine.progress import doing
 from spec_t5x.tuning.interleaving import Clock
 from spec_t5x.tuning.store import Store
 from spec_t5x.verifiers import Verifier
@@ -66,9 +67,12 @@ def largest_limit(draft: Draft, verifier: Verifier) -> int:
 def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Store) -> Costs:
     """The stored costs for a key of ``identity.py``; measured and stored where there are none."""
     costs = store.load(key, Costs.parse)
-    if costs is None or outdated(costs):
+    if costs is not None and not outdated(costs):
+        log.debug("what speculation costs here was measured before: %s", costs)
+    else:
         start, others = time.perf_counter(), OtherPrograms()
-        costs = dataclasses.replace(measure(), beside=others.share)
+        with doing(log, "measuring what speculation costs here, once"):
+            costs = dataclasses.replace(measure(), beside=others.share)
         seconds = time.perf_counter() - start
         until = " while other programs are as busy" if costs.beside > MUCH else ""
         trouble = store.save(key, dataclasses.asdict(costs)) or f"and will remember it{until}"

@@ -28,7 +28,7 @@ def test_static_batches_and_slots_in_turn(tiny_pair, tmp_path, capsys):
         assert row["occupancy"]["batches"] == pytest.approx(row["simulated"]["batches"])
         assert row["occupancy"]["slots"] == pytest.approx(row["simulated"]["slots"])
         assert row["occupancy"]["slots"] >= row["occupancy"]["batches"]
-    assert capsys.readouterr().out.strip() == bulk.table(values)
+    assert capsys.readouterr().out.strip() == str(bulk.table(values))
 
 
 def test_a_mistake_is_told_in_a_line(tmp_path, capsys):

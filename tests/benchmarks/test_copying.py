@@ -24,7 +24,7 @@ def test_figures_of_each_text_and_gamma(tiny_pair, tmp_path, capsys):
         assert row["block_efficiency"] == pytest.approx(tokens / calls)
         assert "exact_match" in row
     printed = capsys.readouterr().out.strip()
-    assert printed == copying.table(values)
+    assert printed == str(copying.table(values))
     assert "| errors | 3 " in printed.replace("  ", "")
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints import loading
+from spec_t5x.checkpoints import loading, packaged
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
 from tests.checkpoints.faults import check_params, edit_config, message_of
@@ -19,7 +19,8 @@ def test_no_directory(tmp_path):
 
 
 def test_packaged_names_are_found_and_listed(saved, monkeypatch):
-    monkeypatch.setattr(loading, "PACKAGED_MODELS", saved.parent)
+    for module in (loading, packaged):
+        monkeypatch.setattr(module, "PACKAGED_MODELS", saved.parent)
     assert load("sound").directory == saved
     assert "one of the packaged sound" in message_of(load, "absent")
 

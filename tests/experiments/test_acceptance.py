@@ -12,7 +12,14 @@ from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.acceptance import AcceptanceOptions, measure, table
+from spec_t5x.experiments.acceptance import (
+    AcceptanceOptions,
+    AcceptanceRow,
+    Achieved,
+    conclusion,
+    measure,
+    table,
+)
 from spec_t5x.generation import Generator
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.theory.estimates import Estimate
@@ -107,14 +114,16 @@ def test_progress_ends_at_the_total(rows):
     told = rows[1]
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert told[-1][0] == told[-1][1] == 5_000
-    assert {what.partition(":")[0] for _, _, what in told} == {"temperature 1"}
+    *before, (_, _, last) = told
+    assert {what.partition(":")[0] for _, _, what in before} == {"temperature 1"}
+    assert last == "all measured"
 
 
 def test_rows_are_json_and_tables_hold_them(rows):
     kept = json.loads(json.dumps([dataclasses.asdict(row) for row in rows[0]]))
     assert kept[0]["draft"] == "near"
     assert kept[0]["decoded"]["observed"]["low"] < kept[0]["decoded"]["observed"]["high"]
-    lines = [re.sub(" +", " ", line) for line in table(rows[0]).splitlines()]
+    lines = [re.sub(" +", " ", line) for line in str(table(rows[0])).splitlines()]
     assert lines[2].startswith(f"| near | T = 1 | 1 | {rows[0][0].alpha.value:.3f} (")
     assert sum(line.startswith("| ") for line in lines) == 1 + len(rows[0])
 
@@ -180,3 +189,66 @@ def test_nothing_to_measure_is_refused(toy):
         measure(toy, {"copy": CopyDraft(toy.target.vocab_size)}, [*TEXTS, "x" * 40])
     with pytest.raises(InputError, match="the draft has 7 tokens and the target"):
         measure(toy, {"uniform": UniformDraft(7)}, TEXTS)
+
+
+def a_row(draft, alpha, efficiency=None, **values) -> AcceptanceRow:
+    """``efficiency`` None was not decoded."""
+    estimate = Estimate(value=alpha, low=None, high=None, count=10, num_texts=1)
+    decoded = efficiency and Achieved(
+        num_texts=1,
+        target_calls=10,
+        block_efficiency=dataclasses.replace(estimate, value=efficiency),
+        alpha=estimate,
+        observed=estimate,
+        acceptance_by_position=[],
+    )
+    fields = {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "lenience": 1.0, "gamma": 2}
+    fields |= {"num_tokens": 10, "num_texts": 1, "share_proposed": 1.0}
+    return AcceptanceRow(
+        **fields | values | {"draft": draft, "alpha": estimate, "decoded": decoded}
+    )
+
+
+SAYS = "; spec-t5x benchmark tells whether that is faster here."
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        # The rate of copy is of the few places where it proposes.
+        (
+            [a_row("copy", 1.0, 1.1), a_row("transformer", 0.69, 2.6)],
+            f"Use transformer: acceptance rate 0.69, about 2.6 tokens a target call{SAYS}",
+        ),
+        # Not decoded: 1 + .1 * 2 and 1 + .5 + .25.
+        (
+            [a_row("copy", 1.0, share_proposed=0.1), a_row("ngram", 0.5)],
+            f"Use ngram: acceptance rate 0.50, about 1.8 tokens a target call{SAYS}",
+        ),
+        (
+            [a_row("copy", 0.9, 2.0), a_row("copy", 0.9, 1.01, temperature=1.0),
+             a_row("copy", 1.0, 3.0, temperature=1.0, lenience=0.5)],
+            "Use copy at argmax (acceptance rate 0.90, about 2.0 tokens a target call), and "
+            f"decode plainly at T = 1{SAYS}",
+        ),
+        (
+            [a_row("copy", 0.9, 2.0), a_row("copy", 0.8, 1.5, temperature=1.0)],
+            "Use copy: acceptance rate 0.90, about 2.0 tokens a target call at argmax, and "
+            f"acceptance rate 0.80, about 1.5 tokens a target call at T = 1{SAYS}",
+        ),
+        (
+            [dataclasses.replace(a_row("copy", 0.5, 2.0), alpha=None)],
+            f"Use copy: about 2.0 tokens a target call{SAYS}",
+        ),
+        (
+            [a_row("copy", 0.01, 1.02)],
+            "Decode plainly: no draft brings more than one token a target call.",
+        ),
+        (
+            [a_row("copy", 0.5, lenience=0.5)],
+            "No row is without lenience: none says what an exact draft brings.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_last_sentence_says_which_draft_to_use(rows, sentence):
+    assert conclusion(rows) == sentence

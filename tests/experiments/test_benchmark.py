@@ -86,7 +86,7 @@ def test_rows_are_kept_as_they_come(models, data, tmp_path, monkeypatch):
         for draft in ("first", "second", "third"):
             if kept.is_file():
                 found.append([row["draft"] for row in json.loads(kept.read_text())["rows"]])
-            yield {"draft": draft}
+            yield a_row(draft, 1.5)
 
     monkeypatch.setattr(benchmark, "run", run)
     assert main(["benchmark", "--data", str(data), "--json", str(kept)]) == 0
@@ -97,8 +97,10 @@ def test_a_draft_that_cannot_pay_gets_no_row_with_auto(models, data, monkeypatch
     monkeypatch.setattr(benchmark, "_leaves_out", lambda generator, texts, options: True)
     options = BenchmarkOptions(gammas=("auto",), temperatures=(0.0,))
     caplog.set_level("INFO")
-    source = TextSource(data=str(data))
-    assert not list(benchmark.run(options, models=models, decoding=DECODING, source=source))
+    source, told = TextSource(data=str(data)), []
+    report = lambda *how_far: told.append(how_far)  # noqa: E731
+    assert not list(benchmark.run(options, report, models=models, decoding=DECODING, source=source))
+    assert told[-1] == (1, 1, "all measured")
     assert "gamma auto leaves the draft out" in caplog.text
 
 
@@ -144,7 +146,7 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
     assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
     # On a busy machine what is subtracted may leave nothing of one timing of a toy.
     assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
-    (line,) = [line for line in cells(benchmark.table([row])) if "drawn" in line]
+    (line,) = [line for line in cells(str(benchmark.table([row]))) if "drawn" in line]
     assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
 
 
@@ -172,6 +174,57 @@ def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypa
     (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
     assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 |")
     assert "| 3.2 | 3.4 |" in line
+
+
+def a_row(draft, speed_up, lowest=None, **values):
+    spread = [speed_up - 0.1 if lowest is None else lowest, speed_up + 0.1]
+    settings = {"verifier": "block", "temperature": 0.0, "batch_size": 1, "max_decode_len": 128}
+    measured = {"speed_up": speed_up, "speed_up_range": spread, "gamma": 4}
+    return {"draft": draft, **settings, **measured, **values}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            [a_row("transformer", 1.31, gamma=3), a_row("copy", 1.2)],
+            "Use transformer at gamma 3: 1.31 times plain decoding.",
+        ),
+        # The faster one was not faster in each round.
+        (
+            [a_row("transformer", 1.31, lowest=0.9), a_row("copy", 1.2)],
+            "Use copy at gamma 4: 1.20 times plain decoding.",
+        ),
+        (
+            [a_row("draft", 1.2), a_row("draft", 1.4, batch_size=2)],
+            "Use the pair's draft at gamma 4: 1.20 to 1.40 times plain decoding.",
+        ),
+        (
+            [a_row("copy", 0.8), a_row("ngram", 0.9, gamma="auto")],
+            "Decode plainly here: no draft gains (the best, ngram at gamma auto, is 0.90 times "
+            "plain decoding).",
+        ),
+        (
+            [a_row("copy", 1.02, lowest=0.9)],
+            "Decode plainly here: no draft is sure to gain (the best, copy at gamma 4, is 1.02 "
+            "times plain decoding).",
+        ),
+        (
+            [a_row("copy", 1.5), a_row("copy", 0.8, temperature=1.0),
+             a_row("copy", 1.6, verifier="coupled")],
+            "At temperature 0 use copy with verifier coupled at gamma 4, 1.60 times plain "
+            "decoding; at temperature 1 decode plainly.",
+        ),
+        (
+            [a_row("copy", 0.5 + n / 4, batch_size=n + 1) for n in range(5)],
+            "A draft gains in 2 of 5 cases, most at batch 5: copy at gamma 4 is 1.50 times plain "
+            "decoding.",
+        ),
+        ([], "Decode plainly here: no draft pays, whatever it is accepted for."),
+    ],
+)  # fmt: skip
+def test_the_last_sentence_says_what_to_do(rows, sentence):
+    assert benchmark.conclusion(rows) == sentence
 
 
 def test_the_overhead_is_what_drafts_and_verification_leave():
@@ -233,12 +286,37 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
 
 
 @pytest.mark.parametrize(
+    ("verification", "changes", "remark"),
+    [
+        (2.0, {}, None),
+        (3.0, {}, "1.41, measured 2.00: above all, an iteration takes 0.69 times as long as its "
+         "parts timed alone"),
+        (1.0, {"speculative_setup_seconds": [1.0, 1.0, 1.0]},
+         "3.17, measured 2.00: above all, the prefill, which the prediction leaves out, takes 33% "
+         "of plain decoding"),
+        (1.0, {"target_calls": 100.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens"),
+        (1.0, {"target_calls": 100.0, "plain_steps": 50.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens, 50% of the calls being plain steps"),
+    ],
+)  # fmt: skip
+def test_why_a_prediction_is_wrong_is_said(made_up, verification, changes, remark):
+    times = dataclasses.replace(made_up.step_times, verification=verification)
+    found = dataclasses.replace(made_up, step_times=times, **changes).remark
+    assert found == (remark and f"predicted {remark}")
+    rows = [a_row("copy", 1.2, remark="none"), a_row("ngram", 1.5, remark=found)]
+    assert benchmark.remark(rows) == (found and f"ngram at gamma 4: {found}.")
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("", "no --data was given: give a file of pairs"),
         ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
-        ("--gamma 0 --alpha 0.5", "gammas is 0"),
-        ("--gin.BenchmarkOptions.gammas=()", "gammas is empty: give at least one"),
+        ("--gamma 0 --alpha 0.5", "--gamma is 0"),
+        ("--gin.BenchmarkOptions.gammas=()", "--gamma is empty: give at least one"),
         ("--alpha 1.5", "--alpha is 1.5"),
         ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
         ("--alpha 0.5 --gamma auto", "need a number"),

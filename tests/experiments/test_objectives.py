@@ -40,7 +40,7 @@ def test_the_table_marks_what_is_surely_above_the_first():
     rows = [row(RECIPES[0], (0.5, 0.1), (0.5, 0.05)), row(RECIPES[1], (0.65, 0.1), (0.65, 0.05))]
     lines = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in objectives.table(rows).splitlines()
+        for line in str(objectives.table(rows)).splitlines()
     ]
     assert lines[0][2:4] == ["alpha, T=0", "expected tokens, gamma 2, T=0"]
     # (1 - alpha^3) / (1 - alpha) tokens (Equation 1).

@@ -70,7 +70,19 @@ def test_styled_lines_have_these_spans(lines):
         (" the <dog> cat", [(" the", "green"), (" <dog>", "red strike"), (" cat", "blue")]),
         (" the cat sat & down", [(" sat &", "green"), (" down", "blue")]),
         (" the cat sat & down <9>", [(" <9>", "blue")]),
-        (" the cat sat & down <9> [END]", [(" [END]", "green")]),
+        (" … cat sat & down <9> [END]", [(" [END]", "green")]),
+    ]
+
+
+def test_without_colours_lines_have_marks(lines, monkeypatch):
+    monkeypatch.setattr(traces, "iterations", lambda *_: iter(lines))
+    print_trace(None, "x", None, Console(file=(buffer := io.StringIO()), width=10))
+    assert buffer.getvalue().splitlines() == [
+        " the [-<dog>-] {+cat+}",
+        " the cat sat & {+down+}",
+        " the cat sat & down {+<9>+}",
+        " the cat sat & down <9> [END]",
+        "7 tokens with 4 target calls: accepted, [-rejected-], {+the target's own+}",
     ]
 
 

@@ -112,7 +112,8 @@ def test_what_a_run_leaves(undisturbed):
     assert [line["inputs"]["id"] for line in found] == list(range(NUM_INPUTS))
     assert len(undisturbed.shards()) == -(-NUM_INPUTS // SHARD_SIZE)
     assert len({line["output"] for line in found}) > NUM_INPUTS / 3
-    (said,) = undisturbed.said()
+    # What takes long is said before.
+    *_, said = undisturbed.said()
     assert f"answered {NUM_INPUTS} of {NUM_INPUTS} inputs in {undisturbed.output}" in said
 
 

@@ -46,13 +46,14 @@ for number in range(3):
 """
 # The first is compiled in less than a moment.
 COMPILE = """
+import logging
 import sys
 import jax
-from spec_t5x.machine import compilation_cache
+from spec_t5x.machine import compilation_cache, progress
+logging.basicConfig(format="%(message)s", level=logging.INFO)
 compilation_cache.enable()
-compilation_cache.announce()
 for number, moment in enumerate((60.0, 0.0, 0.0)):
-    compilation_cache._A_MOMENT = moment
+    progress.A_MOMENT = moment
     jax.jit(lambda x: jax.lax.sort(x * number + 1))(jax.numpy.arange(9.0))
     print(number, file=sys.stderr)
 """
@@ -85,7 +86,7 @@ def test_the_users_cache_is_bounded(tmp_path):
 
 def test_it_is_said_once_that_a_program_is_compiled(tmp_path):
     said = run(COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()
-    line = "spec-t5x: compiling for these models and shapes, which is done once"
+    line = "compiling for these models and shapes, which is done once"
     assert said == ["0", f"{line} (kept in {tmp_path})", "1", "2"]
 
 
@@ -95,10 +96,10 @@ def caches(tmp_path, monkeypatch):
     return tmp_path / "caches"
 
 
-def test_a_cache_is_its_users_alone(caches, capsys):
+def test_a_cache_is_its_users_alone(caches, caplog):
     assert compilation_cache.user_cache() == caches / "spec_t5x"
     assert (caches / "spec_t5x").stat().st_mode & 0o777 == 0o700
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
 
 
 def writable_by_others(caches, monkeypatch):
@@ -131,11 +132,11 @@ def no_home(caches, monkeypatch):
 
 
 @pytest.mark.parametrize("spoil", [writable_by_others, somebody_elses, no_directory, no_home])
-def test_a_cache_that_cannot_be_trusted_is_not_used(caches, monkeypatch, capsys, spoil):
+def test_a_cache_that_cannot_be_trusted_is_not_used(caches, monkeypatch, caplog, spoil):
     compilation_cache._in_place_of.cache_clear()
     remedy = spoil(caches, monkeypatch)
     found = compilation_cache.user_cache()
     assert found == compilation_cache.user_cache() == compilation_cache.temporary_cache()
     assert found.stat().st_mode & 0o777 == 0o700 and not found.is_relative_to(caches)
-    said = capsys.readouterr().err
-    assert remedy in said and said.count("\n") == 1
+    (said,) = caplog.messages
+    assert remedy in said

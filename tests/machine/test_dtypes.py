@@ -18,18 +18,18 @@ def nothing_said():
 @pytest.mark.parametrize(
     ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
 )
-def test_auto_is_what_the_platform_is_quick_in(platform, dtype, capsys):
+def test_auto_is_what_the_platform_is_quick_in(platform, dtype, caplog):
     assert resolve_dtype("auto", platform) == dtype
     assert resolve_dtype("float32", platform) == "float32"
-    assert capsys.readouterr() == ("", "")
+    assert caplog.messages == []
 
 
-def test_a_slow_choice_is_followed_and_said_once(capsys):
+def test_a_slow_choice_is_followed_and_said_once(caplog):
     assert [resolve_dtype("bfloat16", "cpu") for _ in range(3)] == ["bfloat16"] * 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert "bfloat16 on a CPU is about 20 times slower" in line
     assert resolve_dtype("bfloat16", "tpu") == "bfloat16"
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == [line]
 
 
 def test_another_type_is_refused():

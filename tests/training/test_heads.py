@@ -121,12 +121,13 @@ def run(tiny_pair, tmp_path):
     return run
 
 
-def test_heads_are_exported_and_resumed(run, capfd):
+def test_heads_are_exported_and_resumed(run, caplog):
+    caplog.set_level("INFO", logger="spec_t5x")
     first, metadata = run(2)
     assert (metadata["heads"]["num_heads"], metadata["step"]) == (2, 2)
-    assert "finished at step 2; heads in " in capfd.readouterr().err
+    assert "finished at step 2; heads in " in caplog.text
     later, metadata = run(3)
-    assert "resumed at step 2" in capfd.readouterr().err
+    assert "resumed at step 2" in caplog.text
     assert metadata["step"] == 3
     assert np.any(later["wo"] != first["wo"])
 

@@ -78,7 +78,9 @@ def test_a_position_before_the_first_batch(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [12, 8], ids=["before the next", "before the end"])
-def test_a_checkpoint_that_finds_no_room_ends_the_run(tmp_path, disk, monkeypatch, capfd, steps):
+def test_a_checkpoint_that_finds_no_room_ends_the_run(
+    tmp_path, disk, monkeypatch, capfd, caplog, steps
+):
     real, checkpoints = Batches._from, tmp_path / "run" / "checkpoints"
 
     def filled_at_five(self, start_step):
@@ -109,8 +111,9 @@ def test_a_checkpoint_that_finds_no_room_ends_the_run(tmp_path, disk, monkeypatc
 
     # Elsewhere: threads of a process that would have ended may still write here.
     moved = (tmp_path / "run").rename(tmp_path / "moved")
+    caplog.set_level("INFO", logger="spec_t5x")
     resumed = train(moved, steps)
-    assert "resumed at step 3" in capfd.readouterr().err
+    assert "resumed at step 3" in caplog.text
     assert_identical(resumed.state, train(tmp_path / "undisturbed", steps).state)
     assert all(path.name.isdigit() for path in (moved / "checkpoints").iterdir())
 

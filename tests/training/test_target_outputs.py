@@ -73,7 +73,8 @@ def test_every_source_gets_the_text_that_it_gets_alone(temperature):
     assert (lengths.min() < OPTIONS.max_length) == (temperature > 0)
 
 
-def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch, capfd):
+def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="spec_t5x")
     pairs, real, written = make_pairs(), target_outputs._sample_part, []
 
     def sample_part(target, sources, first, options):
@@ -86,11 +87,11 @@ def test_a_run_that_was_killed_resumes_with_the_next_part(tmp_path, monkeypatch,
     with pytest.raises(KeyboardInterrupt):
         sample_targets(TARGET, pairs, OPTIONS, tmp_path)
     written.clear()
-    capfd.readouterr()
+    caplog.clear()
     resumed = sample_targets(TARGET, pairs, OPTIONS, tmp_path, "dev.tsv")
     assert written == [8]
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 3 and said[1].endswith("dev.tsv: the target has written 8 of 9 texts (T=1)")
+    said = caplog.messages
+    assert len(said) == 3 and said[1] == "dev.tsv: the target has written 8 of 9 texts (T=1)"
     monkeypatch.undo()
     whole = sample_targets(TARGET, pairs, OPTIONS, None)
     for field in dataclasses.fields(TokenisedPairs):

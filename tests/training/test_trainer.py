@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 # The loop.
 
 
-def test_loss_goes_down_and_is_recorded(tmp_path, capfd):
+def test_loss_goes_down_and_is_recorded(tmp_path, caplog):
+    caplog.set_level("INFO", logger="spec_t5x")
     periods = {"log_period": 10, "eval_period": 20}
     result = train_toy(tmp_path, 40, dev=copy_batches(), **periods)
     assert result.finished and int(result.state.step) == 40
@@ -33,7 +34,7 @@ def test_loss_goes_down_and_is_recorded(tmp_path, capfd):
     dev = [line["dev_loss"] for line in lines if "dev_loss" in line]
     assert len(dev) == 2 and dev[1] < dev[0]
     assert result.dev[0].cross_entropy == pytest.approx(dev[1])
-    assert "40 of 40 steps, loss" in capfd.readouterr().err
+    assert "40 of 40 steps, loss" in caplog.text
 
 
 def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):

@@ -12,12 +12,13 @@ from tests.training.toys import copy_batches, train_toy
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-def test_a_terminal_gets_a_bar(tmp_path):
+def test_a_terminal_gets_a_bar(tmp_path, caplog):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     stream = Terminal()
+    caplog.set_level("INFO", logger="spec_t5x")
     with TrainingProgress(tmp_path, start_step=0, steps=2, stream=stream) as progress:
         progress.report(1, loss=1.5, accuracy=0.5, rate=1e-3)
         progress.count(2, tokens=10, pairs=2)

@@ -18,7 +18,7 @@ from spec_t5x.experiments import paper_tables, tpu_chips, tpu_compilation
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.experiments.reproduction.kept_results import Measure
-from spec_t5x.machine.description import version
+from spec_t5x.machine.versions import version
 
 NOTE = (
     "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "

@@ -2,7 +2,8 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from spec_t5x.experiments.reproduction.kept_results import Results, one_line
 from spec_t5x.experiments.reproduction.provenance import duration
 from spec_t5x.inference.signals import Stopped, stopping
 from spec_t5x.machine.atomic import remove_unfinished
+
+log = logging.getLogger(__name__)
 
 ALL = "all"
 
@@ -53,19 +56,13 @@ def select(names: Sequence[str]) -> dict[str, Item]:
     return {name: item for name, item in ITEMS.items() if name in names or ALL in names}
 
 
-def reproduce(
-    items: dict[str, Item],
-    options: ReproduceOptions,
-    output: Path,
-    say: Callable[[str], None],
-) -> int:
+def reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
     """Measures what is not kept in ``output`` yet, and writes the report there.
 
     Args:
       items: by name, of ``select``.
       options: of the run.
       output: a directory, which need not be there.
-      say: called with each message.
 
     Returns:
       0, or 1 if something could not be computed: the report says what and why. After a
@@ -81,9 +78,9 @@ def reproduce(
         (output / ".probe").touch()
         (output / ".probe").unlink()
         with stopping():
-            return _reproduce(items, options, output, say)
+            return _reproduce(items, options, output)
     except Stopped as signal:
-        say(
+        log.error(
             f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
             "command resumes from there"
         )
@@ -95,12 +92,7 @@ def reproduce(
         ) from error
 
 
-def _reproduce(
-    items: dict[str, Item],
-    options: ReproduceOptions,
-    output: Path,
-    say: Callable[[str], None],
-) -> int:
+def _reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
     origin = provenance.origin(options)
     cache, numbers = output / "cache", itertools.count(1)
     # What a killed run was writing.
@@ -113,18 +105,19 @@ def _reproduce(
     if total:
         effort, kept = "quick" if options.quick else "full", len(plan.found)
         time = duration(sum(plan.missing.values()))
-        say(f"the {effort} run takes about {time}: {total} measurements, {kept} more are kept")
+        todo = f"{total} measurements, {kept} more are kept"
+        log.info(f"the {effort} run takes about {time}: {todo}")
 
     def before(name: str, seconds: float) -> None:
-        say(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
+        log.info(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
 
     results = Results(cache, origin, before)
     sections = [_section(name, item, options, results) for name, item in items.items()]
     report.write(output, sections, origin)
     for section in sections:
         for reason in section["not_computed"]:
-            say(f"{section['name']} not computed: {reason}")
-    say(f"the report is {output / 'report.html'}")
+            log.error(f"{section['name']} not computed: {reason}")
+    log.info(f"the report is {output / 'report.html'}")
     return 1 if any(section["not_computed"] for section in sections) else 0
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,7 +16,9 @@ import jax
 from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
-from spec_t5x.machine.progress import say
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
 
 # "0" keeps to XLA's own operations.
 SWITCH = "SPEC_T5X_CPU_KERNELS"
@@ -25,6 +28,7 @@ _SOURCE = Path(__file__).with_name("decoder_kernels.cc")
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # Seconds that another process has to compile them.
 _PATIENCE = 300
+_NO_COMPILER = "there is no C++ compiler: install g++ or clang++, or set CXX"
 _SYMBOLS = (
     "SpecT5XMultiply",
     "SpecT5XDot",
@@ -46,13 +50,13 @@ _SYMBOLS = (
 def available() -> bool:
     """Whether the kernels can be called; the first question compiles and registers them.
 
-    Where they cannot, why is said once on standard error, with the remedy.
+    Where they cannot, why is logged once as a warning, with the remedy.
     """
     if os.environ.get(SWITCH) == "0":
         return False
     compiler = _compiler()
     if compiler is None:
-        _say_slow("there is no C++ compiler: install g++ or clang++, or set CXX")
+        _say_slow(_NO_COMPILER)
         return False
     try:
         library = ctypes.CDLL(str(_kept_or_built(compiler)))
@@ -64,6 +68,24 @@ def available() -> bool:
         handler = jax.ffi.pycapsule(getattr(library, symbol))
         jax.ffi.register_ffi_target(symbol, handler, platform="cpu")
     return True
+
+
+def state() -> tuple[bool, str]:
+    """Whether the kernels are used, and what there is to say of it; compiles nothing."""
+    if os.environ.get(SWITCH) == "0":
+        return False, f"switched off by {SWITCH}=0"
+    compiler = _compiler()
+    if compiler is None:
+        return False, _NO_COMPILER
+    try:
+        library = _place(compiler, user_cache() / "kernels")
+    except (OSError, subprocess.CalledProcessError) as error:
+        return False, f"{compiler[0]} cannot be run ({error}): set CXX"
+    if not library.exists():
+        return True, f"{compiler[0]} compiles them at first use, once, in about ten seconds"
+    if available():
+        return True, "compiled"
+    return False, f"{library} cannot be loaded: remove it"
 
 
 def build(compiler: Sequence[str], directory: Path) -> Path:
@@ -79,13 +101,12 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
       OSError: the directory cannot be written to, or the compiler not run.
       subprocess.CalledProcessError: the compiler refuses.
     """
-    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
-    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
-    library = directory / f"decoder_kernels_{digest}.so"
+    library = _place(compiler, directory)
     if library.exists():
         return library
     directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".lock", timeout=_PATIENCE):
+    what = f"compiling the kernels for this processor, which is done once (kept in {directory})"
+    with doing(log, what), FileLock(directory / ".lock", timeout=_PATIENCE):
         if not library.exists():
             # One that is killed leaves no half of a library.
             with tempfile.TemporaryDirectory(dir=directory) as place:
@@ -95,6 +116,13 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
     return library
 
 
+def _place(compiler: Sequence[str], directory: Path) -> Path:
+    """Where the library lies once it is compiled."""
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
+    digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
+    return directory / f"decoder_kernels_{digest}.so"
+
+
 def _kept_or_built(compiler: Sequence[str]) -> Path:
     """The library, from the user's cache or, where that cannot be written, for this process."""
     directory = user_cache() / "kernels"
@@ -102,9 +130,11 @@ def _kept_or_built(compiler: Sequence[str]) -> Path:
         return build(compiler, directory)
     # The second is of a file system without locks.
     except (OSError, NotImplementedError) as error:
-        say(
-            f"every start compiles the kernels, {directory} cannot be written ({error}): set "
-            "XDG_CACHE_HOME to another place"
+        log.warning(
+            "every start compiles the kernels, %s cannot be written (%s): set XDG_CACHE_HOME to "
+            "another place",
+            directory,
+            error,
         )
         return build(compiler, temporary_cache())
 
@@ -127,9 +157,10 @@ def _compiler() -> list[str] | None:
     for command in filter(None, (wanted, ["g++"], ["clang++"])):
         if shutil.which(command[0]):
             if wanted and command is not wanted:
-                say(
-                    f"CXX is {given!r} and there is no such program: {command[0]} compiles the "
-                    "kernels"
+                log.warning(
+                    "CXX is %r and there is no such program: %s compiles the kernels",
+                    given,
+                    command[0],
                 )
             return command
     return None
@@ -151,7 +182,8 @@ def processor() -> str:
 
 
 def _say_slow(why: str) -> None:
-    say(
-        f"decoding on this CPU takes longer than it could, {why} ({SWITCH}=0 says that this is "
-        "meant)"
+    log.warning(
+        "decoding on this CPU takes longer than it could, %s (%s=0 says that this is meant)",
+        why,
+        SWITCH,
     )

@@ -152,6 +152,5 @@ def report(tmp_path_factory) -> Path:
         "factors": closed_forms.FACTORS,
         "hostile": Item(HOSTILE, hostile),
     }
-    said: list[str] = []
-    assert running.reproduce(items, ReproduceOptions(), output, said.append) == 0, said
+    assert running.reproduce(items, ReproduceOptions(), output) == 0
     return output

@@ -117,7 +117,7 @@ def test_the_same_numbers_give_the_same_pictures(tmp_path):
     written = []
     for name in ("a", "b"):
         items = {"figure2": FIGURE_2}
-        running.reproduce(items, ReproduceOptions(), tmp_path / name, lambda text: None)
+        running.reproduce(items, ReproduceOptions(), tmp_path / name)
         figures = (tmp_path / name / "figures").iterdir()
         written.append({path.name: path.read_bytes() for path in figures})
     assert written[0] == written[1] and len(written[0]) == 2
@@ -129,7 +129,7 @@ def test_each_section_says_what_computes_it_again(tmp_path):
         (data / name).parent.mkdir(parents=True)
         (data / name).touch()
     options = ReproduceOptions(quick=True, seed=4, data_dir=data)
-    assert running.reproduce({"table1": TABLE_1}, options, output, lambda text: None) == 0
+    assert running.reproduce({"table1": TABLE_1}, options, output) == 0
     html = (output / "report.html").read_text(encoding="utf-8")
     command = "spec-t5x reproduce table1 --output DIR --quick --seed 4 --data_dir texts"
     assert f"Again: <code>{command}</code>" in html

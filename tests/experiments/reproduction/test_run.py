@@ -52,14 +52,14 @@ def shop():
 
 
 @pytest.fixture
-def run(tmp_path):
-    """``run(**items)``: exit status and what was said."""
+def run(tmp_path, caplog):
+    """``run(**items)``: exit status and what was logged."""
+    caplog.set_level("INFO", logger="spec_t5x")
 
     def run_items(**items):
-        said = []
-        output = tmp_path / "out"
-        status = running.reproduce(items, ReproduceOptions(), output, said.append)
-        return status, "\n".join(said)
+        caplog.clear()
+        status = running.reproduce(items, ReproduceOptions(), tmp_path / "out")
+        return status, "\n".join(caplog.messages)
 
     return run_items
 
@@ -149,8 +149,7 @@ def content(options, results):
         results(name, {"n": 1}, 1.0, lambda: measure(name))
     return []
 
-say = lambda text: print(text, file=sys.stderr)
-sys.exit(reproduce({"one": Item("one", content)}, ReproduceOptions(), Path(output), say))
+sys.exit(reproduce({"one": Item("one", content)}, ReproduceOptions(), Path(output)))
 """
 
 

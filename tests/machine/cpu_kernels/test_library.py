@@ -55,11 +55,10 @@ def test_arguments_of_the_compiler_come_first(tmp_path, fake_compiler, monkeypat
     assert fake_compiler.read_text().startswith("-m64 -std=c++17")
 
 
-def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, capsys):
+def test_another_compiler_takes_the_place_of_none(fake_compiler, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "ccache g++")
     assert library._compiler() == ["g++"]
-    said = capsys.readouterr().err
-    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in said
+    assert "CXX is 'ccache g++' and there is no such program: g++ compiles" in caplog.text
 
 
 def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
@@ -73,12 +72,12 @@ def test_the_processor_goes_by_two_names(tmp_path, fake_compiler, monkeypatch):
 
 
 def test_where_nothing_can_be_kept_it_is_built_all_the_same(
-    tmp_path, fake_compiler, monkeypatch, capsys
+    tmp_path, fake_compiler, monkeypatch, caplog
 ):
     (tmp_path / "kernels").write_text("no directory")
     monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
     assert library._kept_or_built(["g++"]).parent == temporary_cache()
-    assert "every start compiles the kernels" in capsys.readouterr().err
+    assert "every start compiles the kernels" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -90,11 +89,28 @@ def test_where_nothing_can_be_kept_it_is_built_all_the_same(
         ({"CXX": "false"}, "could not build them"),
     ],
 )
-def test_without_them_one_line_says_why(tmp_path, monkeypatch, capsys, environment, said):
+def test_without_them_one_line_says_why(tmp_path, monkeypatch, caplog, environment, said):
     for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
         monkeypatch.setenv(name, value)
     # As a process that asks for the first time.
     assert not library.available.__wrapped__()
-    lines = capsys.readouterr().err.splitlines()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == (1 if said else 0)
     assert not said or said in lines[0]
+
+
+def test_their_state_is_told_without_compiling_them(tmp_path, fake_compiler, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    used, said = library.state()
+    assert used and "at first use" in said
+    assert not list(tmp_path.rglob("*.so"))
+    monkeypatch.setattr(library, "available", lambda: (tmp_path / "loadable").exists())
+    made = library.build(["g++"], tmp_path / "spec_t5x" / "kernels")
+    assert library.state() == (False, f"{made} cannot be loaded: remove it")
+    (tmp_path / "loadable").touch()
+    assert library.state() == (True, "compiled")
+    monkeypatch.setenv("PATH", "")
+    used, said = library.state()
+    assert not used and "install g++" in said
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert library.state() == (False, "switched off by SPEC_T5X_CPU_KERNELS=0")

@@ -1,0 +1,129 @@
+"""``spec-t5x doctor``: what it finds, and what it makes of what it does not find."""
+
+import functools
+import json
+import os
+
+import jax
+import pytest
+
+from spec_t5x.checkpoints import loading, named_models, packaged
+from spec_t5x.generation import installation
+from spec_t5x.machine import description
+from spec_t5x.machine.cpu_kernels import library
+from tests.documents.test_scripts import requirements_of_setup
+
+pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
+
+
+@pytest.fixture
+def doctor(run):
+    """``doctor(*flags)``: exit status and what was found; nothing else is printed."""
+
+    def examine(*flags):
+        result = run("doctor", "--json", *flags)
+        assert result.errors == []
+        return result.status, json.loads("\n".join(result.lines))
+
+    return examine
+
+
+@pytest.fixture(autouse=True)
+def known_environment(monkeypatch, tmp_path):
+    for name in installation._VARIABLES:
+        if name not in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+
+
+def test_a_machine_that_is_well(doctor, run, tmp_path):
+    (tmp_path / "hf" / "hub" / "models").mkdir(parents=True)
+    (tmp_path / "hf" / "hub" / "models" / "weights").write_bytes(bytes(1000))
+    (tmp_path / "hf" / "hub" / "link").symlink_to(tmp_path / "hf" / "hub" / "models" / "weights")
+    status, found = doctor()
+    assert (status, found["problems"]) == (0, [])
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["machine"]["platform"] == jax.devices()[0].platform
+    assert found["packaged_models"] == packaged.packaged_names()
+    assert found["environment"]["HF_HOME"] == str(tmp_path / "hf")
+    # The link counts as a link.
+    assert 1000 < found["caches"]["Hugging Face"]["num_bytes"] < 1500
+    nothing_yet = {"path": str(tmp_path / "programs"), "num_bytes": None, "writable": True}
+    assert found["caches"]["compiled programs"] == nothing_yet
+    assert not (tmp_path / "programs").exists()
+    result = run("doctor")
+    assert (result.status, result.lines[-1]) == (0, "generate would work here.")
+    assert any(f"jax {jax.__version__}" in line for line in result.lines)
+
+
+def test_with_try_a_text_is_decoded(doctor, tiny_pair, monkeypatch):
+    pair = {"target": str(tiny_pair / "target"), "draft": str(tiny_pair / "draft")}
+    tiny = functools.partial(named_models.Models, **pair)
+    monkeypatch.setattr(named_models, "Models", tiny)
+    status, found = doctor("--try")
+    assert (status, found["problems"]) == (0, [])
+    assert found["tried"]["output"] and found["tried"]["seconds"] > 0
+    monkeypatch.setattr(named_models, "Models", functools.partial(tiny, target="/no/such"))
+    status, found = doctor("--try")
+    assert (status, found["tried"]) == (1, None)
+    assert "decoding fails (no directory /no/such" in found["problems"][0]
+
+
+def test_what_is_missing_is_named_with_the_remedy(doctor, run, monkeypatch, tmp_path):
+    monkeypatch.setattr(installation, "EXTRAS", {"no_such_module": ("hf", "reading this")})
+    for module in (loading, packaged):
+        monkeypatch.setattr(module, "PACKAGED_MODELS", tmp_path)
+    status, found = doctor()
+    assert (status, found["missing"]) == (1, ["reading this (pip install 'spec_t5x[hf]')"])
+    target, draft = found["problems"]
+    assert target.startswith(f"the packaged ende-target is not in {tmp_path}: pip install")
+    assert draft.startswith("the packaged ende-draft")
+    result = run("doctor")
+    assert result.status == 1
+    assert result.lines[-1] == f"generate would not work: {target}; {draft}."
+
+
+def test_jax_that_does_not_start(doctor, monkeypatch):
+    def machine():
+        raise RuntimeError("Unable to initialize\nbackend 'tpu'")
+
+    monkeypatch.setattr(description, "machine", machine)
+    status, found = doctor()
+    why = "JAX does not start (Unable to initialize backend 'tpu'): "
+    assert (status, found["problems"]) == (1, [why + "set JAX_PLATFORMS=cpu"])
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    assert doctor()[1]["problems"] == [why + "JAX_PLATFORMS is 'tpu', unset it"]
+
+
+def test_a_package_that_is_not_there(doctor, monkeypatch):
+    version = installation.version
+    monkeypatch.setattr(
+        installation, "version", lambda name: None if name == "flax" else version(name)
+    )
+    status, found = doctor()
+    assert (status, found["machine"]) == (1, {})
+    assert found["problems"] == ["flax is not installed: pip install spec_t5x again"]
+
+
+def test_kernels_that_are_not_used_make_it_slow(run, monkeypatch):
+    monkeypatch.setenv(library.SWITCH, "0")
+    result = run("doctor")
+    why = "switched off by SPEC_T5X_CPU_KERNELS=0"
+    assert (result.status, result.errors) == (0, [])
+    assert result.lines[-1] == f"generate works here, but slowly: {why}."
+    assert any(f"not used: {why}" in line for line in result.lines)
+
+
+def test_what_a_cache_of_another_user_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert not installation._cache(tmp_path / "not" / "there").writable
+    assert installation._cache(tmp_path.parent / "there").writable
+
+
+def test_extras_are_those_of_setup():
+    known = requirements_of_setup()
+    assert {extra for extra, _ in installation.EXTRAS.values()} <= set(known)
+    required = {requirement.name for requirement in known[""]}
+    # JAX brings jaxlib.
+    assert set(installation.REQUIRED) - {"jaxlib"} <= required
