@@ -251,15 +251,13 @@ class _Command:
 
 
 def _stream_one(generator, source: str, options, place: int) -> None:
-    ids, shown = [], ""
-    for iteration in generator.steps(source, options, place):
-        ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
-        # A character whose last bytes are still to come may change.
-        text = _one_line(generator.vocabulary.decode(ids)).rstrip("\N{REPLACEMENT CHARACTER}")
+    shown = ""
+    for event in generator.stream(source, options, place=place):
+        text = _one_line(event.text)
         if text.startswith(shown):
             print(text[len(shown) :], end="", flush=True)
             shown = text
-    print(_one_line(generator.vocabulary.decode(ids))[len(shown) :], flush=True)
+    print(flush=True)
 
 
 def _one_line(text: str) -> str:
