@@ -144,7 +144,7 @@ def test_outputs_end_before_any_of_the_texts_to_stop_at(generate, greedy):
     stop = greedy[0].output[3:7]
     (line,) = generate("--stop", "not there", "--stop", stop, TEXTS[0]).lines
     assert line == greedy[0].output.partition(stop)[0] != greedy[0].output
-    assert_refused(generate("x", "--stop", "a", "--beams", 2), "--stop", "--beams")
+    assert_refused(generate("x", "--stop", "a", "--beams", 2), "--beams is 2 and stop")
 
 
 # --- streaming ---------------------------------------------------------------
