@@ -137,7 +137,7 @@ def _parts(event: StreamEvent) -> list[tuple[list[int], str]]:
     return [(event.accepted, "accepted"), (own, "corrected" if event.rejected else "own")]
 
 
-def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str]) -> str:
+def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | None) -> str:
     """The text, each part marked by what became of it."""
     ids, shown = [], ""
     for event in events:

@@ -194,6 +194,51 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
 
 
+@pytest.fixture
+def typing(monkeypatch):
+    """``typing(*lines)``: a user at a terminal, whose lines come when they are asked for.
+
+    What the terminal then shows, prompts and outputs.
+    """
+
+    def begin(*lines):
+        shown, waiting, write = [], iter(lines), sys.stdout.write
+
+        def read(prompt):
+            shown.append(prompt)
+            for line in waiting:
+                return line
+            raise EOFError
+
+        monkeypatch.setattr("builtins.input", read)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setattr(sys.stdout, "write", lambda text: (shown.append(text), write(text))[1])
+        return shown
+
+    return begin
+
+
+@pytest.mark.parametrize("flags", [(), ("--draft", "none"), ("--batch_size", 2)], ids=str)
+def test_a_user_types_a_line_at_a_time(generate, greedy, typing, flags):
+    shown = typing(TEXTS[0], "", " ", TEXTS[1] * 20, TEXTS[2])
+    result = generate(*flags)
+    first, _, third = outputs_of(greedy)
+    assert "".join(shown) == f"> {first}\n> > > \n> {third}\n> \n"
+    begun, refused = result.errors
+    assert begun == "spec-t5x: one input a line; Ctrl-D ends"
+    assert refused.startswith("spec-t5x: line 2: the text has")
+
+
+def test_each_line_that_is_typed_is_traced_at_once(generate, greedy, typing):
+    shown = typing(*TEXTS[:2])
+    generate("--trace")
+    prompts = [n for n, piece in enumerate(shown) if piece == "> "]
+    for (start, end), generation in zip(itertools.pairwise(prompts), greedy[:2], strict=True):
+        trace = "".join(shown[start + 1 : end]).splitlines()
+        assert len(trace) >= generation.target_calls
+
+
 # --- traces and comparisons --------------------------------------------------
 
 
