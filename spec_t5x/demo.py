@@ -4,7 +4,7 @@ In a notebook, where it shows inline:
 
     from spec_t5x import demo
 
-    demo.page().launch()
+    demo.page().launch(share=False)
 
 The race is fair. The sides decode one after the other, each alone and by its own clock, a few times
 over: the fastest run counts, and no run that compiles. What is watched is the record of both.

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -412,6 +413,16 @@ def test_without_a_draft_tokens_come_one_by_one(generator, settings, verifier):
         events = events_of(generator.plain(), text, settings, place)
         assert [len(event.appended) for event in events] == [1] * len(events)
         assert not any(event.proposed for event in events)
+
+
+def test_a_streams_clock_runs_while_it_decodes(generator):
+    list(generator.stream(TEXTS[0], GREEDY))
+    seconds = []
+    for event in generator.stream(TEXTS[0], GREEDY):
+        seconds.append(event.seconds)
+        time.sleep(0.2)
+    # Compiled before; a decode of this size takes milliseconds.
+    assert seconds[-1] < 0.2 * len(seconds) / 2
 
 
 def test_a_stream_is_of_one_decode_that_is_no_search(generator):
