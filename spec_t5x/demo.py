@@ -32,8 +32,8 @@ _RUNS, _ENOUGH = 7, 2.0
 _SHORTEST, _LONGEST, _EVERY = 2.5, 8.0, 0.25
 # A text, its target, and drafts per iteration.
 _EXAMPLES = [
-    ["The program prints a warning if an option is not known.", "ende-target", 4],
-    ["He said that he was going to by a car as soon as he have money.", "correct-target", 12],
+    ["The program reads the configuration file and prints a warning.", "ende-target", 4],
+    ["Tom said he was going to by a new car when he have money for it.", "correct-target", 12],
     ["the station is in the middle of the town , and", "lm-target", 4],
 ]
 _MARKS = {
