@@ -75,6 +75,8 @@ setup(
         ],
         # Compiling for a TPU without one (spec-t5x compile-tpu).
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
+        # The page of ``spec-t5x demo``.
+        "demo": ["gradio>=6,<7"],
         # Running the notebooks where Colab does not.
         "notebooks": ["ipykernel>=6,<8", "ipywidgets>=8,<9", "nbclient>=0.10,<1"],
         # The site of the documentation (scripts/docs.sh).
@@ -90,6 +92,7 @@ setup(
             "beartype>=0.22,<1",
             "build>=1.2,<2",
             "ctranslate2>=4.6,<5",
+            "gradio>=6,<7",
             "hypothesis>=6.130,<7",
             "ipykernel>=6,<8",
             "ipywidgets>=8,<9",

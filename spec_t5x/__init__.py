@@ -21,6 +21,7 @@ _LAZY = {
     "Generation": "spec_t5x.generation",
     "Generator": "spec_t5x.generation",
     "InputError": "spec_t5x.errors",
+    "StreamEvent": "spec_t5x.generation",
 }
 __all__ = ["__version__", *_LAZY]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -365,27 +366,69 @@ def test_a_batch_is_read_once_the_next_one_is_under_way(generator, monkeypatch):
     ]
 
 
-# --- stepping ----------------------------------------------------------------
+# --- streaming ---------------------------------------------------------------
 
 
-def test_steps_replay_what_generate_gives(generator):
-    for place, (expected,) in enumerate(generator.generate(TEXTS[:3], SAMPLED)):
-        steps = generator.steps(TEXTS[place], SAMPLED, place)
-        iterations = []
-        try:
-            while True:
-                iterations.append(next(steps))
-        except StopIteration as stop:
-            assert_same([stop.value], [[expected]])
-        appended = [it.appended[0, : it.num_appended[0]].tolist() for it in iterations]
-        assert sum(appended, []) == expected.output_ids
-        assert len(iterations) == expected.target_calls
+def events_of(generator, text, settings, place=0):
+    """A stream that is what ``generate`` gives, and consistent in itself."""
+    # Each at a pace of its own.
+    one, other = (generator.with_draft(generator.draft) for _ in range(2))
+    events = list(one.stream(text, settings, place=place))
+    (expected,) = other.generate(text, settings, first=place)
+    ids = [token for event in events for token in event.appended]
+    *before, last = events
+    assert [event.generation for event in before] == [None] * len(before)
+    assert_same([[last.generation]], [expected])
+    assert ids == last.generation.output_ids
+    assert last.text == last.generation.output
+    assert [event.target_calls for event in events] == [*range(1, len(events) + 1)]
+    assert last.target_calls == last.generation.target_calls
+    seconds = [event.seconds for event in events]
+    assert 0 < last.prefill_seconds < seconds[0] and seconds == sorted(seconds)
+    assert all(last.text.startswith(event.text) for event in events)
+    return events
 
 
-def test_steps_need_a_draft_and_one_decode(generator):
-    assert "no draft" in message_of(next, generator.plain().steps("Die Katze"))
-    message = message_of(next, generator.steps("Die Katze", options(num_decodes=2)))
-    assert "num_decodes is 2" in message
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("gamma", [3, "auto"])
+def test_a_stream_is_what_generate_gives(generator, settings, gamma):
+    settings = dataclasses.replace(settings, gamma=gamma)
+    for place, text in enumerate(TEXTS[:3]):
+        events = events_of(generator, text, settings, place)
+        generation = events[-1].generation
+        assert sum(event.num_accepted for event in events) == generation.accepted
+        assert sum(len(event.proposed) for event in events) == generation.proposed
+        refused = [event for event in events if event.rejected]
+        assert refused and generation.accepted
+        for event in refused:
+            assert event.accepted + event.rejected == event.proposed
+            assert settings.temperature or event.own != event.rejected[0]
+
+
+@pytest.mark.parametrize("verifier", ["block", "coupled", "tree"])
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_without_a_draft_tokens_come_one_by_one(generator, settings, verifier):
+    settings = dataclasses.replace(settings, verifier=verifier)
+    for place, text in enumerate(TEXTS[:2]):
+        events = events_of(generator.plain(), text, settings, place)
+        assert [len(event.appended) for event in events] == [1] * len(events)
+        assert not any(event.proposed for event in events)
+
+
+def test_a_streams_clock_runs_while_it_decodes(generator):
+    list(generator.stream(TEXTS[0], GREEDY))
+    seconds = []
+    for event in generator.stream(TEXTS[0], GREEDY):
+        seconds.append(event.seconds)
+        time.sleep(0.2)
+    # Compiled before; a decode of this size takes milliseconds.
+    assert seconds[-1] < 0.2 * len(seconds) / 2
+
+
+def test_a_stream_is_of_one_decode_that_is_no_search(generator):
+    assert "num_decodes is 2" in message_of(generator.stream, "Die Katze", num_decodes=2)
+    assert "cannot be streamed" in message_of(generator.stream, TEXTS[0], options(beams=2))
+    assert "the text is empty" in message_of(generator.stream, " ")
 
 
 # --- what is not finite ------------------------------------------------------
@@ -619,7 +662,4 @@ def test_a_beam_search_needs_a_model_to_draft(generator):
     copying = generator.with_draft(CopyDraft(generator.target.vocab_size))
     message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
     assert "beams is 2 and the draft a CopyDraft" in message
-    assert "cannot be stepped" in message_of(
-        lambda: next(generator.steps(TEXTS[0], options(beams=2)))
-    )
     assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))

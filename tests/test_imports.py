@@ -33,6 +33,8 @@ LAYERS = (
     ("inference", "training"),
     ("t5x_plugin",),
     ("experiments",),
+    # A page for ``cli`` and notebooks.
+    ("demo",),
     ("cli",),
     # ``python -m spec_t5x.infer`` is a command under another name.
     ("infer",),

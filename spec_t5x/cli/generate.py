@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _streams(args, options) -> bool:
-    """Whether a draft's texts appear as they are accepted."""
-    single = options.num_decodes == 1 and not options.beams
+    """Whether texts appear as they are decoded."""
+    single = options.batch_size == options.num_decodes == 1 and not options.beams
     return sys.stdout.isatty() and not args.json and single
 
 
@@ -105,13 +105,29 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
     if args.input is None and sys.stdin.isatty():
-        raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
+        if args.compare or not sys.stdout.isatty():
+            raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
+        return _typed()
     if args.input in (None, "-"):
         read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
         return _lines(read, arriving(sys.stdin.buffer))
     read = file_source(args.input, field=args.field)
     # One part, read as it is decoded.
     return _lines(read, iter([read.raw()]))
+
+
+def _typed() -> Iterator[Iterable[Item]]:
+    """Lines as the user types them, until Ctrl-D or Ctrl-C; blank ones are none."""
+    with contextlib.suppress(ImportError):
+        # ``input`` then edits lines and remembers them.
+        import readline  # noqa: F401
+    say("one input a line; Ctrl-D ends")
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        for n in itertools.count():
+            while not (text := input("> ")).strip():
+                pass
+            yield [Item(index=n, place=("line", n + 1), text=text)]
+    print()
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
@@ -145,13 +161,19 @@ class _Command:
         Raises:
           InputError: an input that came as an argument cannot be decoded.
         """
-        if self.args.compare or self.args.trace:
-            lines = [self._checked(line) for part in source for line in part]
-            self._compare(lines) if self.args.compare else self._trace(lines)
-        elif self.generator.draft is not None and _streams(self.args, self.options):
-            self._stream(source)
-        else:
+        if not (self.args.compare or self.args.trace or _streams(self.args, self.options)):
             self._generate(source)
+            return
+        lines = map(self._checked, itertools.chain.from_iterable(source))
+        if self.args.text:
+            # Arguments are refused before any is decoded.
+            lines = iter(list(lines))
+        if self.args.compare:
+            self._compare(list(lines))
+        elif self.args.trace:
+            self._trace(lines)
+        else:
+            self._stream(lines)
 
     def _generate(self, source: Iterator[Iterable[Item]]) -> None:
         place = 0
@@ -179,9 +201,9 @@ class _Command:
         answers = self.generator.generate(texts, self.options, first=first)
         return zip(lines, answers, strict=True)
 
-    def _stream(self, source: Iterator[Iterable[Item]]) -> None:
-        """As ``_generate``, each text as it is accepted."""
-        for line in map(self._checked, itertools.chain.from_iterable(source)):
+    def _stream(self, lines: Iterator[Item]) -> None:
+        """As ``_generate``, each text as it is decoded."""
+        for line in lines:
             if line.error is None:
                 try:
                     _stream_one(self.generator, line.text, self.options, line.index)
@@ -191,7 +213,7 @@ class _Command:
             if line.error is not None:
                 print(flush=True)
 
-    def _trace(self, lines: list[Item]) -> None:
+    def _trace(self, lines: Iterator[Item]) -> None:
         from spec_t5x.cli.trace import print_trace
 
         for line in lines:
@@ -254,15 +276,13 @@ class _Command:
 
 
 def _stream_one(generator, source: str, options, place: int) -> None:
-    ids, shown = [], ""
-    for iteration in generator.steps(source, options, place):
-        ids.extend(iteration.appended[0, : iteration.num_appended[0]].tolist())
-        # A character whose last bytes are still to come may change.
-        text = _one_line(generator.vocabulary.decode(ids)).rstrip("\N{REPLACEMENT CHARACTER}")
+    shown = ""
+    for event in generator.stream(source, options, place=place):
+        text = _one_line(event.text)
         if text.startswith(shown):
             print(text[len(shown) :], end="", flush=True)
             shown = text
-    print(_one_line(generator.vocabulary.decode(ids))[len(shown) :], flush=True)
+    print(flush=True)
 
 
 def _one_line(text: str) -> str:

@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         benchmark,
         compile_tpu,
         convert,
+        demo,
         doctor,
         evaluate,
         generate,
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"spec-t5x {spec_t5x.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     named = (
-        _by_name(generate, infer, evaluate, acceptance, benchmark)
+        _by_name(generate, demo, infer, evaluate, acceptance, benchmark)
         | train.TRAININGS
         | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce, doctor)
     )

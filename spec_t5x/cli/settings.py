@@ -90,6 +90,7 @@ _DECODING = {
     "verifier": ("NAME", f"{', '.join(VERIFIERS[:-1])} or {VERIFIERS[-1]} (block)"),
     "lenience": (float, "below 1 the token verifier is lossy (1)"),
     "widths": (_widths, "drafts for each position, such as 3,2, of multi and tree"),
+    "stop": (["TEXT", "stop"], "outputs end before it; several may be given"),
     "truncate": (bool, "cut longer inputs"),
     "rescale_log_probs": (bool, "scores under the sampled distribution, as T5X's default"),
 }
@@ -118,13 +119,14 @@ def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
       parser: a parser, or a group of one.
       flags: ``{name: (kind, help)}``. A kind is ``bool`` for a switch, a tuple of choices, the
         metavar of a text, or a type (or a function of the text), shown as N. ``[kind]`` may be
-        given several times; the option has the flag's name in the plural.
+        given several times; the option has the flag's name in the plural, or is the name that
+        stands beside the kind.
     """
     for name, (kind, text) in flags.items():
         options: dict[str, Any] = {}
         if isinstance(kind, list):
-            (kind,) = kind
-            options = {"action": "append", "dest": f"{name}s"}
+            kind, *option = kind
+            options = {"action": "append", "dest": option[0] if option else f"{name}s"}
         if kind is bool:
             options["action"] = "store_true"
         elif isinstance(kind, tuple):

@@ -139,7 +139,8 @@ def achieved(
     # Rounding takes the alpha of a draft that equals the target above 1.
     alphas = np.array([min(output.alpha or 0.0, 1.0) for output in outputs])
     calls = np.array([output.target_calls for output in outputs])
-    lengths = np.array([len(output.output_ids) for output in outputs])
+    # Of all that was computed, be it beyond a stop string.
+    lengths = np.array([round(o.block_efficiency * o.target_calls) for o in outputs])
 
     def ratio(sums: np.ndarray, counts: np.ndarray) -> Estimate | None:
         sums, counts = (np.bincount(texts, weights=each) for each in (sums, counts))
@@ -380,7 +381,8 @@ class _Measurement:
         self._tell(0, decoding, f"decoding with {name}")
         generator, outputs = self.generator.with_draft(self.drafts[name]), []
         for batch in self._batches(decoding, first, limit=self.options.decoded_texts):
-            answers = all_answered(generator.collect(batch, generator.decode(batch, decoding)))
+            decoded = generator.decode(batch, decoding)
+            answers = all_answered(generator.collect(batch, decoded, decoding))
             outputs += [output for (output,) in answers]
         texts = self._clusters(first, len(outputs))
         return achieved(outputs, texts, self.options.bootstrap())

@@ -282,7 +282,7 @@ def compare(
         [
             answer
             for batch, of_batch in zip(batches, of_way, strict=True)
-            for answer in all_answered(generator.collect(batch, of_batch))
+            for answer in all_answered(generator.collect(batch, of_batch, options))
         ]
         for of_way in decoded[-1].values()
     )
@@ -299,7 +299,8 @@ def compare(
         options,
         num_inputs=len(texts),
         gamma=options.gamma if pace is None else pace.typical_limit,
-        plain_tokens=sum(len(output.output_ids) for output in itertools.chain(*plain_outputs)),
+        # A token each.
+        plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
         # Where a pace has left the draft out, nothing was verified.
         alpha=alpha.value if alpha else 0.0,
         identical=not divergences if greedy else None,

@@ -45,22 +45,21 @@ def counts(lines: Sequence[TraceLine]) -> str:
 
 
 def iterations(generator, text: str, options, place: int = 0) -> Iterator[TraceLine]:
-    """A line for each iteration of decoding the input at ``place``, as soon as it is done.
+    """A line for each event of decoding the input at ``place``, as soon as it is there.
 
-    Arguments and errors are ``Generator.steps``'s.
+    Arguments and errors are ``Generator.stream``'s.
     """
     before: list[str] = []
-    for iteration in generator.steps(text, options, place):
-        accepted, appended = int(iteration.num_accepted[0]), int(iteration.num_appended[0])
-        proposed = _pieces(generator.vocabulary, iteration.proposed[0])
-        new = _pieces(generator.vocabulary, iteration.appended[0, :appended])
-        ends_in_drafts = accepted == appended
-        rejects = not ends_in_drafts and accepted < int(iteration.num_proposed[0])
+    for event in generator.stream(text, options, place=place):
+        accepted, rejected, new = (
+            _pieces(generator.vocabulary, ids)
+            for ids in (event.accepted, event.rejected, event.appended)
+        )
         yield TraceLine(
             before=list(before),
-            accepted=proposed[:accepted],
-            rejected=proposed[accepted] if rejects else None,
-            corrected=None if ends_in_drafts else new[accepted],
+            accepted=accepted,
+            rejected=rejected[0] if rejected else None,
+            corrected=None if event.own is None else new[-1],
         )
         before.extend(new)
 
@@ -100,8 +99,8 @@ def legend(lines: Sequence[TraceLine]) -> Text:
     return Text.assemble(f"{counts(lines)}: ", *parts, ("the target's own", TARGET))
 
 
-def _pieces(vocabulary, ids) -> list[str]:
-    return [_piece(vocabulary, int(token)) for token in ids]
+def _pieces(vocabulary, ids: Sequence[int]) -> list[str]:
+    return [_piece(vocabulary, token) for token in ids]
 
 
 def _piece(vocabulary, token: int) -> str:

@@ -13,6 +13,7 @@ from spec_t5x.generation.batch_run import Run
 from spec_t5x.generation.batches import Batch, bucket
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
+from spec_t5x.generation.streaming import StreamEvent
 from spec_t5x.names import AUTO, NO_DRAFT
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Generation",
     "Generator",
     "Run",
+    "StreamEvent",
     "all_answered",
     "bucket",
 ]

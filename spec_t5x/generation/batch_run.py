@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from spec_t5x.generation.answers import Answer
+from spec_t5x.generation.answers import Answer, all_answered
 from spec_t5x.generation.batches import Batch, prompt_lengths
 from spec_t5x.generation.bursts import Answered, Bursts
 from spec_t5x.generation.generate_options import GenerateOptions
@@ -61,7 +61,22 @@ class Run:
         if not self._drafts(batch):
             decoded = self.generator.plain().decode(batch, self.options)
             return functools.partial(self._credit, batch, decoded)
-        return functools.partial(self.generator.collect, batch, self.decode(batch))
+        return functools.partial(self.generator.collect, batch, self.decode(batch), self.options)
+
+    def decoder(self, batch: Batch) -> Any:
+        """The ``Generator`` for a batch: without its draft where that waits or does not pay."""
+        return self.generator if self._drafts(batch) else self.generator.plain()
+
+    def finish(self, batch: Batch, decoded: Decoded) -> Answer:
+        """The answer to the one input of a batch that ``decoder`` has decoded; ``remember``s."""
+        if decoded.stats is None:
+            answers = self._credit(batch, decoded)
+        else:
+            self.pace = decoded.pace
+            answers = self.generator.collect(batch, decoded, self.options)
+        (answer,) = all_answered(answers)
+        self.remember()
+        return answer
 
     @property
     def in_slots(self) -> bool:
@@ -198,7 +213,7 @@ class Run:
         """``Generator.collect`` of plain decoding, whose steps pay for looking at the draft."""
         decoded = jax.device_get(decoded)
         self._uncredited += int(np.max(decoded.lengths)) - min(prompt_lengths(batch))
-        yield from self.generator.collect(batch, decoded)
+        yield from self.generator.collect(batch, decoded, self.options)
 
     def _is_plain(self) -> bool:
         """Whether the pace would take a plain step; waits for the batch that it is of."""

@@ -117,7 +117,7 @@ class Bursts:
         rows = [row for row, place in enumerate(ended.places) if place != slots.NOBODY]
         places = tuple(int(ended.places[row]) for row in rows)
         answers = [
-            self._generator.answer(*self._inputs.pop(place), ended.decoded, row)
+            self._generator.answer(*self._inputs.pop(place), ended.decoded, row, self._options)
             for place, row in zip(places, rows, strict=True)
         ]
         self.calls += int(ended.calls)

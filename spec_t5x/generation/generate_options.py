@@ -64,11 +64,18 @@ class GenerateOptions:
     beam_alpha: float = 0.6
     # Drafts for the next places of the verifiers ``multi`` and ``tree``; () for the usual.
     widths: tuple = ()
+    # Texts of which the first that appears ends the output, which is what stands before it; ids
+    # go up to the one that completes it. What was computed beyond is left out, but counts and
+    # score are of all that was computed. A single text may stand for itself.
+    stop: tuple | str = ()
 
     def __post_init__(self):
-        if isinstance(self.widths, list):
-            # gin's sequences.
-            object.__setattr__(self, "widths", tuple(self.widths))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("widths", "stop"):
+            if isinstance(value := getattr(self, name), list):
+                # gin's sequences.
+                object.__setattr__(self, name, tuple(value))
         for field in dataclasses.fields(self):
             # gin hands over whatever a file binds.
             value = getattr(self, field.name)
@@ -99,6 +106,14 @@ class GenerateOptions:
                 )
         if not 0 <= self.beam_alpha < float("inf"):
             raise InputError(f"beam_alpha is {self.beam_alpha}: give a finite number from 0")
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise InputError(f"stop has {string!r}: give texts of at least one character")
+        if beams and self.stop:
+            raise InputError(
+                f"beams is {beams} and stop {self.stop}: a beam search ends no output early; "
+                "leave one of them out"
+            )
         if beams < 0:
             raise InputError(f"beams is {beams}: give at least 0 (0 does not search)")
         if beams and self.temperature > 0:

@@ -19,14 +19,18 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batch_run import Input, Run
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.left_out import Memory
+from spec_t5x.generation.stop_strings import first_stop
+from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.interfaces import Draft
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
@@ -307,6 +311,23 @@ class Generator:
         common |= _draft_options(options, pace)
         return _decode_speculatively(self.target, self.draft, *rows, **common)
 
+    def steps(
+        self, batch: Batch, options: GenerateOptions, pace: Pace | None
+    ) -> Iterator[Iteration]:
+        """``decode``, driven from the host: yields each iteration, returns what it decoded.
+
+        With gamma "auto" and no ``pace`` it decodes plainly. Statistics are made even then.
+        """
+        rows, common = _loop_arguments(batch, options)
+        if self.draft is None or (options.gamma == AUTO and pace is None):
+            verifier = options.make_verifier()
+            # A tree has no gamma 0.
+            common |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
+            nobody = UniformDraft(self.target.vocab_size)
+            return speculative_steps(self.target, nobody, *rows, **common)
+        common |= _draft_options(options, pace)
+        return speculative_steps(self.target, self.draft, *rows, **common)
+
     def costs(self, batch: Batch, options: GenerateOptions) -> Costs:
         """What speculation costs for batches like this one: measured once, and remembered.
 
@@ -454,41 +475,45 @@ class Generator:
             places, texts, ids = zip(*ordered[start : start + size], strict=True)
             yield places, self.make_batch(texts, ids, places, options)
 
-    def steps(
-        self, text: str, options: GenerateOptions | None = None, place: int = 0
-    ) -> Iterator[Iteration]:
-        """Decodes one input, yielding after each iteration; returns its outputs.
+    def stream(
+        self, text: str, options: GenerateOptions | None = None, *, place: int = 0, **changes
+    ) -> Iterator[StreamEvent]:
+        """Decodes one input, yielding after each call of the target what it brought.
 
-        The text is the one that ``generate`` gives to the input at ``place``.
+        The output is the one that ``generate`` gives to this input alone at ``place``. Driven
+        from the host, call by call, it takes longer. Without a draft each event has one token.
+
+        Args:
+          text: the input.
+          options: how to decode; ``batch_size`` does not matter.
+          place: of the input, which its random numbers depend on.
+          changes: options that are to be other than in ``options``.
 
         Raises:
-          InputError: there is no draft, or more than one decode was asked for; or the
-            models compute what is not finite, before a token of it is yielded.
+          InputError: at the call, an input or options that cannot be decoded, several decodes
+            or a beam search; later, models that compute what is not finite, before a token
+            of it is yielded.
         """
-        options = options or GenerateOptions()
-        if self.draft is None:
-            raise InputError("no draft to step with: give one, or use generate")
+        options = dataclasses.replace(options_with(options, changes), batch_size=1)
         if options.num_decodes != 1:
-            raise InputError(f"num_decodes is {options.num_decodes}: stepping decodes 1")
+            raise InputError(f"num_decodes is {options.num_decodes}: a stream has 1")
         if options.beams:
-            raise InputError(f"beams is {options.beams}: a search cannot be stepped through")
-        (batch,) = self.batches([text], dataclasses.replace(options, batch_size=1), place)
-        pace = Pace.start(self.costs(batch, options)) if options.gamma == AUTO else None
-        rows, common = _loop_arguments(batch, options)
-        common |= _draft_options(options, pace)
-        decoded = yield from speculative_steps(self.target, self.draft, *rows, **common)
-        return next(all_answered(self.collect(batch, decoded)))
+            raise InputError(f"beams is {options.beams}: a search cannot be streamed")
+        (batch,) = self.batches([text], options, place)
+        return stream(self.run(options), batch)
 
-    def collect(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
+    def collect(self, batch: Batch, decoded: Decoded, options: GenerateOptions) -> Iterator[Answer]:
         """Fetches a batch's results and turns them into text."""
         # The pace stays on the device.
         decoded = jax.device_get(decoded.replace(pace=None))
         for row, (text, skipped) in enumerate(
             zip(batch.texts, prompt_lengths(batch), strict=False)
         ):
-            yield self.answer(text, skipped, decoded, row)
+            yield self.answer(text, skipped, decoded, row, options)
 
-    def answer(self, text: str, skipped: int, decoded: Decoded, row: int) -> Answer:
+    def answer(
+        self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions
+    ) -> Answer:
         """The answer to one input, without the ``skipped`` tokens of its prompt.
 
         ``decoded`` is on the host; ``row`` is the input's there.
@@ -499,7 +524,11 @@ class Generator:
         # The loops have T5X's order, by increasing score.
         decodes = () if error else reversed(range(decoded.tokens.shape[1]))
         return Answer(
-            [self._generation(text, decoded, row, decode, skipped) for decode in decodes], error
+            [
+                self._generation(text, decoded, (row, decode), skipped, options.stop)
+                for decode in decodes
+            ],
+            error,
         )
 
     def collect_beams(
@@ -524,24 +553,37 @@ class Generator:
             yield Answer(outputs, error)
 
     def _output(
-        self, text: str, decoded: Decoded | BeamResult, at: tuple[int, int], skipped: int
+        self,
+        text: str,
+        decoded: Decoded | BeamResult,
+        at: tuple[int, int],
+        skipped: int,
+        stop: tuple[str, ...] = (),
     ) -> dict:
         """What every output has, without the ``skipped`` tokens of its prompt."""
+        decode = self.vocabulary.decode
         ids = decoded.tokens[at][skipped : decoded.lengths[at]].tolist()
+        stopped = first_stop(decode, [], ids, stop)
+        if stopped is not None:
+            ids = ids[: stopped.count]
         return {
             "input": text,
-            "output": self.vocabulary.decode(ids),
+            "output": decode(ids) if stopped is None else stopped.text,
             "output_ids": ids,
             "score": float(decoded.scores[at]),
         }
 
     def _generation(
-        self, text: str, decoded: Decoded, row: int, decode: int, skipped: int
+        self,
+        text: str,
+        decoded: Decoded,
+        at: tuple[int, int],
+        skipped: int,
+        stop: tuple[str, ...],
     ) -> Generation:
-        at = (row, decode)
-        common = self._output(text, decoded, at, skipped)
+        common = self._output(text, decoded, at, skipped, stop)
         if decoded.stats is None:
-            return Generation(**common, target_calls=len(common["output_ids"]))
+            return Generation(**common, target_calls=int(decoded.lengths[at]) - skipped)
         stats = decoded.stats
         verified = stats.verified[at]
         return Generation(

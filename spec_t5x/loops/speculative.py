@@ -227,7 +227,7 @@ def _pad(values: Array, block: Array) -> Array:
     return jnp.pad(values, ((0, 0), (0, missing), (0, 0)))
 
 
-# At a pace
+# At a pace, and at gamma 0
 
 
 def plain_step(
@@ -254,7 +254,7 @@ def plain_step(
         target_cache=cache,
         target_states=states_before(states, num_appended),
         stats=state.stats.add_plain(live=live, num_appended=num_appended),
-        pace=state.pace.plain(_mean(num_appended, live)),
+        pace=None if state.pace is None else state.pace.plain(_mean(num_appended, live)),
     )
     nothing = jnp.zeros_like(num_appended)
     return state, Iteration(
@@ -455,9 +455,10 @@ def speculative_steps(
     """``speculative_decode``, driven from the host: yields after each iteration.
 
     For streaming and for traces. Same arguments (``options`` are the fields of ``Loop``), same
-    text, same errors (at the call); slower by a round trip for each iteration. A plain step, at a
-    pace, is an iteration without proposals. The generator's return value is the ``Decoded``
-    result.
+    text, same errors (at the call); slower by a round trip for each iteration. The prefill has
+    run when the call returns. A plain step, at gamma 0 or at a pace, is an iteration without
+    proposals. The generator's return value is the ``Decoded`` result; sent True, it ends all
+    rows where they are.
 
     Raises:
       InputError: as of ``speculative_decode``, at the call; or a row's logits are not
@@ -467,15 +468,12 @@ def speculative_steps(
     loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
     begin = _compiled(init, loop, donate=())
-    iterate, go_plainly = _compiled(step, loop), _compiled(plain_step, loop)
-    make_ready = _compiled(prepare, loop)
+    go_plainly, make_ready = _compiled(plain_step, loop), _compiled(prepare, loop)
+    iterate = _compiled(step, loop) if loop.gamma else go_plainly
 
     # Of its own: what stands in a generator waits for the first ``next``.
-    def iterations():
-        state = begin(
-            target, draft, inputs, prompts, stream, max_decode_steps=max_decode_steps, pace=pace
-        )
-        ready, ended = pace is None, np.asarray(state.outputs.ended)
+    def iterations(state: DecodeState, ended: np.ndarray):
+        ready = pace is None
         while not ended.all():
             if pace is not None and not _limit(state.pace):
                 ready = False
@@ -488,11 +486,15 @@ def speculative_steps(
             # All that is fetched.
             iteration, scores = jax.device_get((iteration, state.outputs.scores))
             outputs_lib.check_sound(scores)
-            yield iteration
+            if (yield iteration):
+                break
             ended = iteration.ended
         return _finish(state, loop)
 
-    return iterations()
+    state = begin(
+        target, draft, inputs, prompts, stream, max_decode_steps=max_decode_steps, pace=pace
+    )
+    return iterations(state, np.asarray(state.outputs.ended))
 
 
 _limit = jax.jit(Pace.limit)

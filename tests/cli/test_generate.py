@@ -10,13 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from spec_t5x.cli.generate import _stream_one
-from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Answer, GenerateOptions, Generator
 from spec_t5x.types import EOS_ID
@@ -144,6 +140,13 @@ def test_a_seed_gives_its_text_again_and_another_one_another_text(generate, samp
     assert generate("--temperature", 1, "--seed", 4, *TEXTS).lines != outputs_of(sampled)
 
 
+def test_outputs_end_before_any_of_the_texts_to_stop_at(generate, greedy):
+    stop = greedy[0].output[3:7]
+    (line,) = generate("--stop", "not there", "--stop", stop, TEXTS[0]).lines
+    assert line == greedy[0].output.partition(stop)[0] != greedy[0].output
+    assert_refused(generate("x", "--stop", "a", "--beams", 2), "--beams is 2 and stop")
+
+
 # --- streaming ---------------------------------------------------------------
 
 
@@ -168,20 +171,20 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     generate, greedy, monkeypatch, terminal
 ):
     """What is not finite is told by ``Generator``; here it finds nothing else to tell."""
-    collect, steps = Generator.collect, Generator.steps
+    collect, stream = Generator.collect, Generator.stream
     ill = InputError("not finite")
 
-    def some(self, batch, decoded):
-        for text, answer in zip(batch.texts, collect(self, batch, decoded), strict=True):
+    def some(self, batch, decoded, options):
+        for text, answer in zip(batch.texts, collect(self, batch, decoded, options), strict=True):
             yield Answer(error=ill) if text == TEXTS[1] else answer
 
-    def some_steps(self, text, options, place):
+    def some_streams(self, text, options, place):
         if text == TEXTS[1]:
             raise ill
-        return (yield from steps(self, text, options, place))
+        return stream(self, text, options, place=place)
 
     monkeypatch.setattr(Generator, "collect", some)
-    monkeypatch.setattr(Generator, "steps", some_steps)
+    monkeypatch.setattr(Generator, "stream", some_streams)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     result = generate(*TEXTS)
     expected = outputs_of(greedy)
@@ -191,27 +194,49 @@ def test_an_input_that_comes_to_no_text_costs_the_others_nothing(
     assert line == {"line": 2, "input": TEXTS[1], "error": "not finite"}
 
 
-class ReplacingVocabulary(ByteVocabulary):
-    """Shows an unfinished character as SentencePiece's byte fallback does."""
+@pytest.fixture
+def typing(monkeypatch):
+    """``typing(*lines)``: a user at a terminal, whose lines come when they are asked for.
 
-    def decode(self, ids):
-        return bytes(i - 3 for i in ids if i != EOS_ID).decode("utf-8", errors="replace")
+    What the terminal then shows, prompts and outputs.
+    """
+
+    def begin(*lines):
+        shown, waiting, write = [], iter(lines), sys.stdout.write
+
+        def read(prompt):
+            shown.append(prompt)
+            for line in waiting:
+                return line
+            raise EOFError
+
+        monkeypatch.setattr("builtins.input", read)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setattr(sys.stdout, "write", lambda text: (shown.append(text), write(text))[1])
+        return shown
+
+    return begin
 
 
-@pytest.mark.parametrize("vocabulary", [ByteVocabulary(), ReplacingVocabulary()])
-@pytest.mark.parametrize("size", [1, 2])
-def test_characters_are_streamed_when_their_bytes_are_there(capsys, vocabulary, size):
-    text = "für 漢字 – ok"
-    ids = [*vocabulary.encode(text), EOS_ID]
+@pytest.mark.parametrize("flags", [(), ("--draft", "none"), ("--batch_size", 2)], ids=str)
+def test_a_user_types_a_line_at_a_time(generate, greedy, typing, flags):
+    shown = typing(TEXTS[0], "", " ", TEXTS[1] * 20, TEXTS[2])
+    result = generate(*flags)
+    first, _, third = outputs_of(greedy)
+    assert "".join(shown) == f"> {first}\n> > > \n> {third}\n> \n"
+    begun, refused = result.errors
+    assert begun == "spec-t5x: one input a line; Ctrl-D ends"
+    assert refused.startswith("spec-t5x: line 2: the text has")
 
-    def steps(*_):
-        for start in range(0, len(ids), size):
-            block = ids[start : start + size]
-            yield SimpleNamespace(appended=np.array([block]), num_appended=np.array([len(block)]))
 
-    generator = SimpleNamespace(steps=steps, vocabulary=vocabulary)
-    _stream_one(generator, "x", OPTIONS, 0)
-    assert capsys.readouterr().out == text + "\n"
+def test_each_line_that_is_typed_is_traced_at_once(generate, greedy, typing):
+    shown = typing(*TEXTS[:2])
+    generate("--trace")
+    prompts = [n for n, piece in enumerate(shown) if piece == "> "]
+    for (start, end), generation in zip(itertools.pairwise(prompts), greedy[:2], strict=True):
+        trace = "".join(shown[start + 1 : end]).splitlines()
+        assert len(trace) >= generation.target_calls
 
 
 # --- traces and comparisons --------------------------------------------------

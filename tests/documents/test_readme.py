@@ -22,11 +22,21 @@ def examples(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_first_example_prints_what_it_asserts(capsys):
-    exec(examples("README.md")[0], {})
+def test_the_first_examples_print_what_they_assert(capsys):
+    first, streamed, *_ = examples("README.md")
+    exec(first, names := {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(float(line.rsplit(maxsplit=1)[1]) > 1 for line in lines)
+    exec(streamed, names)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("Wo ist der Bahnhof [")
+
+
+def test_a_stream_ends_with_the_output(capsys):
+    exec(examples("docs/streaming.md")[0], {})
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("Wo ist der Bahnhof? ")
 
 
 def test_a_draft_of_your_own_keeps_the_text():

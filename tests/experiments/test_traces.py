@@ -3,7 +3,6 @@
 import io
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -11,35 +10,36 @@ from rich.text import Text
 from spec_t5x.cli.trace import print_trace
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.traces import TraceLine
-from spec_t5x.loops.speculative import Iteration
+from spec_t5x.generation import StreamEvent
 from spec_t5x.types import EOS_ID
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "<dog>", "sat", "&", "down"]
 
 
-def iteration(proposed, num_proposed, num_accepted, appended, num_appended):
-    return Iteration(
-        proposed=np.array([proposed], np.int32),
-        num_proposed=np.array([num_proposed], np.int32),
-        num_accepted=np.array([num_accepted], np.int32),
-        appended=np.array([appended], np.int32),
-        num_appended=np.array([num_appended], np.int32),
-        ended=np.array([False]),
+def event(proposed, num_accepted, own):
+    return StreamEvent(
+        text="",
+        proposed=proposed,
+        num_accepted=num_accepted,
+        own=own,
+        target_calls=0,
+        seconds=0.0,
+        prefill_seconds=0.0,
     )
 
 
 @pytest.fixture
 def lines() -> list[TraceLine]:
     """One accepted and one rejected; all accepted; none proposed; an end inside the drafts."""
-    iterations = [
-        iteration([3, 5], 2, 1, [3, 4, 4], 2),
-        iteration([6, 7], 2, 2, [6, 7, 8], 3),
-        iteration([5, 5], 0, 0, [9, 9, 9], 1),
-        iteration([EOS_ID, 3], 2, 1, [EOS_ID, 3, 3], 1),
+    events = [
+        event([3, 5], 1, 4),
+        event([6, 7], 2, 8),
+        event([], 0, 9),
+        event([EOS_ID, 3], 1, None),
     ]
     generator = SimpleNamespace(
         vocabulary=SimpleNamespace(piece=WORDS.__getitem__, vocab_size=len(WORDS)),
-        steps=lambda *_: iter(iterations),
+        stream=lambda *_, place: iter(events),
     )
     return list(traces.iterations(generator, "x", None))
 

@@ -32,7 +32,7 @@ class Echo(Generator):
     def run(self, options):
         return Echoing(self, options)
 
-    def collect(self, batch, decoded):
+    def collect(self, batch, decoded, options):
         width = decoded.tokens.shape[1]
         for text in batch.texts:
             yield Answer(
@@ -57,7 +57,7 @@ class Echoing(Run):
     in_slots = False
 
     def start(self, batch):
-        return functools.partial(self.generator.collect, batch, batch)
+        return functools.partial(self.generator.collect, batch, batch, self.options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
 from spec_t5x.experiments.reproduction.kept_results import Measure
 from spec_t5x.experiments.reproduction.plots import new_figure
-from spec_t5x.generation import GenerateOptions
+from spec_t5x.generation import GenerateOptions, StreamEvent
 
 # A sentence whose translation takes several calls, with drafts accepted and rejected.
 _SENTENCE = (
@@ -72,7 +72,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
                 gamma=gamma, max_decode_len=_MAX_DECODE_LEN, verifier="token"
             )
             comparison = compare(generator, [_SENTENCE], decoding, repeats)
-            runs.append(_run(gamma, comparison, list(generator.steps(_SENTENCE, decoding))))
+            runs.append(_run(gamma, comparison, list(generator.stream(_SENTENCE, decoding))))
         # Plain decoding, timed in turn with the last of them.
         runs.append(_run(0, comparison, []))
         return {"tokens": sum(run["tokens"] for run in runs), "runs": runs}
@@ -94,7 +94,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
     return [Figure(name="figure5", caption=caption, origins=(Origin.MEASURED,), plot=plot)]
 
 
-def _run(gamma: int, comparison: Comparison, iterations) -> dict[str, Any]:
+def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[str, Any]:
     """A decode: its steps' times in milliseconds, and what became of each proposal."""
     times, plain = comparison.step_times, not gamma
     seconds = comparison.plain_seconds if plain else comparison.speculative_seconds
@@ -106,8 +106,8 @@ def _run(gamma: int, comparison: Comparison, iterations) -> dict[str, Any]:
         "setup": 1e3 * statistics.median(setup),
         "draft_step": times.draft,
         "target_step": times.target if plain else times.verification,
-        "proposed": [0] * tokens if plain else [int(i.num_proposed[0]) for i in iterations],
-        "appended": [1] * tokens if plain else [int(i.num_appended[0]) for i in iterations],
+        "proposed": [0] * tokens if plain else [len(event.proposed) for event in events],
+        "appended": [1] * tokens if plain else [len(event.appended) for event in events],
         "measured": 1e3 * statistics.median(seconds),
     }
 

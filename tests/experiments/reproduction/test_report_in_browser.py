@@ -1,52 +1,16 @@
 """The report in a real browser: nothing fails to load, and all is on the page."""
 
-import shutil
-
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-WIDTH = 1280
-
-
-def find(*names: str) -> str:
-    """The first program that is installed; a failure that says what to do if there is none."""
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    pytest.fail(
-        f"no {names[0]} is installed: run scripts/test.sh, which installs it, or "
-        "apt-get install chromium chromium-driver"
-    )
+from tests.chromium import WIDTH, chromium, fits
 
 
 @pytest.fixture(scope="module")
 def browser(report, tmp_path_factory):
     """Headless Chromium with the report open, 1280 pixels wide."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = find("chromium", "google-chrome", "chromium-browser")
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(find("chromedriver")))
-    try:
-        driver.set_window_size(WIDTH, 900)
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         driver.get((report / "report.html").as_uri())
         yield driver
-    finally:
-        driver.quit()
 
 
 SIZES = """return [...document.images].map(
@@ -70,7 +34,6 @@ SHADES = """const shade = (css, of) => +getComputedStyle(document.querySelector(
 return [shade('body', 'backgroundColor'), shade('body', 'color'),
     shade('td.measured', 'backgroundColor'), shade('.badge.measured', 'color'),
     shade('figure img', 'backgroundColor')]"""
-WIDTHS = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 
 def test_all_figures_load_and_nothing_is_complained_of(browser, report):
@@ -91,12 +54,7 @@ def test_no_table_is_cut(browser):
 
 @pytest.mark.parametrize("width", [WIDTH, 420])
 def test_nothing_is_wider_than_the_window(browser, width):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-    )
-    whole, visible = browser.execute_script(WIDTHS)
-    assert whole <= visible <= width
+    assert fits(browser, width)
 
 
 def test_on_a_phone_the_legend_has_no_holes(browser):

@@ -1,0 +1,49 @@
+"""``spec-t5x demo``: a page on this machine, on which plain and speculative decoding race."""
+
+import argparse
+import dataclasses
+import threading
+
+from spec_t5x.cli import settings
+from spec_t5x.errors import InputError
+from spec_t5x.names import AUTO
+
+HELP = "a page in the browser: plain and speculative decoding race side by side"
+
+_PAGE = {
+    "host": ("ADDRESS", "of the page; 0.0.0.0 lets other machines in (127.0.0.1)"),
+    "port": (int, "of the page (7860)"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags. A flag that is left out takes its value from gin."""
+    settings.add_flags(parser.add_argument_group("page"), _PAGE)
+    settings.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows the page until it is interrupted."""
+    from spec_t5x import demo
+    from spec_t5x.generation import Generator
+    from spec_t5x.machine.compilation_cache import enable
+
+    models, options = settings.read(args)
+    if options.gamma == AUTO and args.gamma is None:
+        # There is more to see.
+        options = dataclasses.replace(options, gamma=settings.FIXED_GAMMA)
+    enable()
+    own, name = models != type(models)(), f"{models.target}, {models.draft_name()}"
+    page = demo.page({name: Generator.load_named(models)} if own else {}, options)
+    host, port = args.host or "127.0.0.1", args.port or 7860
+    quietly = {"quiet": True, "footer_links": [], "run_history": False, "prevent_thread_lock": True}
+    try:
+        _, address, _ = page.launch(server_name=host, server_port=port, share=False, **quietly)
+    except OSError as error:
+        raise InputError(f"port is {port} and cannot be used at {host}: give another") from error
+    print(address, flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        page.close(verbose=False)
+    return 0

@@ -1,0 +1,95 @@
+"""One input decoded call by call: what each call of the target brought, as soon as it has."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+from spec_t5x.generation.answers import Generation
+from spec_t5x.generation.batch_run import Run
+from spec_t5x.generation.batches import Batch
+from spec_t5x.generation.stop_strings import first_stop, settled
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.speculative import Iteration
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """What one target call brought: a line of Figure 1."""
+
+    # The output so far, without what may still change at its end: a character whose last bytes
+    # are to come, or the beginning of a stop string. The last event has all of it.
+    text: str
+    # Ids that the draft proposed; none in a plain step.
+    proposed: list[int]
+    # How many of them, from the first, entered the output.
+    num_accepted: int
+    # The target's own token that follows: the correction of the first refused proposal, or one
+    # more where all were accepted. None where the output ended inside the accepted proposals.
+    own: int | None
+    # So far, this one included.
+    target_calls: int
+    # Spent on decoding so far, not on what the caller does between events; and how much of it
+    # on the prefill. Programs that have to be compiled count.
+    seconds: float
+    prefill_seconds: float
+    # The whole output and its counts, in the last event.
+    generation: Generation | None = None
+
+    @property
+    def accepted(self) -> list[int]:
+        """The proposals that entered the output."""
+        return self.proposed[: self.num_accepted]
+
+    @property
+    def rejected(self) -> list[int]:
+        """The proposals that the target refused, of which ``own`` corrects the first."""
+        return [] if self.own is None else self.proposed[self.num_accepted :]
+
+    @property
+    def appended(self) -> list[int]:
+        """What the output grew by."""
+        return self.accepted if self.own is None else [*self.accepted, self.own]
+
+
+def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
+    """The events of ``Generator.stream``; the batch is of one input."""
+    generator, stop, decode = run.decoder(batch), run.options.stop, run.generator.vocabulary.decode
+    began = time.perf_counter()
+    steps = generator.steps(batch, run.options, run.pace)
+    prefill = seconds = time.perf_counter() - began
+    ids, calls, generation = [], 0, None
+    while generation is None:
+        began = time.perf_counter()
+        iteration = next(steps)
+        seconds += time.perf_counter() - began
+        calls += 1
+        new = iteration.appended[0, : iteration.num_appended[0]].tolist()
+        stopped = first_stop(decode, ids, new, stop)
+        if stopped is not None:
+            new = new[: stopped.count]
+        ids.extend(new)
+        if stopped is not None or iteration.ended[0]:
+            decoded = _ended(steps)
+            if generator.draft is None:
+                decoded = decoded.replace(stats=None)
+            generation = run.finish(batch, decoded)[0]
+        accepted = min(int(iteration.num_accepted[0]), len(new))
+        yield StreamEvent(
+            text=settled(decode(ids), stop) if generation is None else generation.output,
+            proposed=iteration.proposed[0, : iteration.num_proposed[0]].tolist(),
+            num_accepted=accepted,
+            own=new[accepted] if accepted < len(new) else None,
+            target_calls=calls,
+            seconds=seconds,
+            prefill_seconds=prefill,
+            generation=generation,
+        )
+
+
+def _ended(steps: Iterator[Iteration]) -> Decoded:
+    """The result of a decode that goes no further."""
+    try:
+        steps.send(True)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a decode went on after its end")

@@ -1,0 +1,69 @@
+"""Headless Chromium, for tests of pages."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+WIDTH = 1280
+_WIDTHS = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+@contextlib.contextmanager
+def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
+    """A browser of ``WIDTH`` pixels that logs what a page complains of and asks for."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = _find("chromium", "google-chrome", "chromium-browser")
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={profile}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(_find("chromedriver")))
+    try:
+        driver.set_window_size(WIDTH, 900)
+        yield driver
+    finally:
+        driver.quit()
+
+
+def fits(browser: webdriver.Chrome, width: int) -> bool:
+    """Whether nothing on the page is wider than a window of so many pixels, as it is then."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    whole, visible = browser.execute_script(_WIDTHS)
+    return whole <= visible <= width
+
+
+def requested(browser: webdriver.Chrome) -> set[str]:
+    """The addresses on networks that pages have asked for since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m for m in messages if m["method"] == "Network.requestWillBeSent"]
+    urls = {message["params"]["request"]["url"] for message in asked}
+    return {url for url in urls if url.startswith(("http:", "https:", "ws:", "wss:"))}
+
+
+def _find(*names: str) -> str:
+    """The first program that is installed; a failure that says what to do if there is none."""
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    pytest.fail(
+        f"no {names[0]} is installed: run scripts/test.sh, which installs it, or "
+        "apt-get install chromium chromium-driver"
+    )

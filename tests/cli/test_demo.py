@@ -1,0 +1,272 @@
+"""``spec-t5x demo``: the race, and the page in a real browser."""
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from selenium.common.exceptions import NoSuchElementException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+from spec_t5x import demo
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
+from tests import quick_compilation as quick
+from tests.chromium import WIDTH, chromium, fits, requested
+from tests.cli.results import assert_refused
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+REPOSITORY = Path(__file__).parents[2]
+TEXT = "My sister"
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
+SAMPLED = dataclasses.replace(OPTIONS, temperature=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_pair) -> Generator:
+    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The draft of each decode that was begun; two at once are an error."""
+    begun, alone, stream = [], threading.Lock(), Generator.stream
+
+    def recorded(self, *args, **kwargs):
+        assert alone.acquire(blocking=False), "two decodes at once"
+        try:
+            begun.append(self.draft)
+            yield from stream(self, *args, **kwargs)
+        finally:
+            alone.release()
+
+    monkeypatch.setattr(Generator, "stream", recorded)
+    return begun
+
+
+# --- the race ------------------------------------------------------------------
+
+
+def test_a_race_is_of_the_fastest_of_several_runs(generator, streams, monkeypatch):
+    monkeypatch.setattr(demo, "_RUNS", 3)
+    monkeypatch.setattr(demo, "_ENOUGH", 60.0)
+    seen = [(len(plain), len(drafted)) for plain, drafted in demo.race(generator, TEXT, OPTIONS)]
+    # Plain first, call by call.
+    assert seen[:-1] == sorted(set(seen))
+    assert seen[-1] == seen[-2]
+    assert streams == [None, generator.draft] * 3
+
+
+def test_the_sides_are_what_generate_gives(generator):
+    for options in (OPTIONS, SAMPLED):
+        *_, sides = demo.race(generator, TEXT, options)
+        for events, way in zip(sides, (generator.plain(), generator), strict=True):
+            ((expected,),) = way.generate(TEXT, options)
+            assert events[-1].generation.output_ids == expected.output_ids
+            assert events[-1].target_calls == expected.target_calls == len(events)
+
+
+def test_one_race_waits_for_another(generator, streams):
+    ends = []
+
+    def run():
+        *_, sides = demo.race(generator, TEXT, OPTIONS)
+        ends.append(sides)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ends) == 3
+
+
+def test_a_race_that_is_left_makes_way(generator, streams):
+    race = demo.race(generator, TEXT, OPTIONS)
+    next(race)
+    race.close()
+    *_, sides = demo.race(generator, TEXT, OPTIONS)
+    assert all(events[-1].generation for events in sides)
+
+
+def test_a_replay_shows_both_sides_by_one_clock(generator, monkeypatch):
+    monkeypatch.setattr(demo, "_SHORTEST", 0.0)
+    *_, sides = demo.race(generator, TEXT, OPTIONS)
+    clock, shown = [], None
+    for shown in demo.replay(sides):
+        clock.append(max(events[-1].seconds for events in shown if events))
+    assert clock == sorted(clock)
+    assert len(clock) == sum(map(len, sides))
+    assert shown == sides
+
+
+def test_the_verdict_says_what_the_texts_are(generator):
+    *_, (plain, drafted) = demo.race(generator, TEXT, OPTIONS)
+    slow = [dataclasses.replace(event, seconds=2.0) for event in plain]
+    fast = [dataclasses.replace(event, seconds=0.5) for event in drafted]
+    assert demo.verdict((slow, fast), OPTIONS).startswith(
+        "Both texts are identical. Speculative decoding was 4.00 times as fast"
+    )
+    slowed = [dataclasses.replace(event, seconds=8.0) for event in drafted]
+    assert "slower, at 0.25 of the speed" in demo.verdict((slow, slowed), OPTIONS)
+    assert "The texts differ" in demo.verdict((slow, fast[:-1]), OPTIONS)
+    assert "two draws from one distribution" in demo.verdict((slow, fast[:-1]), SAMPLED)
+    coupled = dataclasses.replace(SAMPLED, verifier="coupled")
+    assert "The texts differ" in demo.verdict((slow, fast[:-1]), coupled)
+
+
+def test_what_cannot_race_is_refused(generator):
+    for pair, text, expected in (
+        (generator, " ", "the text is empty"),
+        (generator, "a" * 1001, "the text has 1001 characters and the page takes 1000"),
+        (generator.plain(), TEXT, "no draft to race with"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            next(demo.race(pair, text, OPTIONS))
+
+
+# --- the command ---------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_without_gradio_a_line_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert_refused(run("demo"), "pip install gradio")
+
+
+def test_a_port_that_is_taken_is_named(run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert_refused(run("demo", "--port", port), f"--port is {port}", "give another")
+
+
+# --- the page ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tiny_pair, kept_programs):
+    """Where the page of the tiny pair is. Nothing but that is printed, and Ctrl-C ends it."""
+    port = free_port()
+    command = [sys.executable, "-m", "spec_t5x.cli.main", "demo", "--port", str(port)]
+    command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
+    environment = {
+        **os.environ,
+        **quick.ENVIRONMENT,
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_COMPILATION_CACHE_DIR": kept_programs,
+    }
+    with subprocess.Popen(
+        [*command, "--gamma", "3", "--max_decode_len", "16"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            found = process.stdout.readline().strip()
+            assert found == f"http://127.0.0.1:{port}/", process.stderr.read()
+            yield found
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, ("", ""))
+
+
+@pytest.fixture(scope="module")
+def browser(address, tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        driver.get(address)
+        waiting(driver).until(lambda _: driver.find_elements(By.CSS_SELECTOR, "#start"))
+        yield driver
+
+
+def waiting(browser) -> WebDriverWait:
+    return WebDriverWait(browser, 60, 0.1, [NoSuchElementException])
+
+
+def send(browser, text: str) -> str:
+    """Types the text, starts the race, waits for what the page says of it."""
+    box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
+    box.send_keys(Keys.CONTROL, "a")
+    box.send_keys(Keys.DELETE)
+    box.send_keys(text)
+    before = said(browser)
+    browser.find_element(By.CSS_SELECTOR, "#start").click()
+    waiting(browser).until(lambda _: said(browser) != before)
+    waiting(browser).until(lambda _: not said(browser).endswith("…"))
+    return said(browser)
+
+
+def said(browser) -> str:
+    # At one go: the element is replaced while the race goes on.
+    return browser.execute_script("return document.querySelector('.verdict')?.textContent ?? ''")
+
+
+def texts(browser) -> list[str]:
+    found = browser.find_elements(By.CSS_SELECTOR, ".side .text")
+    return [element.get_property("textContent") for element in found]
+
+
+def calls(browser) -> list[str]:
+    found = browser.find_elements(By.CSS_SELECTOR, ".calls div")
+    return [element.get_attribute("title") for element in found]
+
+
+def test_both_sides_write_one_text(browser, generator):
+    assert "Both texts are identical" in send(browser, TEXT)
+    ((expected,),) = generator.generate(TEXT, OPTIONS)
+    # The browser shows runs of spaces as they are.
+    assert texts(browser) == [expected.output, expected.output]
+    assert len(calls(browser)) == expected.target_calls
+    marks = browser.find_elements(By.CSS_SELECTOR, ".text mark.accepted, .text mark.corrected")
+    assert len({mark.value_of_css_property("background-color") for mark in marks}) == 2
+    figures = [side.text for side in browser.find_elements(By.CSS_SELECTOR, ".side span")]
+    assert figures[1] == f"{len(expected.output_ids)} target calls"
+    assert figures[4] == f"{expected.target_calls} target calls"
+
+
+def test_a_slider_changes_what_is_drafted(browser):
+    send(browser, TEXT)
+    assert all(title.endswith("of 3 proposals accepted") for title in calls(browser))
+    slider = browser.find_element(By.CSS_SELECTOR, "#gamma input[type=range]")
+    slider.send_keys(Keys.ARROW_LEFT)
+    before = texts(browser)
+    send(browser, TEXT + " ")
+    assert {re.search(r"of (\d)", title)[1] for title in calls(browser)} == {"2"}
+    assert texts(browser) == before
+    slider.send_keys(Keys.ARROW_RIGHT)
+
+
+def test_bad_texts_are_errors_on_the_page_and_good_ones_go_on(browser):
+    assert "the text is empty" in send(browser, "")
+    assert "1001 characters and the page takes 1000" in send(browser, "a" * 1001)
+    assert browser.find_element(By.CSS_SELECTOR, "[role=alert]").is_displayed()
+    assert texts(browser) == ["", ""]
+    assert "and the encoder takes 48" in send(browser, "Es regnet. " * 20)
+    assert "identical" in send(browser, "a green bird")
+
+
+@pytest.mark.parametrize("width", [WIDTH, 400])
+def test_it_fits_the_window(browser, width, tmp_path):
+    assert fits(browser, width)
+    assert browser.save_screenshot(str(tmp_path / "page.png"))
+
+
+def test_it_asks_nobody_else_for_anything(browser, address):
+    asked = requested(browser)
+    assert asked
+    assert [url for url in asked if not url.startswith(address)] == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

@@ -1,0 +1,130 @@
+"""Stop strings: where an output ends, whole, in slots and call by call."""
+
+import dataclasses
+
+import pytest
+
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.generation.stop_strings import Stopped, first_stop, settled
+from spec_t5x.types import EOS_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+BYTES = ByteVocabulary()
+TEXTS = ["My sister", "Wir gehen morgen.", "Der alte Tisch", "a green bird", "It is wet."]
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=16)
+
+
+class ReplacingVocabulary(ByteVocabulary):
+    """Shows an unfinished character as SentencePiece's byte fallback does."""
+
+    def decode(self, ids):
+        return bytes(i - 3 for i in ids if i != EOS_ID).decode("utf-8", errors="replace")
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_pair) -> Generator:
+    return Generator.load(tiny_pair / "target", tiny_pair / "draft")
+
+
+# --- where a text ends ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ((), None),
+        (("xyz",), None),
+        (("cd",), Stopped(4, "ab")),
+        # At the start.
+        (("a",), Stopped(1, "")),
+        # The one that is complete first, not the one that begins first.
+        (("bcdefg", "de"), Stopped(5, "abc")),
+        (("abcde", "de"), Stopped(5, "")),
+    ],
+)
+def test_the_first_stop_string_that_is_complete_ends_the_text(stop, expected):
+    ids = BYTES.encode("abcdefgh")
+    assert first_stop(BYTES.decode, [], ids, stop) == expected
+    # In the middle, where a part of it may be there.
+    for known in range(expected.count if expected else len(ids)):
+        found = first_stop(BYTES.decode, ids[:known], ids[known:], stop)
+        assert found == (expected and Stopped(expected.count - known, expected.text))
+
+
+@pytest.mark.parametrize("vocabulary", [BYTES, ReplacingVocabulary()])
+def test_what_may_still_change_is_held_back(vocabulary):
+    text, stop = "für 漢字 – ok END.", ["END!", "ND?"]
+    ids = [*vocabulary.encode(text), EOS_ID]
+    shown = [settled(vocabulary.decode(ids[:n]), stop) for n in range(len(ids) + 1)]
+    assert all(text.startswith(part) for part in shown)
+    assert shown == sorted(shown, key=len)
+    assert shown[0] == "" and shown[-1] == text
+    assert shown[-3] == "für 漢字 – ok "
+
+
+# --- outputs -------------------------------------------------------------------
+
+
+def test_outputs_are_those_without_it_up_to_it(generator):
+    """In a batch alone, in slots, without a draft, sampled, and call by call."""
+    for temperature in (0.0, 1.0):
+        whole = dataclasses.replace(OPTIONS, temperature=temperature, seed=3)
+        (expected, *others) = (answer[0] for answer in generator.generate(TEXTS, whole))
+        # Of two pieces.
+        stop = expected.output[3:7]
+        assert len(generator.vocabulary.encode(stop)) > 1
+        cut = dataclasses.replace(whole, stop=(stop, "not there"))
+        found, *uncut = (answer[0] for answer in generator.generate(TEXTS, cut))
+        assert found.output == expected.output.partition(stop)[0] != expected.output
+        assert found.output_ids == expected.output_ids[: len(found.output_ids)]
+        assert stop in generator.vocabulary.decode(found.output_ids)
+        assert stop not in generator.vocabulary.decode(found.output_ids[:-1])
+        # What was computed beyond counts.
+        same = {name: getattr(found, name) for name in ("output", "output_ids")}
+        assert dataclasses.replace(expected, **same) == found
+        for one, other in zip(uncut, others, strict=True):
+            assert one == other or stop in other.output
+        slots = generator.generate(TEXTS, cut, batch_size=2)
+        assert [answer[0].output_ids for answer in slots] == [
+            one.output_ids for one in (found, *uncut)
+        ]
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_stream_stops_decoding(generator, drafts):
+    generator = generator if drafts else generator.plain()
+    ((whole,),) = generator.generate(TEXTS[0], OPTIONS)
+    stop = whole.output[3:7]
+    *before, last = generator.stream(TEXTS[0], OPTIONS, stop=stop)
+    ((expected,),) = generator.generate(TEXTS[0], OPTIONS, stop=stop)
+    assert (last.text, last.generation.output) == (expected.output, expected.output)
+    assert last.generation.output_ids == expected.output_ids
+    ids = [token for event in (*before, last) for token in event.appended]
+    assert ids == expected.output_ids
+    assert last.target_calls == last.generation.target_calls < whole.target_calls
+    # What is shown is never taken back.
+    assert all(last.text.startswith(event.text) for event in before)
+
+
+def test_a_text_that_begins_with_it_is_empty(generator):
+    ((whole,),) = generator.generate(TEXTS[0], OPTIONS)
+    ((found,),) = generator.generate(TEXTS[0], OPTIONS, stop=whole.output[:2])
+    assert found.output == ""
+    assert whole.output[:2] in generator.vocabulary.decode(found.output_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"stop": ("a", "")}, "stop has ''"),
+        ({"stop": (3,)}, "stop has 3"),
+        ({"stop": "a", "beams": 2}, "beams is 2 and stop ('a',)"),
+    ],
+)
+def test_what_cannot_stop_an_output_is_refused(changes, expected):
+    with pytest.raises(InputError) as caught:
+        GenerateOptions(**changes)
+    assert expected in str(caught.value)
