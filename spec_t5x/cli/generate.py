@@ -77,6 +77,11 @@ def _check_flags(args, options, draft: str | None) -> None:
         raise InputError(
             f"--field is {args.field} and there is no --input: give a file, or leave it out"
         )
+    if options.num_decodes > 1 and options.sampling().greedy and not options.beams:
+        raise InputError(
+            f"num_decodes is {options.num_decodes} and temperature 0, which gives one text: give a "
+            "temperature, or beams"
+        )
     if args.text and args.input:
         raise InputError(f"both TEXT and --input {args.input} were given: give one of them")
     if args.trace and args.compare:
@@ -101,10 +106,10 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
     Raises:
       InputError: there is none, or a file cannot be read.
     """
-    if args.text:
+    if args.text and args.text != ["-"]:
         items = enumerate(args.text)
         return iter([[Item(index=n, place=("line", n + 1), text=text) for n, text in items]])
-    if args.input is None and sys.stdin.isatty():
+    if args.input is None and not args.text and sys.stdin.isatty():
         if args.compare or not sys.stdout.isatty():
             raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
         return _typed()
@@ -121,7 +126,7 @@ def _typed() -> Iterator[Iterable[Item]]:
     with contextlib.suppress(ImportError):
         # ``input`` then edits lines and remembers them.
         import readline  # noqa: F401
-    say("one input a line; Ctrl-D ends")
+    log.info("one input a line; Ctrl-D ends")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         for n in itertools.count():
             while not (text := input("> ")).strip():

@@ -21,6 +21,7 @@ REQUIRED = (
 _OPTIONAL = ("transformers", "torch", "t5x", "libtpu", "gradio", "argcomplete")
 # By the module that it brings: an extra of the package, and what needs it.
 EXTRAS = {
+    "gradio": ("demo", "demo"),
     "torch": ("hf", "reading pytorch_model.bin"),
     "libtpu": ("tpu-compile", "compile-tpu"),
     "t5x": ("t5x", "T5X launches"),

@@ -1,6 +1,7 @@
 """``spec-t5x demo``: the race, and the page in a real browser."""
 
 import dataclasses
+import itertools
 import os
 import re
 import signal
@@ -113,15 +114,28 @@ def test_the_verdict_says_what_the_texts_are(generator):
     *_, (plain, drafted) = demo.race(generator, TEXT, OPTIONS)
     slow = [dataclasses.replace(event, seconds=2.0) for event in plain]
     fast = [dataclasses.replace(event, seconds=0.5) for event in drafted]
-    assert demo.verdict((slow, fast), OPTIONS).startswith(
-        "Both texts are identical. Speculative decoding was 4.00 times as fast"
+    said = demo.verdict((slow, fast), (1.0, 2.0), OPTIONS)
+    assert said.startswith("Both texts are identical. A target call brought ")
+    assert "call by call, speculative decoding was 4.00 times as fast" in said
+    assert said.endswith(
+        "as one program, as generate decodes, it was slower, at 0.50 of the speed."
     )
-    slowed = [dataclasses.replace(event, seconds=8.0) for event in drafted]
-    assert "slower, at 0.25 of the speed" in demo.verdict((slow, slowed), OPTIONS)
-    assert "The texts differ" in demo.verdict((slow, fast[:-1]), OPTIONS)
-    assert "two draws from one distribution" in demo.verdict((slow, fast[:-1]), SAMPLED)
-    coupled = dataclasses.replace(SAMPLED, verifier="coupled")
-    assert "The texts differ" in demo.verdict((slow, fast[:-1]), coupled)
+    for options, expected in (
+        (OPTIONS, "The texts differ"),
+        (SAMPLED, "two draws from one distribution"),
+        (dataclasses.replace(SAMPLED, verifier="coupled"), "The texts differ"),
+    ):
+        assert expected in demo.verdict((slow, fast[:-1]), (1.0, 1.0), options)
+
+
+def test_whole_decodes_are_timed_apart(generator, monkeypatch):
+    clock = itertools.count()
+    # As many runs as there may be; each takes a second.
+    monkeypatch.setattr(demo.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(demo.time, "perf_counter", lambda: float(next(clock)))
+    assert demo.whole(generator, TEXT, OPTIONS) == (1.0, 1.0)
+    # After the first runs of both.
+    assert next(clock) == 4 + 4 * (demo._RUNS - 1)
 
 
 def test_what_cannot_race_is_refused(generator):

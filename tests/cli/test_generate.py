@@ -100,8 +100,9 @@ def test_texts_come_as_arguments_from_a_file_or_from_standard_input(
     assert generate("--input", file_of_texts) == expected
     with_stdin(monkeypatch, "\n".join([*TEXTS, ""]).encode())
     assert generate() == expected
-    with_stdin(monkeypatch, "\r\n".join(TEXTS).encode())
-    assert generate("--input", "-") == expected
+    for flags in (("--input", "-"), ("-",)):
+        with_stdin(monkeypatch, "\r\n".join(TEXTS).encode())
+        assert generate(*flags) == expected
 
 
 def test_json_holds_the_documented_keys_with_the_generators_values(generate, greedy):
@@ -366,7 +367,8 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("x", "--verifier", "tree", "--adaptive", 0.1), "gamma cannot adapt in a tree"),
         (("x", "--adaptive_position", 1), "adaptive_position is 1.0 without adaptive"),
         (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),
-        (("x", "--trace", "--num_decodes", 2), "num_decodes is 2"),
+        (("x", "--trace", "--num_decodes", 2, "--temperature", 1), "--trace shows 1"),
+        (("x", "--num_decodes", 3), "is 3 and temperature 0, which gives one text"),
         (("x", "--input", "file"), "--input file"),
         (("--input", "/no/such/file"), "/no/such/file"),
         (("Stra\udcdfe",), r"Stra\udcdfe"),
