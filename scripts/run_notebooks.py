@@ -64,7 +64,8 @@ def run(path: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute(env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    # What is kept is a CPU's; libtpu, where it is installed, complains that there is no TPU.
+    client.execute(env={"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": str(REPOSITORY)})
     # Not the interpreter that happened to run it.
     notebook.metadata = {"kernelspec": {**notebook.metadata.kernelspec}}
     for number, cell in enumerate(notebook.cells):

@@ -17,12 +17,12 @@ def print_trace(
     after the last.
     """
     console = console or Console(highlight=False)
-    lines = []
+    coloured, lines = console.is_terminal or console.is_jupyter, []
     for line in traces.iterations(generator, text, options, place):
         lines.append(line)
-        shown = traces.styled(line) if console.is_terminal else Text(traces.marked(line))
+        shown = traces.styled(line) if coloured else Text(traces.marked(line))
         console.print(shown, soft_wrap=True)
-    legend = traces.legend if console.is_terminal else traces.marked_legend
+    legend = traces.legend if coloured else traces.marked_legend
     console.print(legend(lines), soft_wrap=True, markup=False)
 
 

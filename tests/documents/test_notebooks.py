@@ -142,5 +142,6 @@ def _texts(notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error", output
+            assert output.get("name") != "stderr", output
             yield output.get("text", "")
             yield from (f"{kind} {value}" for kind, value in output.get("data", {}).items())
