@@ -10,9 +10,12 @@ setup_env ""
 say "translating, speculatively and plainly"
 translated=("Tom put the cups on the shelf." "This package contains the development files."
   "Where did you learn to speak English so well?")
-.venv/bin/spec-t5x generate --compare "${@:-${translated[@]}}"
+.venv/bin/spec-t5x generate --compare --gamma 3 "${@:-${translated[@]}}"
 say "correcting English: what is right is copied from the source"
-corrected=("He dont know were the the station is, becuase he have never been their."
-  "Please check weather the file exist before you tries to opne it agian."
+corrected=("Tom said that he was going to by a new car as soon as he have enough money to pay for it."
+  "We went to the market in the morning, bought some fresh bread and a bottle of milk, and walked \
+home along the river becuase the wether was so nice."
   "I has lived here since three years and i like the peple which live in this city.")
-exec .venv/bin/spec-t5x generate --target correct-target --compare "${@:-${corrected[@]}}"
+.venv/bin/spec-t5x generate --target correct-target --compare --gamma 12 "${@:-${corrected[@]}}"
+say "these models are small; README has what larger ones gain. Next: .venv/bin/spec-t5x doctor, or
+   .venv/bin/python -m pip install '.[demo]' && .venv/bin/spec-t5x demo  (a page in the browser)"
