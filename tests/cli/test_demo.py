@@ -169,12 +169,20 @@ def test_a_port_that_is_taken_is_named(run):
 
 # --- the page ------------------------------------------------------------------
 
+# Tests that run in a shell's background have SIGINT ignored, and so would the command.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from spec_t5x.cli.main import main
+sys.exit(main())
+"""
+
 
 @pytest.fixture(scope="module")
 def address(tiny_pair, kept_programs):
     """Where the page of the tiny pair is. Nothing but that is printed, and Ctrl-C ends it."""
     port = free_port()
-    command = [sys.executable, "-m", "spec_t5x.cli.main", "demo", "--port", str(port)]
+    command = [sys.executable, "-c", PROGRAM, "demo", "--port", str(port)]
     command += ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "draft")]
     environment = {
         **os.environ,
@@ -195,7 +203,11 @@ def address(tiny_pair, kept_programs):
             yield found
         finally:
             process.send_signal(signal.SIGINT)
-            rest = process.communicate(timeout=30)
+            try:
+                rest = process.communicate(timeout=30)
+            finally:
+                # One that goes on would be waited for.
+                process.kill()
     assert (process.returncode, rest) == (0, ("", ""))
 
 
