@@ -228,7 +228,7 @@ class _Going:
         wanted = self._pace(carry).limit() > 0
         drafting = carry.slots.drafting & wanted
         carry = carry.replace(slots=carry.slots.replace(drafting=drafting))
-        return self._make_ready(carry, wanted)
+        return decode_state.if_wanted(wanted, self._make_ready, carry)
 
     def until_one_ends(self, carry: _Burst) -> _Burst:
         """The loop of decoding, until an input ends."""
@@ -238,7 +238,7 @@ class _Going:
                 lambda carry: carry.goes_on,
                 lambda carry: self._pace(carry).limit(),
                 self._go_plainly,
-                lambda carry: self._make_ready(carry, carry.goes_on),
+                self._make_ready,
                 self._iterate,
             )
         return lax.while_loop(lambda carry: carry.goes_on, body, carry)
@@ -276,12 +276,12 @@ class _Going:
         state, _ = step(self.target, self.draft, carry.state, self.settings, self.loop)
         return carry.with_state(state, calls=carry.calls + 1)
 
-    def _make_ready(self, carry: _Burst, wanted: Bool[Array, ""]) -> _Burst:
+    def _make_ready(self, carry: _Burst) -> _Burst:
         """Brings the draft up to the slots' texts, and makes its state for those that wait."""
         draft, loop, group = self.draft, self.loop, carry.group
         slots, members = carry.slots, carry.slots.members
         waiting = decode_state.if_wanted(
-            wanted & ~carry.state.pace.prefilled,
+            ~carry.state.pace.prefilled,
             lambda _: decode_state.prefill_draft(
                 draft, group.sources, group.prompts, loop, group.prompts.shape[1]
             ),
@@ -294,11 +294,10 @@ class _Going:
             members.state,
             self.settings,
             loop,
-            wanted=wanted,
             has_state=slots.drafting,
         )
         group = group.replace(state=group.state.replace(draft_state=waiting))
-        slots = slots.replace(drafting=slots.drafting | wanted)
+        slots = slots.replace(drafting=jnp.asarray(True))
         return carry.replace(slots=slots, group=group).with_state(state)
 
 

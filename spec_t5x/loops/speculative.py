@@ -275,24 +275,21 @@ def prepare(
     settings: Sampling,
     loop: Loop,
     *,
-    wanted: Bool[Array, ""] | bool = True,
     has_state: Bool[Array, ""] | bool = False,
 ) -> DecodeState:
-    """Brings the draft up to the text, where that is ``wanted``; nothing where it is.
+    """Brings the draft up to the text.
 
     ``has_state``: whether the draft's state is not to be made, though the pace asks for it.
     """
     pace = state.pace
     draft_state = if_wanted(
-        wanted & ~(pace.prefilled | has_state),
+        ~(pace.prefilled | has_state),
         lambda _: prefill_draft(draft, inputs, prompts, loop),
         state.draft_state,
     )
     context = make_context(state, settings, loop.verifier.coupled)
-    context = context.replace(live=context.live & wanted)
     draft_state = draft.catch_up(draft_state, context, width=pace.largest + 1)
-    pace = jax.tree.map(lambda ready, now: jnp.where(wanted, ready, now), pace.made_ready(), pace)
-    return state.replace(draft_state=draft_state, pace=pace)
+    return state.replace(draft_state=draft_state, pace=pace.made_ready())
 
 
 def _charged(
@@ -406,8 +403,7 @@ def speculative_decode(
         return plain_step(target, draft, state, settings, loop)[0]
 
     def make_ready(state):
-        wanted = ~done(state)
-        return prepare(draft, inputs, prompts, state, settings, loop, wanted=wanted)
+        return prepare(draft, inputs, prompts, state, settings, loop)
 
     body = iterate
     if pace is not None:
