@@ -13,6 +13,7 @@ from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import edit_config, message_of
+from tests.torch_t5 import SIZES, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -71,10 +72,7 @@ def torch_model(family: str, layers: int, seed: int):
     config = transformers.AutoConfig.for_model(
         kind,
         vocab_size=NUM_IDS,
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_heads=3,
+        **SIZES,
         num_layers=layers,
         num_decoder_layers=layers,
         decoder_start_token_id=start,
@@ -82,15 +80,7 @@ def torch_model(family: str, layers: int, seed: int):
         pad_token_id=pad,
     )
     model = transformers.AutoModelForSeq2SeqLM.from_config(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "relative_attention_bias" in name:
-                weight.normal_()
-            elif "layer_norm" in name:
-                weight.normal_(1.0, 0.2)
-            elif "shared" not in name:
-                weight.mul_(2.5)
-    return model.eval()
+    return enlivened(model)
 
 
 @pytest.fixture(scope="module")

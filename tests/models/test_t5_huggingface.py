@@ -18,6 +18,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
+from tests.torch_t5 import SIZES, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -51,10 +52,7 @@ def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
     config = transformers.AutoConfig.for_model(
         kind,
         vocab_size=VOCAB_SIZE,
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_heads=3,
+        **SIZES,
         # Of one number: generate of 5.23 makes its cache by that of the encoder.
         num_layers=2,
         num_decoder_layers=2,
@@ -70,19 +68,9 @@ def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
         if kind == "umt5":
             # As released; version 5 rescales the logits of all.
             model.config.tie_word_embeddings = False
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "relative_attention_bias" in name:
-                weight.normal_()
-            elif "lm_head" in name:
-                weight.normal_(0.0, 0.3)
-            elif "layer_norm" in name:
-                weight.normal_(1.0, 0.2)
-            elif "shared" not in name:
-                weight.mul_(2.5)
     # Each test says which token ends a row.
     model.generation_config.eos_token_id = None
-    return model.eval()
+    return enlivened(model)
 
 
 @pytest.fixture(scope="module")

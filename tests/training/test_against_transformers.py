@@ -18,6 +18,7 @@ from spec_t5x.training.losses import token_losses
 from spec_t5x.training.optimizers import OptimizerOptions
 from spec_t5x.training.trainer import TrainOptions, TrainState, make_train_step
 from spec_t5x.types import PyTree
+from tests.torch_t5 import SIZES
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -50,10 +51,7 @@ def pair(tmp_path_factory, tiny_pair):
         torch.manual_seed(0)
         config = transformers.T5Config(
             vocab_size=VOCAB_SIZE,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_heads=3,
+            **SIZES,
             num_layers=1,
             decoder_start_token_id=0,
             dropout_rate=0.0,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -15,25 +14,9 @@ OPTIONS = GenerateOptions(gamma=2, max_decode_len=12, batch_size=2)
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def directory(tmp_path_factory, vocabulary):
     """A target, and a smaller model as its draft."""
     root = tmp_path_factory.mktemp("umt5")
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "lazy",
-        "dogs",
-        "while",
-        "seven",
-        "wizards",
-        "box",
-    ]
-    lines = [" ".join(words[i:] + words[:i]) for i in range(len(words))] * 5
-    vocabulary = SentencePieceVocabulary(train_sentencepiece(lines, root / "spiece", 40))
     for name, seed, layers in (("target", 2, 2), ("draft", 3, 1)):
         model = tiny_t5(seed, vocab_size=40, num_decoder_layers=layers, relpos_per_layer=True)
         save_model(root / name, model.params, model.config, vocabulary)
