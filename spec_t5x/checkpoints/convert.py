@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
+from spec_t5x.checkpoints.huggingface import t5gemma
 from spec_t5x.checkpoints.loading import open_model
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import check_destination
@@ -18,6 +19,7 @@ from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.names import AUTO, WEIGHTS
 
 # What ``StoredModel.write`` takes.
@@ -75,6 +77,9 @@ def convert(
     stored = open_model(source, vocabulary=vocabulary)
     if to != "native" and isinstance(stored.config, GPTConfig):
         raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
+    is_gemma = isinstance(stored.config, T5GemmaConfig)
+    if is_gemma and to.startswith("t5x"):
+        raise InputError(f"{source} is a T5Gemma, which {to} has not: give huggingface or native")
     if to.startswith("t5x") and stored.config.added_rows:
         raise InputError(
             f"{source} has other special ids than T5's, which {to} has not: give huggingface or "
@@ -84,7 +89,8 @@ def convert(
         weights = stored.weights
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
     dtype = dtype or _common_dtype(stored)
-    written.write(directory, WRITERS[to], dtype=dtype, overwrite=overwrite, report=report)
+    writer = t5gemma.write_model if is_gemma and to == "huggingface" else WRITERS[to]
+    written.write(directory, writer, dtype=dtype, overwrite=overwrite, report=report)
     return stored
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.huggingface import gpt2, hub
+from spec_t5x.checkpoints.huggingface import gpt2, hub, t5gemma
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
@@ -33,7 +33,10 @@ FORMATS: dict[str, Opener] = {
     "native": native.open_model,
     "gpt2": gpt2.open_model,
     "huggingface": huggingface_t5.open_model,
+    "t5gemma": t5gemma.open_model,
 }
+# The modules of transformers' encoder-decoders, by their formats.
+_ENCODER_DECODERS = {"huggingface": huggingface_t5, "t5gemma": t5gemma}
 
 
 def load(
@@ -95,10 +98,10 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     if is_on_hub(directory_or_name):
         directory = find_directory(directory_or_name)
         values = _read_config(directory)
-        if _format_of(values, directory) == "huggingface":
-            vocabulary = huggingface_t5.read_vocabulary(directory, values)
-            if vocabulary is not None:
-                return vocabulary
+        module = _ENCODER_DECODERS.get(_format_of(values, directory))
+        vocabulary = module and module.read_vocabulary(directory, values)
+        if vocabulary is not None:
+            return vocabulary
     return open_model(directory_or_name).known_vocabulary()
 
 
@@ -200,8 +203,8 @@ def _checked(name: str, directory: Path) -> Path:
     values = _read_config(directory)
     try:
         kind = _format_of(values, directory)
-        if kind == "huggingface":
-            huggingface_t5.check_supported(values, directory)
+        if kind in _ENCODER_DECODERS:
+            _ENCODER_DECODERS[kind].check_supported(values, directory)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     if kind == "native":
@@ -220,6 +223,8 @@ def _format_of(values: dict[str, Any] | None, directory: Location) -> str:
         return "native"
     if values.get("model_type") == "gpt2":
         return "gpt2"
+    if values.get("model_type") in t5gemma.KINDS:
+        return "t5gemma"
     if "model_type" in values:
         return "huggingface"
     raise InputError(

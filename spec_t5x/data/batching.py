@@ -134,6 +134,7 @@ def tokenise(
         if cache.is_file():
             return load_tokenised(cache)
     texts, num_dropped = iter(texts), 0
+    longest = limits[0] - len(vocabulary.framed([]))
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         nonlocal num_dropped
@@ -145,10 +146,10 @@ def tokenise(
             targets = vocabulary.encode_batch(targets)
             for source, target in zip(sources, targets, strict=True):
                 if truncate_sources:
-                    source = source[: limits[0] - 1]
-                fits = not has_sources or 0 < len(source) < limits[0]
+                    source = source[:longest]
+                fits = not has_sources or 0 < len(source) <= longest
                 if fits and 0 < len(target) < limits[1]:
-                    yield [*source, EOS_ID] if has_sources else [], [*target, EOS_ID]
+                    yield vocabulary.framed(source) if has_sources else [], [*target, EOS_ID]
                 else:
                     num_dropped += 1
 

@@ -51,6 +51,16 @@ class MappedVocabulary(TokenizerVocabulary):
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(_of_text(tokenizer, {start_id, eos_id}))
+        self.source_frame = self._frame() or self.source_frame
+
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """What the tokenizer puts around a text; None where it puts nothing."""
+        around = self._original.encode("a")
+        if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
+            return None
+        ids, first = self.from_theirs(around.ids), around.special_tokens_mask.index(0)
+        last = len(ids) - around.special_tokens_mask[::-1].index(0)
+        return tuple(ids[:first]), tuple(ids[last:])
 
     @property
     def vocab_size(self) -> int:

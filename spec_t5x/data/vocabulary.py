@@ -36,6 +36,14 @@ class Vocabulary(Protocol):
 
     # Sentinels among the ids.
     extra_ids: int
+    # What stands before a source and after it.
+    source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
+
+    def framed(self, ids: Sequence[int], limit: int | None = None) -> list[int]:
+        """A source as models take it, its ids cut so that there are at most ``limit`` in all."""
+        before, after = self.source_frame
+        room = None if limit is None else max(limit - len(before) - len(after), 0)
+        return [*before, *ids[:room], *after]
 
     @property
     def vocab_size(self) -> int:

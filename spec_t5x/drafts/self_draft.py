@@ -89,4 +89,4 @@ class SelfDraft(Draft):
 
 def _without_encoder(params: dict) -> dict[str, Array | dict]:
     """What is handed to the device for it: nothing is encoded."""
-    return {name: tree for name, tree in params.items() if name != "encoder"}
+    return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}

@@ -169,7 +169,7 @@ class Generator:
         return _decode_speculatively.seconds
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
-        """Ids of one input: a source's end with end of sequence, a prompt's do not.
+        """Ids of one input: a source's in the vocabulary's frame, a prompt's without.
 
         Raises:
           InputError: no Unicode text, an empty source, or without ``options.truncate`` text
@@ -188,7 +188,7 @@ class Generator:
             return self._tokenize_prompt(text, options)
         if not text.strip():
             raise InputError("the text is empty: give at least one word")
-        return self.fit([*self.vocabulary.encode(text), EOS_ID], text, options)
+        return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
 
     def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
         """A source's ids, cut where they are too many and ``options.truncate`` allows it.
@@ -200,7 +200,8 @@ class Generator:
         if len(ids) <= limit:
             return ids
         if options.truncate:
-            return [*ids[: limit - 1], EOS_ID]
+            _, after = self.vocabulary.source_frame
+            return [*ids[: limit - len(after)], *after]
         raise InputError(
             f"the text has {len(ids)} tokens and the encoder takes {limit} ({text[:40]!r}…): "
             "shorten it, raise max_source_len, or pass truncate"

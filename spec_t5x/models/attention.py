@@ -1,13 +1,15 @@
-"""Multi-head attention as T5 has it, over whole sequences and over a cache.
+"""Multi-head attention over whole sequences and over a cache.
 
 T5 does not rescale the scores by ``head_dim ** -0.5`` (the query's initializer
 holds the factor) and adds a learned bias by relative position, shared by all
-layers of a stack or, in umT5, each layer's own.
+layers of a stack or, in umT5, each layer's own. ``Traits`` has what others do instead.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import flax.struct
@@ -20,7 +22,7 @@ from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.cache import Cache, KeysValues
-from spec_t5x.models.layers import Dense, RMSNorm, dropout, fan_in_normal
+from spec_t5x.models.layers import Dense, GemmaNorm, RMSNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
@@ -32,6 +34,58 @@ LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
 
 # Puts new keys, or values, in their places of the cached ones.
 Write = Callable[[Array, Array], Array]
+# Keys, values, and the bias of the queries over them.
+Source = tuple[Array, Array, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Positions as rotations of queries and keys (RoPE, Su et al. 2021, arXiv 2104.09864).
+
+    A pair of features, half a head apart, turns by ``position / factor * base ** (-2 i / d)``.
+    """
+
+    base: float = 10_000.0
+    factor: float = 1.0
+
+    def rotate(
+        self,
+        heads: Float[Array, "batch heads length head_dim"],
+        positions: Int[Array, "#batch length"],
+    ) -> Float[Array, "batch heads length head_dim"]:
+        """Queries or keys at these positions; angles in float32."""
+        width = heads.shape[-1]
+        frequencies = self.base ** -(np.arange(0, width, 2, dtype=np.float32) / width) / self.factor
+        frequencies = frequencies.astype(np.float32)[None, None, None]
+        angles = positions[:, None, :, None].astype(jnp.float32) * frequencies
+        cos, sin = jnp.cos(angles).astype(heads.dtype), jnp.sin(angles).astype(heads.dtype)
+        first, second = jnp.split(heads, 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """How an attention differs from T5's."""
+
+    # Heads of keys and values, each read by as many heads of queries; None for as many as those.
+    num_kv_heads: int | None = None
+    # What queries are multiplied by.
+    scale: float = 1.0
+    use_bias: bool = False
+    rotary: Rotary | None = None
+    # Positions before its own, that one included, which a query of a decoder sees; None for all.
+    window: int | None = None
+    # Positions to either side that a query of an encoder sees.
+    reach: tuple[int, int] | None = None
+    # Scores are bent to lie between this and its negative; 0 leaves them.
+    softcap: float = 0.0
+    # The epsilon of Gemma's norm of each head of queries and keys; None for no norm.
+    head_norm: float | None = None
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the CPU kernels compute it."""
+        return self == Traits(scale=self.scale, use_bias=self.use_bias)
 
 
 @flax.struct.dataclass
@@ -41,13 +95,16 @@ class PairBias:
     Their sum is as large as the scores of all rows.
     """
 
-    by_position: Float32[Array, "1 heads new length"]
+    # None where positions are no matter of a bias.
+    by_position: Float32[Array, "1 heads new length"] | None
     allowed: Bool[Array, "batch 1 new length"]
+    num_heads: int = flax.struct.field(pytree_node=False)
 
     @property
-    def sum(self) -> Float32[Array, "batch heads new length"]:
+    def sum(self) -> Float32[Array, "batch #heads new length"]:
         """Bias of all pairs."""
-        return self.by_position + mask_bias(self.allowed)
+        mask = mask_bias(self.allowed)
+        return mask if self.by_position is None else self.by_position + mask
 
     @property
     def is_large(self) -> bool:
@@ -68,7 +125,7 @@ class PairBias:
     @property
     def _num_parts(self) -> int:
         batch, _, new, length = self.allowed.shape
-        num_bytes = 4 * batch * self.by_position.shape[1] * new * length
+        num_bytes = 4 * batch * self.num_heads * new * length
         return max(1, min(math.ceil(num_bytes / LARGE_SCORES), new // FEWEST_QUERIES))
 
 
@@ -80,64 +137,106 @@ class Attention(nn.Module):
     head_dim: int
     dropout_rate: float = 0.0
     dtype: str = "float32"
-    # Biases, and scores divided by ``sqrt(head_dim)``.
-    as_gpt2: bool = False
+    traits: Traits = Traits()
 
     def setup(self):
-        features, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
+        traits, axes = self.traits, ("embed", "joined_kv")
+        kv_features = (traits.num_kv_heads or self.num_heads) * self.head_dim
+        features = self.num_heads * self.head_dim
 
         def query_init(*args):
             return fan_in_normal(*args) * self.head_dim**-0.5
 
-        first_query = fan_in_normal if self.as_gpt2 else query_init
-        self.query = Dense(features, axes, self.dtype, first_query, self.as_gpt2)
-        self.key = Dense(features, axes, self.dtype, fan_in_normal, self.as_gpt2)
-        self.value = Dense(features, axes, self.dtype, fan_in_normal, self.as_gpt2)
-        self.out = Dense(self.emb_dim, axes[::-1], self.dtype, fan_in_normal, self.as_gpt2)
+        def dense(features, init=fan_in_normal, axes=axes):
+            return Dense(features, axes, self.dtype, init, traits.use_bias)
+
+        self.query = dense(features, query_init if traits.scale == 1 else fan_in_normal)
+        self.key = dense(kv_features)
+        self.value = dense(kv_features)
+        self.out = dense(self.emb_dim, axes=axes[::-1])
+        if traits.head_norm is not None:
+            self.query_norm = GemmaNorm(traits.head_norm, self.dtype)
+            self.key_norm = GemmaNorm(traits.head_norm, self.dtype)
         self.weights_dropout = dropout(self.dropout_rate)
+
+    def by_kernel(self, states: Array) -> bool:
+        """Whether a CPU kernel attends from these states."""
+        return self.traits.has_kernel and cpu_kernels.in_use(states)
 
     def attend(
         self,
         inputs: Float[Array, "batch new embed"],
-        keys: Float[Array, "batch heads length head_dim"],
-        values: Float[Array, "batch heads length head_dim"],
-        bias: Float32[Array, "#batch #heads #new length"],
+        *sources: Source,
         deterministic: bool = True,
+        positions: Int[Array, "#batch new"] | None = None,
     ) -> Float[Array, "batch new embed"]:
-        """Attends from ``inputs`` to ready keys and values; softmax in float32."""
-        queries = self._split_heads(self.query(inputs)) * self._scale
-        return self._joined(self._contexts(queries, keys, values, bias, deterministic))
+        """Attends from ``inputs`` to ready keys and values; softmax in float32.
+
+        Args:
+          inputs: normed states.
+          *sources: keys and values ``[batch kv_heads length head_dim]``, and their bias
+            ``[#batch #heads #new length]``. Of a source that several rows of the batch, which
+            follow one another, read, keys and values are there once.
+          deterministic: False drops weights out.
+          positions: of the inputs, where these are rotated.
+        """
+        queries = self._queries(inputs, positions)
+        return self._joined(self._contexts(queries, sources, deterministic))
 
     def attend_to_sources(
         self,
         states: Float[Array, "batch new embed"],
         norm: RMSNorm,
-        keys: Float[Array, "inputs heads source head_dim"],
-        values: Float[Array, "inputs heads source head_dim"],
+        keys: Float[Array, "inputs kv_heads source head_dim"],
+        values: Float[Array, "inputs kv_heads source head_dim"],
         bias: Float32[Array, "inputs 1 1 source"],
+        post_norm: RMSNorm | None = None,
     ) -> Float[Array, "batch new embed"]:
         """``states`` and what they attend to, normed; rows that follow one another read one source.
 
         They are its queries together, so that it need not be there for each of them.
         """
-        if cpu_kernels.in_use(states):
+        if self.by_kernel(states):
             maps = [dense.for_kernels() for dense in (self.query, self.out)]
             # One bias for all heads and queries: padding of the source.
             return cpu_kernels.source_attention(
-                states, norm.for_kernels(), maps, keys, values, bias[:, 0, 0], self._scale
+                states, norm.for_kernels(), maps, keys, values, bias[:, 0, 0], self.traits.scale
             )
         together = norm(states).reshape(keys.shape[0], -1, states.shape[2])
-        return states + self.attend(together, keys, values, bias).reshape(states.shape)
+        attended = self.attend(together, (keys, values, bias)).reshape(states.shape)
+        return states + (attended if post_norm is None else post_norm(attended))
 
-    def _contexts(self, queries, keys, values, bias, deterministic):
-        """What each query reads, head by head."""
-        # Plain matmuls, row by column: an einsum straight to the layout wanted below
-        # swaps the operands, for which XLA's CPU backend has no fast kernel.
-        scores = jnp.matmul(queries, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores + bias, axis=-1).astype(self.dtype)
+    def _queries(self, inputs, positions=None):
+        return self._placed(self.query(inputs), "query_norm", positions) * self.traits.scale
+
+    def _placed(self, joined, norm: str, positions):
+        """Queries or keys, head by head, normed and rotated where they are so."""
+        heads = self._split_heads(joined)
+        if self.traits.head_norm is not None:
+            heads = getattr(self, norm)(heads)
+        if self.traits.rotary is not None and positions is not None:
+            heads = self.traits.rotary.rotate(heads, positions)
+        return heads
+
+    def _contexts(self, queries, sources: Sequence[Source], deterministic):
+        """What each query reads, head by head, of all sources together."""
+        scores = [self._scores(queries, keys) + bias for keys, _, bias in sources]
+        lengths = [keys.shape[2] for keys, _, _ in sources]
+        joined = scores[0] if len(scores) == 1 else jnp.concatenate(scores, axis=-1)
+        weights = jax.nn.softmax(joined, axis=-1).astype(self.dtype)
         if not deterministic:
             weights = self.weights_dropout(weights, deterministic=False)
-        return jnp.matmul(weights, values)
+        parts = jnp.split(weights, np.cumsum(lengths)[:-1], axis=-1)
+        read = [_read(part, values) for part, (_, values, _) in zip(parts, sources, strict=True)]
+        return functools.reduce(operator.add, read)
+
+    def _scores(self, queries, keys):
+        # Plain matmuls, row by column: an einsum straight to the layout wanted below
+        # swaps the operands, for which XLA's CPU backend has no fast kernel.
+        grouped, ungroup = _by_group(queries, keys)
+        scores = jnp.matmul(grouped, keys.swapaxes(2, 3), preferred_element_type=jnp.float32)
+        cap = self.traits.softcap
+        return ungroup(cap * jnp.tanh(scores / cap) if cap else scores)
 
     def _joined(self, contexts):
         contexts = contexts.swapaxes(1, 2)
@@ -146,19 +245,20 @@ class Attention(nn.Module):
     def attend_in_parts(
         self,
         inputs: Float[Array, "batch new embed"],
-        keys: Float[Array, "batch heads length head_dim"],
-        values: Float[Array, "batch heads length head_dim"],
+        keys: Float[Array, "batch kv_heads length head_dim"],
+        values: Float[Array, "batch kv_heads length head_dim"],
         bias: PairBias,
+        positions: Int[Array, "1 new"] | None,
     ) -> Float[Array, "batch new embed"]:
         """``attend``, from some of the queries at a time: their scores alone take memory."""
-        queries = self._split_heads(self.query(inputs)) * self._scale
+        queries = self._queries(inputs, positions)
 
         def of_part(start):
             part = jax.tree.map(
                 lambda array: lax.dynamic_slice_in_dim(array, start, bias.part_size, axis=2),
                 (queries, bias),
             )
-            return self._contexts(part[0], keys, values, part[1].sum, True)
+            return self._contexts(part[0], [(keys, values, part[1].sum)], True)
 
         starts = bias.part_starts
         parts = lax.map(of_part, jnp.asarray(starts))
@@ -167,63 +267,119 @@ class Attention(nn.Module):
         return self._joined(jnp.concatenate([whole, rest], axis=2))
 
     def keys_values(
-        self, inputs: Float[Array, "batch length embed"]
+        self,
+        inputs: Float[Array, "batch length embed"],
+        positions: Int[Array, "#batch length"] | None = None,
     ) -> tuple[
-        Float[Array, "batch heads length head_dim"],
-        Float[Array, "batch heads length head_dim"],
+        Float[Array, "batch kv_heads length head_dim"],
+        Float[Array, "batch kv_heads length head_dim"],
     ]:
-        """Keys and values of ``inputs``, in the cache's layout."""
-        return self._split_heads(self.key(inputs)), self._split_heads(self.value(inputs))
+        """Keys and values of ``inputs``, in the cache's layout; a source's have no positions."""
+        keys = self._placed(self.key(inputs), "key_norm", positions)
+        return keys, self._split_heads(self.value(inputs))
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
         """Attention over whole sequences: ``inputs`` attend to ``sources``."""
         keys, values = self.keys_values(sources)
         if isinstance(bias, PairBias):
-            return self.attend_in_parts(inputs, keys, values, bias)
-        return self.attend(inputs, keys, values, bias, deterministic)
+            return self.attend_in_parts(inputs, keys, values, bias, None)
+        return self.attend(inputs, (keys, values, bias), deterministic=deterministic)
+
+    def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
+        """Self-attention over whole sequences; and to sources and their biases beside it."""
+        positions = jnp.arange(inputs.shape[1])[None]
+        keys, values = self.keys_values(inputs, positions)
+        if isinstance(bias, PairBias):
+            return self.attend_in_parts(inputs, keys, values, bias, positions)
+        others = [(*self.keys_values(encoded), of_source) for encoded, of_source in sources]
+        given = {"deterministic": deterministic, "positions": positions}
+        return self.attend(inputs, (keys, values, bias), *others, **given)
 
     def attend_whole(
         self, states: Float[Array, "batch length embed"], norm: RMSNorm, bias: PairBias
     ) -> Float[Array, "batch length embed"]:
         """``states`` and what they attend to among themselves, normed; by a CPU kernel."""
         given = states, norm.for_kernels(), self._maps, bias.allowed, bias.by_position
-        return cpu_kernels.whole_attention(*given, self.head_dim, self._scale)
+        return cpu_kernels.whole_attention(*given, self.head_dim, self.traits.scale)
 
-    def extend(self, states, norm: RMSNorm, cache: KeysValues, write: Write, bias):
+    def extend(
+        self,
+        states: Float[Array, "batch new embed"],
+        norm: RMSNorm,
+        cache: KeysValues,
+        tokens: "NewTokens",
+        relpos: "RelativeBias | None" = None,
+        *,
+        post_norm: RMSNorm | None = None,
+        source: Source | None = None,
+    ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
         """Writes new tokens into the cache, then attends to all of it.
 
-        Returns ``states`` and what they attend to, normed, and the cache.
+        Args:
+          states: of the tokens.
+          norm: of what enters.
+          cache: the layer's.
+          tokens: where they go, and what they see.
+          relpos: the layer's own bias by relative position; None for the one of all layers.
+          post_norm: of what is added to the states.
+          source: attended to as well, in one softmax.
+
+        Returns:
+          ``states`` and what they attend to, and the cache.
         """
+        if tokens.kernel is not None and self.by_kernel(states):
+            given = states, norm.for_kernels(), self._maps, cache.keys, cache.values
+            places = *tokens.places, tokens.by_distance(relpos)
+            states, keys, values = tokens.kernel(*given, *places, scale=self.traits.scale)
+            return states, cache.replace(keys=keys, values=values)
         inputs = norm(states)
-        keys, values = self.keys_values(inputs)
+        keys, values = self.keys_values(inputs, tokens.positions)
+        write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
         cache = cache.replace(keys=write(cache.keys, keys), values=write(cache.values, values))
-        return states + self.attend(inputs, cache.keys, cache.values, bias), cache
-
-    def extend_by_kernel(self, states, norm: RMSNorm, cache: KeysValues, kernel: Callable, places):
-        """``extend`` by a kernel of ``cpu_kernels``.
-
-        ``places`` are where new tokens go and what they see, as the kernel takes it.
-        """
-        given = states, norm.for_kernels(), self._maps, cache.keys, cache.values, *places
-        states, keys, values = kernel(*given, scale=self._scale)
-        return states, cache.replace(keys=keys, values=values)
+        sources = [(cache.keys, cache.values, bias)] + ([] if source is None else [source])
+        attended = self.attend(inputs, *sources, positions=tokens.positions)
+        return states + (attended if post_norm is None else post_norm(attended)), cache
 
     @property
     def _maps(self) -> list[cpu_kernels.Matrix]:
         return [dense.for_kernels() for dense in (self.query, self.key, self.value, self.out)]
-
-    @property
-    def _scale(self) -> float:
-        return self.head_dim**-0.5 if self.as_gpt2 else 1.0
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
         # The layout wanted below stops here. XLA for TPUs would carry it on to the
         # kernels, and keep transposed copies of them for the whole loop (805 MB of T5 XL).
         joined = lax.optimization_barrier(joined)
-        heads = joined.reshape(batch, length, self.num_heads, self.head_dim)
+        heads = joined.reshape(batch, length, -1, self.head_dim)
         heads = constrain(heads, ("batch", "length", "heads", "kv"))
         return heads.transpose(0, 2, 1, 3)
+
+
+def _read(weights, values):
+    """Sums of values, by the weights of each query."""
+    grouped, ungroup = _by_group(weights, values)
+    return ungroup(jnp.matmul(grouped, values))
+
+
+def _by_group(
+    queries: Float[Array, "batch heads new width"],
+    keys: Float[Array, "inputs kv_heads length head_dim"],
+) -> tuple[Float[Array, "inputs kv_heads queries width"], Callable[[Array], Array]]:
+    """The queries that read the same keys together, and what takes their results apart.
+
+    Those are of the rows of one input, and of the heads that share a head of keys.
+    """
+    (batch, heads, new, width), (inputs, kv_heads) = queries.shape, keys.shape[:2]
+    if (batch, heads) == (inputs, kv_heads):
+        return queries, lambda results: results
+    rows, group = batch // inputs, heads // kv_heads
+    apart = queries.reshape(inputs, rows, kv_heads, group, new, width)
+    together = apart.transpose(0, 2, 1, 3, 4, 5).reshape(inputs, kv_heads, -1, width)
+
+    def ungroup(results):
+        apart = results.reshape(inputs, kv_heads, rows, group, new, -1)
+        return apart.transpose(0, 2, 1, 3, 4, 5).reshape(batch, heads, new, -1)
+
+    return together, ungroup
 
 
 class RelativeBias(nn.Module):
@@ -285,84 +441,97 @@ class RelativeBias(nn.Module):
         return offset + np.where(distance < exact, distance, logarithmic)
 
 
-# How a layer's self-attention takes in new tokens: from the attention, the layer's states, their
-# norm, the layer's cache and its own bias by relative position, or None for the one that all
-# layers share, to the states and the cache.
-ExtendSelf = Callable[
-    [Attention, Array, RMSNorm, KeysValues, RelativeBias | None], tuple[Array, KeysValues]
-]
+class NewTokens:
+    """Tokens that enter a cache: where they go, where they stand, and what they see of it.
+
+    Attributes:
+      write: puts their keys, or values, in their places.
+      positions: of the tokens, in their texts.
+      kernel: the CPU kernel that does the same, from ``places``; None for none.
+    """
+
+    def __init__(
+        self,
+        write: Write,
+        positions: Int[Array, "batch new"],
+        slot_positions: Int[Array, "#batch length"],
+        visible: Bool[Array, "batch new length"] | None,
+        relpos: RelativeBias | None,
+        kernel: Callable | None,
+        places: Sequence[Array],
+    ):
+        """Takes what the attributes say, and of each slot of the cache:
+
+        slot_positions: where its token stands.
+        visible: which tokens see it; None for those that do not stand before it.
+        relpos: the bias by relative position of all layers; None for none.
+        """
+        self.write, self.positions, self.kernel, self.places = write, positions, kernel, places
+        self._relpos = relpos
+        self._distances = positions[:, :, None] - slot_positions[:, None, :]
+        self._visible = self._distances >= 0 if visible is None else visible
+
+    def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
+        """Of a layer whose tokens see ``window`` positions, with a relative bias of its own."""
+        if own is None and window is None:
+            return self._shared
+        return self._bias(own or self._relpos, window)
+
+    def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
+        """The bias as the kernel takes it."""
+        return self._shared_by_distance if own is None else self._by_distance(own)
+
+    @functools.cached_property
+    def _shared(self) -> Array:
+        """The bias of all layers without a window, made once."""
+        return self._bias(self._relpos, None)
+
+    @functools.cached_property
+    def _shared_by_distance(self) -> Array | None:
+        return None if self._relpos is None else self._by_distance(self._relpos)
+
+    def _bias(self, relpos: RelativeBias | None, window: int | None) -> Array:
+        visible = self._visible
+        if window is not None:
+            visible &= self._distances < window
+        if relpos is None:
+            return mask_bias(visible)[:, None]
+        return relpos.at_distances(self._distances, visible)
+
+    def _by_distance(self, relpos: RelativeBias) -> Array:
+        return relpos.by_distance(self._distances.shape[2])
 
 
 def after_texts(
-    inputs: Float[Array, "batch new embed"],
     cache: Cache,
+    new: int,
     relpos: RelativeBias | None = None,
     bidirectional: Bool[Array, "batch new"] | None = None,
-) -> ExtendSelf:
-    """New tokens after each row's length, with a bias by relative position or without.
+) -> NewTokens:
+    """``new`` tokens after each row's length, with a bias by relative position or without.
 
     What the cache holds beyond a row's length has no influence. Tokens that are
     ``bidirectional`` see one another whatever their order; they are given to an empty cache.
     """
-    if cpu_kernels.in_use(inputs) and bidirectional is None:
-        return _by_kernel(cpu_kernels.extend_attention, cache, relpos, cache.lengths)
-    new, length = inputs.shape[1], cache.max_length
-    queries = cache.lengths[:, None] + jnp.arange(new)[None, :]
-    distances = queries[:, :, None] - jnp.arange(length)[None, None, :]
-    visible = distances >= 0
+    length = cache.max_length
+    positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
+    slots, visible, kernel = jnp.arange(length)[None], None, cpu_kernels.extend_attention
     if bidirectional is not None:
         known = jnp.pad(bidirectional, ((0, 0), (0, length - new)))
+        visible = positions[:, :, None] >= slots[:, None]
         visible |= bidirectional[:, :, None] & known[:, None, :]
+        kernel = None
     write = functools.partial(cache_lib.write, starts=cache.lengths)
-    return _by_write(write, distances, visible, relpos)
+    return NewTokens(write, positions, slots, visible, relpos, kernel, [cache.lengths])
 
 
-def in_slots(
-    inputs: Float[Array, "batch new embed"],
-    cache: Cache,
-    nodes: Nodes,
-    relpos: RelativeBias | None = None,
-) -> ExtendSelf:
+def in_slots(nodes: Nodes, relpos: RelativeBias | None = None) -> NewTokens:
     """New tokens in slots of their own, as ``after_texts``."""
-    if cpu_kernels.in_use(inputs):
-        places = nodes.slots, nodes.slot_positions, nodes.visible
-        return _by_kernel(cpu_kernels.extend_attention_nodes, cache, relpos, *places)
-    distances = nodes.positions[:, :, None] - nodes.slot_positions[:, None, :]
     write = functools.partial(cache_lib.write_nodes, nodes=nodes)
-    return _by_write(write, distances, nodes.visible, relpos)
-
-
-def _by_write(
-    write: Write,
-    distances: Int[Array, "batch new length"],
-    visible: Bool[Array, "batch new length"],
-    relpos: RelativeBias | None,
-) -> ExtendSelf:
-    """New tokens in whatever places of the cache ``write`` puts them."""
-
-    def bias_of(relpos: RelativeBias | None) -> Array:
-        if relpos is None:
-            return mask_bias(visible)[:, None]
-        return relpos.at_distances(distances, visible)
-
-    shared = bias_of(relpos)
-
-    def extend(attention, states, norm, cache, own):
-        bias = shared if own is None else bias_of(own)
-        return attention.extend(states, norm, cache, write, bias)
-
-    return extend
-
-
-def _by_kernel(kernel: Callable, cache: Cache, relpos: RelativeBias | None, *places) -> ExtendSelf:
-    """New tokens by a CPU kernel, which takes the bias by distance."""
-    shared = None if relpos is None else relpos.by_distance(cache.max_length)
-
-    def extend(attention, states, norm, layer_cache, own):
-        bias = shared if own is None else own.by_distance(cache.max_length)
-        return attention.extend_by_kernel(states, norm, layer_cache, kernel, (*places, bias))
-
-    return extend
+    kernel = cpu_kernels.extend_attention_nodes
+    places = nodes.slots, nodes.slot_positions, nodes.visible
+    given = nodes.positions, nodes.slot_positions, nodes.visible
+    return NewTokens(write, *given, relpos, kernel, places)
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:

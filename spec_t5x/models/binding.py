@@ -1,4 +1,4 @@
-"""The networks by their configurations: what a ``T5Config`` or a ``GPTConfig`` is of."""
+"""The networks by their configurations: what a ``T5Config`` or another is of."""
 
 import dataclasses
 import functools
@@ -12,11 +12,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from spec_t5x.models.gpt import GPT, GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
+from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
-ModelConfig = T5Config | GPTConfig
+ModelConfig = T5Config | T5GemmaConfig | GPTConfig
 Model = T5Model | GPTModel
 
 # Sizes that are numbers of layers, and the first layer in a path.

@@ -21,15 +21,10 @@ import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
-from spec_t5x.models.attention import (
-    ExtendSelf,
-    after_texts,
-    in_slots,
-    mask_bias,
-)
+from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, mask_bias
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
-from spec_t5x.models.layers import Dense, LayerNorm, dropout, table, times_table
+from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm, dropout, table, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
@@ -58,7 +53,9 @@ class GPTConfig(NetworkConfig):
     dtype: str = "float32"
 
     has_source: ClassVar[bool] = False
-    as_gpt2: ClassVar[bool] = True
+    norm: ClassVar[type[RMSNorm]] = LayerNorm
+    use_bias: ClassVar[bool] = True
+    has_relpos: ClassVar[bool] = False
     added_rows: ClassVar[int] = 1
     mlp_activations: ClassVar[Sequence[str]] = ("gelu",)
 
@@ -74,6 +71,10 @@ class GPTConfig(NetworkConfig):
     def head_dim(self) -> int:
         """Width of a head."""
         return self.emb_dim // self.num_heads
+
+    def attention_traits(self, layer: int) -> Traits:
+        """Scores are divided by ``sqrt(head_dim)``."""
+        return Traits(scale=self.head_dim**-0.5, use_bias=True)
 
 
 class GPT(nn.Module):
@@ -93,7 +94,7 @@ class GPT(nn.Module):
             jnp.float32,
             axes=("length", "embed"),
         )
-        self.layers = [SelfAttentionLayer(cfg) for _ in range(cfg.num_layers)]
+        self.layers = [SelfAttentionLayer(cfg, i) for i in range(cfg.num_layers)]
         self.final_layer_norm = LayerNorm(cfg.layer_norm_epsilon, cfg.dtype)
         self.input_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:
@@ -125,7 +126,7 @@ class GPT(nn.Module):
         """
         new = tokens.shape[1]
         embedded = self._embed(tokens, cache.lengths[:, None] + jnp.arange(new)[None, :])
-        states, extended = self._extend(embedded, cache, after_texts(embedded, cache))
+        states, extended = self._extend(embedded, cache, after_texts(cache, new))
         return states, extended.at(cache.lengths + new)
 
     def extend_nodes(
@@ -133,7 +134,7 @@ class GPT(nn.Module):
     ) -> tuple[Float[Array, "batch nodes embed"], DecoderOnlyCache]:
         """Feeds tokens that need not follow one another, each to a slot of the cache."""
         embedded = self._embed(nodes.tokens, nodes.positions)
-        return self._extend(embedded, cache, in_slots(embedded, cache, nodes))
+        return self._extend(embedded, cache, in_slots(nodes))
 
     def logits(
         self, states: Float[Array, "batch length embed"]
@@ -145,8 +146,8 @@ class GPT(nn.Module):
             logits = self.logits_dense(states)
         return without_added(logits, self.config)
 
-    def _extend(self, states, cache: DecoderOnlyCache, extend_self: ExtendSelf):
-        states, cache = cache.through(self.layers, states, extend_self)
+    def _extend(self, states, cache: DecoderOnlyCache, tokens: NewTokens):
+        states, cache = cache.through(self.layers, states, tokens)
         return self.final_layer_norm(states), cache
 
     def _embed(self, tokens, positions):

@@ -10,7 +10,6 @@ and what the target computes of a source with them serves the draft as well. The
 the draft's *own*.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from spec_t5x.errors import InputError
@@ -50,9 +49,7 @@ def keep_layers(
         params, config: the larger model.
         encoder, decoder: numbers of the layers to keep, in their order there.
     """
-    smaller = dataclasses.replace(
-        config, num_encoder_layers=len(encoder), num_decoder_layers=len(decoder)
-    )
+    smaller = config.with_layers(encoder=encoder, decoder=decoder)
     return {
         **params,
         "encoder": _with_layers(params["encoder"], encoder),

@@ -1,4 +1,4 @@
-"""The layers of T5: dense, embedding, RMS norm, feed-forward; and GPT-2's variants.
+"""The layers: dense, embedding, norms, feed-forward; T5's, and the variants of GPT-2 and Gemma.
 
 Parameter names and logical axes are those of T5X's ``examples/t5``, so that its
 checkpoints restore without a map and its partitioning rules apply.
@@ -84,8 +84,15 @@ def apply_together(
     return cpu_kernels.multiply(inputs, matrices, norm and norm.for_kernels())
 
 
-def add_to(residual: Float[Array, "*rows features"], dense: Dense, inputs: Array) -> Array:
-    """``residual`` and what the map makes of the inputs."""
+def add_to(
+    residual: Float[Array, "*rows features"],
+    dense: Dense,
+    inputs: Array,
+    norm: "RMSNorm | None" = None,
+) -> Array:
+    """``residual`` and what the map makes of the inputs, normed first where there is a norm."""
+    if norm is not None:
+        return residual + norm(dense(inputs))
     if not isinstance(dense.stored, Panels):
         return residual + dense(inputs)
     return cpu_kernels.multiply(inputs, [dense.for_kernels()], residual=residual)[0]
@@ -102,25 +109,43 @@ def _matrix(packed: Panels, bias: Float32[Array, "features"] | None = None) -> c
 
 
 class Embed(nn.Module):
-    """Token embedding, which T5 1.0 also uses as its output layer."""
+    """Token embedding, which T5 1.0 and Gemma also use as their output layer."""
 
     num_embeddings: int
     features: int
     dtype: str = "float32"
+    # What an embedding is multiplied by, and what its scores are.
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    # The token whose embedding is a parameter of its own, where an image ends; 0 for none.
+    image_end_id: int = 0
 
     def setup(self):
         shape, init = (self.num_embeddings, self.features), nn.initializers.normal(stddev=1.0)
         self.embedding = table(self, "embedding", init, shape)
+        if self.image_end_id:
+            shape, init = shape[1:], nn.initializers.zeros
+            self.image_end = param_with_axes(
+                self, "image_end", init, shape, jnp.float32, axes=("embed",)
+            )
 
     def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         embedded = rows(self.embedding, tokens).astype(self.dtype)
+        if self.input_scale != 1:
+            embedded = embedded * jnp.asarray(self.input_scale, self.dtype)
+        if self.image_end_id:
+            is_end = (tokens == self.image_end_id)[..., None]
+            image_end = _along_last_axis(self.image_end.astype(self.dtype), embedded.ndim)
+            embedded = jnp.where(is_end, image_end, embedded)
         return constrain(embedded, ("batch", "length", "embed"))
 
     def attend(
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
-        """Scores of every token, in float32, rescaled by ``embed ** -0.5`` (T5 1.0)."""
-        scale = self.features**-0.5
+        """Scores of every token, in float32."""
+        scale = self.output_scale
+        if scale == 1:
+            return times_table(states, self.embedding)
         if states.dtype == getattr(self.embedding, "dtype", None) == jnp.bfloat16:
             # Which has no room for a rescaled state.
             return times_table(states, self.embedding) * scale
@@ -179,16 +204,21 @@ class RMSNorm(nn.Module):
     dtype: str = "float32"
     # GPT-2's: less their mean first, and with a bias.
     centred: ClassVar[bool] = False
+    # Gemma's: what is stored is the scale less this.
+    offset: ClassVar[float] = 0.0
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
-        scale = self._vector("scale", nn.initializers.ones, inputs)
+        init = nn.initializers.constant(1 - self.offset)
+        scale = self._with_offset(self._vector("scale", init, inputs))
         if _uses_kernels(self.dtype, inputs):
             return cpu_kernels.normalize(inputs, self.for_kernels())
         inputs = inputs.astype(jnp.float32)
         if self.centred:
             inputs = inputs - _mean(inputs)
         normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
+        if self.offset:
+            return (normed * _along_last_axis(scale, inputs.ndim)).astype(self.dtype)
         scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
         normed = normed.astype(self.dtype) * scale
         if not self.centred:
@@ -199,7 +229,11 @@ class RMSNorm(nn.Module):
     def for_kernels(self) -> cpu_kernels.Norm:
         """The norm as the CPU kernels take it."""
         bias = _stored(self, "bias") if self.centred else None
-        return cpu_kernels.Norm(_stored(self, "scale"), self.epsilon, bias, self.centred)
+        scale = self._with_offset(_stored(self, "scale"))
+        return cpu_kernels.Norm(scale, self.epsilon, bias, self.centred)
+
+    def _with_offset(self, scale: Float[Array, "embed"]) -> Float[Array, "embed"]:
+        return scale.astype(jnp.float32) + self.offset if self.offset else scale
 
     def _vector(self, name: str, init: Initializer, inputs: Array) -> Float[Array, "embed"]:
         shape = (inputs.shape[-1],)
@@ -211,6 +245,12 @@ class LayerNorm(RMSNorm):
 
     epsilon: float = 1e-5
     centred: ClassVar[bool] = True
+
+
+class GemmaNorm(RMSNorm):
+    """Gemma's RMS norm: its scale is one more than the parameter, and float32 in any type."""
+
+    offset: ClassVar[float] = 1.0
 
 
 def _mean(values: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows 1"]:
@@ -238,8 +278,12 @@ class Mlp(nn.Module):
         inputs: Float[Array, "batch length embed"],
         deterministic: bool = True,
         norm: RMSNorm | None = None,
+        post_norm: RMSNorm | None = None,
     ) -> Float[Array, "batch length embed"]:
-        """What the block makes of the inputs; with ``norm`` of them normed, added to them."""
+        """What the block makes of the inputs; with ``norm`` of them normed, added to them.
+
+        ``post_norm`` is of what is added.
+        """
         count = len(self.activations)
         names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
         maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in names]
@@ -254,7 +298,7 @@ class Mlp(nn.Module):
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
         output = self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")
-        return output(hidden) if norm is None else add_to(inputs, output, hidden)
+        return output(hidden) if norm is None else add_to(inputs, output, hidden, post_norm)
 
     def _dense(self, features: int, axes: tuple[str, str], name: str) -> Dense:
         return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)

@@ -1,6 +1,7 @@
-"""The T5 network, versions 1.0 and 1.1 (Flan, mT5, umT5, ByT5), in Flax linen.
+"""The encoder-decoder: T5 1.0 and 1.1 (Flan, mT5, umT5, ByT5), and T5Gemma by its parts.
 
-The parameter tree and its logical axes are those of T5X's ``examples/t5``. Three
+The parameter tree and its logical axes are those of T5X's ``examples/t5``. What a network has of
+its own is in its configuration: norms, traits of attention, where the source is attended to. Three
 ways to call it:
 
 * ``encode`` the source;
@@ -11,11 +12,13 @@ ways to call it:
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -26,9 +29,10 @@ from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     MASKED,
     Attention,
-    ExtendSelf,
+    NewTokens,
     PairBias,
     RelativeBias,
+    Traits,
     after_texts,
     in_slots,
     mask_bias,
@@ -38,7 +42,6 @@ from spec_t5x.models.layers import (
     ACTIVATIONS,
     Dense,
     Embed,
-    LayerNorm,
     Mlp,
     RMSNorm,
     dropout,
@@ -50,22 +53,68 @@ from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
 class NetworkConfig:
     """Of a frozen dataclass with the sizes of a network: what is checked of it, and JSON."""
 
-    # Whether the decoder attends to a source, too.
+    # Whether the decoder attends to a source, too: after its text, or in one softmax with it.
     has_source: ClassVar[bool] = True
-    # GPT-2's layers: norms with means, biases in all maps, scores divided by their width.
-    as_gpt2: ClassVar[bool] = False
+    merges_source: ClassVar[bool] = False
+    # Of all layers; and whether what a block adds is normed as well.
+    norm: ClassVar[type[RMSNorm]] = RMSNorm
+    has_post_norms: ClassVar[bool] = False
+    # Whether all maps have biases.
+    use_bias: ClassVar[bool] = False
+    # Whether there are biases by relative position.
+    has_relpos: ClassVar[bool] = True
     # Whether each layer has a bias by relative position of its own.
     relpos_per_layer: ClassVar[bool] = False
     # Rows of the vocabulary that no text holds: id 0, which starts it, and those after all others.
     added_rows: ClassVar[int] = 0
+    # Whether the encoder looks tokens up in a table of its own.
+    has_source_embedder: ClassVar[bool] = False
+    # A token whose embedding is not of the table; 0 for none.
+    image_end_id: ClassVar[int] = 0
+    # What embeddings are multiplied by.
+    input_scale: ClassVar[float] = 1.0
+    # Logits are bent to lie between this and its negative; 0 leaves them.
+    logits_softcap: ClassVar[float] = 0.0
+
+    @property
+    def output_scale(self) -> float:
+        """What the scores of the embeddings as the output layer are multiplied by."""
+        return self.emb_dim**-0.5
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads
+
+    @property
+    def of_encoder(self) -> "NetworkConfig":
+        """The configuration with the encoder's sizes as its own."""
+        return self
+
+    def attention_traits(self, layer: int) -> Traits:
+        """Of self-attention in a layer of the decoder; of ``of_encoder``, of the encoder."""
+        return Traits(use_bias=self.use_bias)
+
+    @property
+    def source_traits(self) -> Traits:
+        """Of attention to the source."""
+        return Traits(use_bias=self.use_bias)
+
+    def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]):
+        """The configuration of these layers alone."""
+        return dataclasses.replace(
+            self, num_encoder_layers=len(encoder), num_decoder_layers=len(decoder)
+        )
 
     def __post_init__(self):
         name = type(self).__name__
         sizes = [field for field in dataclasses.fields(self) if field.type is int]
         check_at_least(self, **{field.name: int(field.default != 0) for field in sizes})
-        if hasattr(self, "mlp_activations"):
+        for field in dataclasses.fields(self):
             # gin and JSON hand lists over; the config must stay hashable.
-            object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+            if isinstance(getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        if hasattr(self, "mlp_activations"):
             for activation in set(self.mlp_activations) - set(ACTIVATIONS):
                 known = ", ".join(ACTIVATIONS)
                 raise InputError(f"{name}.mlp_activations has {activation!r}: choose from {known}")
@@ -123,109 +172,137 @@ class T5Config(NetworkConfig):
 
 
 class SelfAttentionLayer(nn.Module):
-    """Self-attention, then feed-forward: a layer of T5's encoder, and of a GPT."""
+    """Self-attention, then feed-forward: a layer of an encoder, and of a GPT."""
 
     config: NetworkConfig
+    number: int
 
     def setup(self):
         cfg = self.config
         self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
         self.pre_attention_layer_norm = _norm(cfg)
-        self.attention = _attention(cfg)
+        self.attention = _attention(cfg, cfg.attention_traits(self.number))
+        self.post_attention_layer_norm = _post_norm(cfg)
         self.pre_mlp_layer_norm = _norm(cfg)
         self.mlp = _mlp(cfg)
+        self.post_mlp_layer_norm = _post_norm(cfg)
         self.residual_dropout = dropout(cfg.dropout_rate)
 
     def __call__(self, inputs, bias, deterministic):
         """The layer over whole sequences; a ``PairBias`` without dropout."""
-        if isinstance(bias, PairBias) and cpu_kernels.in_use(inputs):
+        if isinstance(bias, PairBias) and self.attention.by_kernel(inputs):
             states = self.attention.attend_whole(inputs, self.pre_attention_layer_norm, bias)
             return self.mlp(states, norm=self.pre_mlp_layer_norm)
         normed = self.pre_attention_layer_norm(inputs)
-        attended = self.attention(normed, normed, bias, deterministic)
-        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
+        attended = self.attention.attend_to_itself(normed, bias, deterministic)
+        add = functools.partial(_add, self.residual_dropout, deterministic)
+        states = add(inputs, attended, self.post_attention_layer_norm)
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
-        return states + self.residual_dropout(update, deterministic=deterministic)
+        return add(states, update, self.post_mlp_layer_norm)
 
-    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf):
+    def extend(self, inputs, cache: KeysValues, tokens: NewTokens):
         """The layer over new tokens: their states and the cache."""
-        norm = self.pre_attention_layer_norm
-        states, cache = extend_self(self.attention, inputs, norm, cache, self.relpos_bias)
-        return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
+        given = inputs, self.pre_attention_layer_norm, cache, tokens, self.relpos_bias
+        states, cache = self.attention.extend(*given, post_norm=self.post_attention_layer_norm)
+        norms = {"norm": self.pre_mlp_layer_norm, "post_norm": self.post_mlp_layer_norm}
+        return self.mlp(states, **norms), cache
 
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source where there is one, feed-forward."""
 
     config: NetworkConfig
+    number: int
 
     def setup(self):
         cfg = self.config
         self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
         self.pre_self_attention_layer_norm = _norm(cfg)
-        self.self_attention = _attention(cfg)
-        if cfg.has_source:
+        self.self_attention = _attention(cfg, cfg.attention_traits(self.number))
+        self.post_self_attention_layer_norm = _post_norm(cfg)
+        if cfg.has_source and not cfg.merges_source:
             self.pre_cross_attention_layer_norm = _norm(cfg)
-            self.encoder_decoder_attention = _attention(cfg)
+            self.encoder_decoder_attention = _attention(cfg, cfg.source_traits)
+            self.post_cross_attention_layer_norm = _post_norm(cfg)
         self.pre_mlp_layer_norm = _norm(cfg)
         self.mlp = _mlp(cfg)
+        self.post_mlp_layer_norm = _post_norm(cfg)
         self.residual_dropout = dropout(cfg.dropout_rate)
+
+    @property
+    def source_attention(self) -> Attention:
+        """What attends to the source."""
+        merges = self.config.merges_source
+        return self.self_attention if merges else self.encoder_decoder_attention
 
     def __call__(self, inputs, encoded, bias, cross_bias, deterministic):
         """The layer over a whole sequence, teacher-forced."""
+        add = functools.partial(_add, self.residual_dropout, deterministic)
         normed = self.pre_self_attention_layer_norm(inputs)
-        attended = self.self_attention(normed, normed, bias, deterministic)
-        states = inputs + self.residual_dropout(attended, deterministic=deterministic)
-        normed = self.pre_cross_attention_layer_norm(states)
-        attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
-        states = states + self.residual_dropout(attended, deterministic=deterministic)
+        merged = [(encoded, cross_bias)] if self.config.merges_source else []
+        attended = self.self_attention.attend_to_itself(normed, bias, deterministic, *merged)
+        states = add(inputs, attended, self.post_self_attention_layer_norm)
+        if not merged:
+            normed = self.pre_cross_attention_layer_norm(states)
+            attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
+            states = add(states, attended, self.post_cross_attention_layer_norm)
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
-        return states + self.residual_dropout(update, deterministic=deterministic)
+        return add(states, update, self.post_mlp_layer_norm)
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
         """Room for ``max_length`` tokens, and the source's keys and values."""
         cfg = self.config
-        cross_keys, cross_values = self.encoder_decoder_attention.keys_values(encoded)
-        if cpu_kernels.in_use(encoded):
+        cross_keys, cross_values = self.source_attention.keys_values(encoded)
+        if self.source_attention.by_kernel(encoded):
             # As the kernels read them: a loop would have them laid out anew in every round.
             rows = Layout((0, 1, 2, 3))
             cross_keys = with_layout_constraint(cross_keys, rows)
             cross_values = with_layout_constraint(cross_values, rows)
-        room = jnp.zeros((encoded.shape[0], cfg.num_heads, max_length, cfg.head_dim), cfg.dtype)
-        room = constrain(room, cache_lib.AXES)
+        shape = encoded.shape[0], cfg.num_kv_heads, max_length, cfg.head_dim
+        room = constrain(jnp.zeros(shape, cfg.dtype), cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
 
-    def extend(self, inputs, cache: KeysValues, extend_self: ExtendSelf, cross_bias):
+    def extend(self, inputs, cache: KeysValues, tokens: NewTokens, cross_bias):
         """The layer over new tokens: their states and the cache."""
-        norm = self.pre_self_attention_layer_norm
-        states, cache = extend_self(self.self_attention, inputs, norm, cache, self.relpos_bias)
-        if self.config.has_source:
-            norm = self.pre_cross_attention_layer_norm
-            source = cache.cross_keys, cache.cross_values, cross_bias
-            states = self.encoder_decoder_attention.attend_to_sources(states, norm, *source)
-        return self.mlp(states, norm=self.pre_mlp_layer_norm), cache
+        cfg, post_norm = self.config, self.post_self_attention_layer_norm
+        source = (cache.cross_keys, cache.cross_values, cross_bias) if cfg.has_source else None
+        given = inputs, self.pre_self_attention_layer_norm, cache, tokens, self.relpos_bias
+        merged = source if cfg.merges_source else None
+        states, cache = self.self_attention.extend(*given, post_norm=post_norm, source=merged)
+        if cfg.has_source and not cfg.merges_source:
+            states = self.encoder_decoder_attention.attend_to_sources(
+                states,
+                self.pre_cross_attention_layer_norm,
+                *source,
+                self.post_cross_attention_layer_norm,
+            )
+        norms = {"norm": self.pre_mlp_layer_norm, "post_norm": self.post_mlp_layer_norm}
+        return self.mlp(states, **norms), cache
 
 
 class Encoder(nn.Module):
     """The encoder stack, from embedded tokens to its normed output."""
 
-    config: T5Config
+    config: NetworkConfig
 
     def setup(self):
         cfg = self.config
-        self.relpos_bias = None if cfg.relpos_per_layer else _relative_bias(cfg)
-        self.layers = [SelfAttentionLayer(cfg) for _ in range(cfg.num_encoder_layers)]
+        self.relpos_bias = _shared_bias(cfg)
+        self.layers = [SelfAttentionLayer(cfg, i) for i in range(cfg.num_encoder_layers)]
         self.encoder_norm = _norm(cfg)
         self.input_dropout = dropout(cfg.dropout_rate)
         self.output_dropout = nn.Dropout(cfg.dropout_rate)
 
     def __call__(self, embedded, allowed, deterministic):
         states = self.input_dropout(embedded, deterministic=deterministic)
+        length = embedded.shape[1]
 
-        def bias_of(relpos: RelativeBias) -> PairBias | Array:
-            bias = PairBias(relpos.full(embedded.shape[1], True), allowed)
-            in_parts = deterministic and (bias.is_large or cpu_kernels.in_use(embedded))
-            return bias if in_parts else bias.sum
+        def bias_of(relpos: RelativeBias | None, traits: Traits) -> PairBias | Array:
+            by_position = None if relpos is None else relpos.full(length, True)
+            seen = allowed if traits.reach is None else allowed & _within(length, *traits.reach)
+            bias = PairBias(by_position, seen, self.config.num_heads)
+            by_kernel = traits.has_kernel and cpu_kernels.in_use(embedded)
+            return bias if deterministic and (bias.is_large or by_kernel) else bias.sum
 
         for layer, bias in _with_bias(self, bias_of):
             states = layer(states, bias, deterministic)
@@ -239,8 +316,8 @@ class Decoder(nn.Module):
 
     def setup(self):
         cfg = self.config
-        self.relpos_bias = None if cfg.relpos_per_layer else _relative_bias(cfg)
-        self.layers = [DecoderLayer(cfg) for _ in range(cfg.num_decoder_layers)]
+        self.relpos_bias = _shared_bias(cfg)
+        self.layers = [DecoderLayer(cfg, i) for i in range(cfg.num_decoder_layers)]
         self.decoder_norm = _norm(cfg)
         self.stack_dropout = dropout(cfg.dropout_rate)
         if not cfg.logits_via_embedding:
@@ -249,10 +326,13 @@ class Decoder(nn.Module):
 
     def __call__(self, embedded, encoded, allowed, cross_allowed, deterministic):
         states = self.stack_dropout(embedded, deterministic=deterministic)
-        mask, cross_bias = mask_bias(allowed), mask_bias(cross_allowed)
+        length, cross_bias = embedded.shape[1], mask_bias(cross_allowed)
 
-        def bias_of(relpos: RelativeBias) -> Array:
-            return relpos.full(embedded.shape[1], False) + mask
+        def bias_of(relpos: RelativeBias | None, traits: Traits) -> Array:
+            window = traits.window
+            seen = allowed if window is None else allowed & _within(length, window - 1, length)
+            mask = mask_bias(seen)
+            return mask if relpos is None else relpos.full(length, False) + mask
 
         for layer, bias in _with_bias(self, bias_of):
             states = layer(states, encoded, bias, cross_bias, deterministic)
@@ -263,18 +343,23 @@ class Decoder(nn.Module):
         return DecoderCache(layers, source_mask, jnp.zeros(encoded.shape[0], jnp.int32))
 
     def extend(self, embedded, cache: Cache, bidirectional=None):
-        extend_self = after_texts(embedded, cache, self.relpos_bias, bidirectional)
-        states, extended = self._extend(embedded, cache, extend_self)
-        return states, extended.at(cache.lengths + embedded.shape[1])
+        new = embedded.shape[1]
+        tokens = after_texts(cache, new, self.relpos_bias, bidirectional)
+        states, extended = self._extend(embedded, cache, tokens)
+        return states, extended.at(cache.lengths + new)
 
     def extend_nodes(self, embedded, cache: Cache, nodes: Nodes):
-        return self._extend(embedded, cache, in_slots(embedded, cache, nodes, self.relpos_bias))
+        return self._extend(embedded, cache, in_slots(nodes, self.relpos_bias))
 
-    def _extend(self, states, cache: Cache, extend_self: ExtendSelf):
+    def _extend(self, states, cache: Cache, tokens: NewTokens):
         cross_bias = None
         if self.config.has_source:
             cross_bias = mask_bias(cache.source_mask)[:, None, None, :]
-        states, cache = cache.through(self.layers, states, extend_self, cross_bias)
+        if self.config.merges_source:
+            # Where scores of the text stand beside those of the source, each row has both.
+            rows = states.shape[0] // cross_bias.shape[0]
+            cross_bias = jnp.repeat(cross_bias, rows, axis=0)
+        states, cache = cache.through(self.layers, states, tokens, cross_bias)
         return self.decoder_norm(states), cache
 
 
@@ -311,18 +396,21 @@ class CachedNetwork(nn.Module):
             logits = self.token_embedder.attend(states)
         else:
             logits = self.decoder.logits_dense(states)
-        return without_added(logits, self.config)
+        cap = self.config.logits_softcap
+        return without_added(cap * jnp.tanh(logits / cap) if cap else logits, self.config)
 
 
 class Transformer(CachedNetwork):
-    """The encoder-decoder T5."""
+    """The encoder-decoder."""
 
-    config: T5Config
+    config: NetworkConfig
 
     def setup(self):
         cfg = self.config
-        self.token_embedder = Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype)
-        self.encoder = Encoder(cfg)
+        self.token_embedder = embed(cfg)
+        if cfg.has_source_embedder:
+            self.source_embedder = embed(cfg.of_encoder)
+        self.encoder = Encoder(cfg.of_encoder)
         self.decoder = Decoder(cfg)
 
     def __call__(
@@ -365,7 +453,9 @@ class Transformer(CachedNetwork):
         allowed = _pairs(is_token, is_token)
         if encoder_segment_ids is not None:
             allowed &= _same_segment(encoder_segment_ids, encoder_segment_ids)
-        embedded = self.token_embedder(encoder_input_tokens)
+        has_own = self.config.has_source_embedder
+        embedder = self.source_embedder if has_own else self.token_embedder
+        embedded = embedder(encoder_input_tokens)
         return self.encoder(embedded, allowed, not enable_dropout)
 
     def decode(self, *args, **options) -> Float32[Array, "batch length vocab"]:
@@ -374,7 +464,7 @@ class Transformer(CachedNetwork):
 
     def decode_states(
         self,
-        encoded: Float[Array, "batch source embed"],
+        encoded: Float[Array, "batch source encoder_embed"],
         encoder_input_tokens: Int[Array, "batch source"],
         decoder_input_tokens: Int[Array, "batch length"],
         decoder_target_tokens: Int[Array, "batch length"],
@@ -413,31 +503,63 @@ def without_added(
     return jnp.where(is_added, MASKED, logits)
 
 
+def embed(cfg: NetworkConfig) -> Embed:
+    """The embedding of a network, which may be its output layer."""
+    scales = cfg.input_scale, cfg.output_scale
+    return Embed(cfg.vocab_size, cfg.emb_dim, cfg.dtype, *scales, cfg.image_end_id)
+
+
 def _norm(cfg: NetworkConfig) -> RMSNorm:
-    kind = LayerNorm if cfg.as_gpt2 else RMSNorm
-    return kind(cfg.layer_norm_epsilon, cfg.dtype)
+    return cfg.norm(cfg.layer_norm_epsilon, cfg.dtype)
 
 
-def _attention(cfg: NetworkConfig) -> Attention:
-    sizes = cfg.emb_dim, cfg.num_heads, cfg.head_dim
-    return Attention(*sizes, cfg.dropout_rate, cfg.dtype, cfg.as_gpt2)
+def _post_norm(cfg: NetworkConfig) -> RMSNorm | None:
+    return _norm(cfg) if cfg.has_post_norms else None
+
+
+def _add(residual_dropout: nn.Dropout, deterministic: bool, states, update, norm: RMSNorm | None):
+    """``states`` and what a block adds to them."""
+    update = update if norm is None else norm(update)
+    return states + residual_dropout(update, deterministic=deterministic)
+
+
+def _attention(cfg: NetworkConfig, traits: Traits) -> Attention:
+    return Attention(cfg.emb_dim, cfg.num_heads, cfg.head_dim, cfg.dropout_rate, cfg.dtype, traits)
 
 
 def _mlp(cfg: NetworkConfig) -> Mlp:
-    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype, cfg.as_gpt2)
+    return Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dropout_rate, cfg.dtype, cfg.use_bias)
 
 
 def _relative_bias(cfg: NetworkConfig) -> RelativeBias:
     return RelativeBias(cfg.num_heads, cfg.relpos_num_buckets, cfg.relpos_max_distance)
 
 
+def _shared_bias(cfg: NetworkConfig) -> RelativeBias | None:
+    """The bias of all layers of a stack; None where there is none, or each has its own."""
+    return _relative_bias(cfg) if cfg.has_relpos and not cfg.relpos_per_layer else None
+
+
 def _with_bias(
-    stack: Encoder | Decoder, bias_of: Callable[[RelativeBias], Any]
+    stack: Encoder | Decoder, bias_of: Callable[[RelativeBias | None, Traits], Any]
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """Each layer of a stack and its bias, which is made once where all share it."""
-    shared = None if stack.relpos_bias is None else bias_of(stack.relpos_bias)
-    for layer in stack.layers:
-        yield layer, bias_of(layer.relpos_bias) if shared is None else shared
+    """Each layer of a stack and its bias, which is made once for all layers that share it."""
+    made = {}
+    for number, layer in enumerate(stack.layers):
+        traits = stack.config.attention_traits(number)
+        if layer.relpos_bias is not None:
+            yield layer, bias_of(layer.relpos_bias, traits)
+            continue
+        if traits not in made:
+            made[traits] = bias_of(stack.relpos_bias, traits)
+        yield layer, made[traits]
+
+
+def _within(length: int, before: int, after: int) -> Bool[np.ndarray, "1 1 length length"]:
+    """Which pairs of positions are at most so far apart; rows are queries."""
+    positions = np.arange(length)
+    distances = positions[:, None] - positions[None, :]
+    return ((distances <= before) & (distances >= -after))[None, None]
 
 
 def _pairs(

@@ -24,6 +24,8 @@ from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
 
 # Tables of embeddings, which are read row by row.
 _TABLES = ("embedding", "token_embedding")
+# An encoder's own embedding, which is no output layer.
+_OF_SOURCES = "source_embedder"
 # Numbers that are looked at in one step.
 _PART = 1 << 18
 
@@ -169,7 +171,7 @@ def pack(params: PyTree) -> PyTree:
     Args:
       params: a tree of float32 arrays on one CPU device, by T5X's names.
     """
-    return _map_by_name(params, packed)
+    return _map_by_path(params, lambda path, leaf: packed(path[-1], leaf))
 
 
 def packed(name: str, leaf: Float32[Array, "..."]) -> Any:
@@ -212,15 +214,16 @@ def rounded(weights: PyTree, bits: int = 8, *, tied: bool) -> PyTree:
     """
     in_panels = is_packed(weights)
 
-    def round_one(name: str, leaf: Any) -> Any:
+    def round_one(path: tuple[str, ...], leaf: Any) -> Any:
+        name = path[-1]
         if name == "kernel":
             return _rounded(leaf, bits, in_panels)
-        if not (tied and name in _TABLES):
+        if not (tied and name in _TABLES) or path[0] == _OF_SOURCES:
             return leaf
         table = leaf.table if isinstance(leaf, TiedTable) else leaf
         return TiedTable(table, _rounded(_transposed(table), bits, in_panels))
 
-    return _map_by_name(weights, round_one)
+    return _map_by_path(weights, round_one)
 
 
 def placed(
@@ -303,6 +306,6 @@ def _widened(halves: UInt16[Array, "*shape"]) -> Float32[Array, "*shape"]:
     return lax.bitcast_convert_type(halves.astype(jnp.uint32) << 16, jnp.float32)
 
 
-def _map_by_name(tree: PyTree, function) -> PyTree:
+def _map_by_path(tree: PyTree, function) -> PyTree:
     flat = flatten_dict(tree)
-    return unflatten_dict({path: function(path[-1], leaf) for path, leaf in flat.items()})
+    return unflatten_dict({path: function(path, leaf) for path, leaf in flat.items()})

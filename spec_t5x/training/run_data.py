@@ -32,7 +32,6 @@ from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.machine.progress import doing
 from spec_t5x.training.text_metrics import ScoredTexts
 from spec_t5x.training.trainer import Positioned
-from spec_t5x.types import EOS_ID
 
 log = logging.getLogger(__name__)
 
@@ -242,14 +241,14 @@ class DataOptions(TrainingData):
                 f"{self.dev_file} has no pair with a source: give a file with text to score on"
             )
         sources, targets = map(list, zip(*pairs, strict=True))
-        longest, metric = self.max_source_length - 1, metric_by_name(self.metric)
+        longest, metric = self.max_source_length, metric_by_name(self.metric)
         bare = [source.removeprefix(self.source_prefix) for source in sources]
         score = functools.partial(metric, targets_of(metric, bare, targets))
         return [
             ScoredTexts(
                 name=Path(self.dev_file).name.partition(".")[0],
                 sources=sources,
-                ids=[[*vocabulary.encode(source)[:longest], EOS_ID] for source in sources],
+                ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
                 targets=targets,
                 score=score,
             )

@@ -26,6 +26,7 @@ from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
+from spec_t5x.models.t5 import T5Config
 from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.training.learners import Network
 from spec_t5x.training.optimizers import OptimizerOptions
@@ -212,6 +213,11 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
     if layers.draft_vocab_size is not None:
         check_number(layers.draft_vocab_size, config.vocab_size)
     is_shared = layers.encoder == SHARED
+    if is_shared and not isinstance(config, T5Config):
+        raise InputError(
+            f"{target.directory} is a T5Gemma, whose encoder no draft shares: give "
+            "KeptLayers.encoder='all' or another rule"
+        )
     encoder_rule = "all" if is_shared else layers.encoder
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
     params, config = keep_layers(

@@ -29,6 +29,7 @@ from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
+from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.training.layout import count_replicas
 from spec_t5x.training.learners import HeadsLearner, Network
@@ -39,7 +40,7 @@ from spec_t5x.training.trainer import TrainOptions, TrainResult, fit
 
 log = logging.getLogger(__name__)
 
-for _settings in (GPTConfig, TrainOptions, OptimizerOptions):
+for _settings in (GPTConfig, T5GemmaConfig, TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
 
 
@@ -159,7 +160,7 @@ def train_heads(
     check_settings(optimizer, options, export_dtype, directory / "heads")
     loaded = load(target, vocabulary=vocabulary)
     if not isinstance(loaded.config, T5Config):
-        raise InputError(f"{loaded.directory} is a decoder alone: give an encoder-decoder")
+        raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
     config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
     directory.mkdir(parents=True, exist_ok=True)
     result = fit(

@@ -55,6 +55,8 @@ def test_in_parts_the_encoder_gives_the_same(monkeypatch, limit, fewest, sizes):
     assert ((BATCH, HEADS, LENGTH, LENGTH) in computed) == is_whole
     if not is_whole:
         bias = attention.PairBias(
-            jnp.zeros((1, HEADS, LENGTH, LENGTH)), jnp.zeros((BATCH, 1, LENGTH, LENGTH), bool)
+            jnp.zeros((1, HEADS, LENGTH, LENGTH)),
+            jnp.zeros((BATCH, 1, LENGTH, LENGTH), bool),
+            HEADS,
         )
         assert bias.part_starts.tolist() == sizes

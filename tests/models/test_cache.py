@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.models import cache as cache_lib
-from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+from spec_t5x.testing.toy_models import T5GEMMA2, tiny_gpt, tiny_t5, tiny_t5gemma
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -47,6 +47,8 @@ def test_a_write_replaces_exactly_its_positions(batch, new):
 MODELS = {
     "t5": lambda: tiny_t5(2, num_decoder_layers=2),
     "umt5": lambda: tiny_t5(2, num_decoder_layers=2, relpos_per_layer=True),
+    "t5gemma": lambda: tiny_t5gemma(0),
+    "t5gemma2": lambda: tiny_t5gemma(0, **T5GEMMA2),
     "gpt": lambda: tiny_gpt(0),
 }
 
@@ -177,8 +179,9 @@ def test_a_rollback_touches_no_array_but_the_lengths():
     )
 
 
-def test_rows_of_one_source_share_its_keys_and_values():
-    cache, times = empty_cache(), 2
+@pytest.mark.parametrize("name", ["t5", "t5gemma", "t5gemma2"])
+def test_rows_of_one_source_share_its_keys_and_values(name):
+    cache, times = empty_cache(name), 2
     shared = cache.repeat_rows(times)
     assert outputs_lib.repeat_rows({"state": (cache,)}, times)["state"][0].max_length
     for layer, before in zip(shared.layers, cache.layers, strict=True):
@@ -188,8 +191,8 @@ def test_rows_of_one_source_share_its_keys_and_values():
     every = jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), cache)
     tokens = jnp.asarray(np.random.default_rng(5).integers(2, 30, (BATCH * times, 3)), jnp.int32)
     for _ in range(2):
-        found, shared = SCORE(model(), shared, tokens)
-        expected, every = SCORE(model(), every, tokens)
+        found, shared = SCORE(model(name), shared, tokens)
+        expected, every = SCORE(model(name), every, tokens)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         lengths = jnp.asarray([3, 1, 2, 3, 0, 2])
         shared, every = shared.at(lengths), every.at(lengths)

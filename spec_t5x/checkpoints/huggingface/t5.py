@@ -8,7 +8,7 @@ and ByT5. Where other ids than T5's start, end and pad a text, all are renumbere
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -82,8 +82,6 @@ _OTHERS = {
     "mbart": "mBART",
     "pegasus": "Pegasus",
     "switch_transformers": "Switch Transformer (experts)",
-    "t5gemma": "T5Gemma",
-    "t5gemma2": "T5Gemma 2",
     "whisper": "Whisper (audio)",
 }
 
@@ -92,8 +90,8 @@ _TOKENIZER = "tokenizer_config.json"
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
 
-_START, _EOS, _PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
-_SPECIAL_IDS = {_START: PAD_ID, _EOS: EOS_ID, _PAD: PAD_ID}
+START, EOS, PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
+_SPECIAL_IDS = {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
 # Rows of a renumbered vocabulary are a multiple of this: chips and shards divide them.
 _ROWS = 128
 
@@ -135,12 +133,12 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    ids = _special_ids(values, directory)
+    ids = special_ids(values, directory)
     left = _settled(open_tensors(directory), config, values, directory)
     metadata = {"model_type": values["model_type"]}
     if ids != _SPECIAL_IDS:
-        left, config = _renumbered(left, config, ids)
-        metadata[_PAD] = ids[_PAD]
+        left, config = renumbered_model(left, config, ids, _TABLES)
+        metadata[PAD] = ids[PAD]
     tensors = {}
     for path, (name, is_transposed) in tensor_names(config).items():
         if name in left:
@@ -156,16 +154,16 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     )
 
 
-def _renumbered(
-    tensors: dict[str, Tensor], config: T5Config, ids: dict[str, int]
-) -> tuple[dict[str, Tensor], T5Config]:
-    """Tensors and configuration with our ids in the place of theirs."""
-    theirs = their_ids(config.vocab_size, ids[_START], ids[_EOS])
+def renumbered_model(
+    tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, int], tables: Sequence[str]
+) -> tuple[dict[str, Tensor], ModelConfig]:
+    """Tensors and configuration by our ids in place of theirs; ``tables`` have a row for each."""
+    theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
     added = -len(theirs) % _ROWS
     rows = np.pad(theirs, (0, added))
-    tables = {name: renumbered(tensors[name], rows) for name in _TABLES if name in tensors}
+    theirs_by_ours = {name: renumbered(tensors[name], rows) for name in tables if name in tensors}
     config = dataclasses.replace(config, vocab_size=len(rows), added_rows=1 + added)
-    return tensors | tables, config
+    return tensors | theirs_by_ours, config
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
@@ -174,21 +172,42 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     The model stays a ``t5`` or ``mt5`` if it was one; otherwise its network decides. Its further
     entries are left out: transformers owns config.json.
     """
+    kind = _model_type(stored)
+
+    def values_of(config: T5Config, ids: dict[str, int]) -> dict[str, Any]:
+        return config_values(config, dtype, kind) | ids
+
+    write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
+
+
+def write_as(
+    stage: Path,
+    stored: StoredModel,
+    dtype: str,
+    report: Report | None,
+    values_of: Callable[[ModelConfig, dict[str, int]], dict[str, Any]],
+    names_of: Callable[[ModelConfig], dict[str, tuple[str, bool]]],
+    tables: Sequence[str],
+) -> None:
+    """Writes a model of a kind, which says what config.json and the tensors' names are.
+
+    ``tables`` are the tensors that have a row for each id.
+    """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
     if isinstance(vocabulary, MappedVocabulary):
-        ids = {_START: vocabulary.start_id, _EOS: vocabulary.eos_id, _PAD: stored.metadata[_PAD]}
+        ids = {START: vocabulary.start_id, EOS: vocabulary.eos_id, PAD: stored.metadata[PAD]}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
-    write_json(stage / CONFIG_NAME, config_values(config, dtype, _model_type(stored)) | ids)
+    write_json(stage / CONFIG_NAME, values_of(config, ids))
     write_json(stage / "generation_config.json", ids)
     write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
-    names = tensor_names(config)
+    names = names_of(config)
 
     def written() -> Iterator[tuple[str, np.ndarray]]:
         for path, tensor in read_tensors(stored.tensors, str(stored.directory), dtype, report):
             name, is_transposed = names[path]
             tensor = tensor.T if is_transposed else tensor
-            yield name, tensor[ours] if ours and name in _TABLES else tensor
+            yield name, tensor[ours] if ours and name in tables else tensor
 
     write_safetensors(stage, written())
 
@@ -254,10 +273,10 @@ def check_supported(values: dict[str, Any], directory: Path) -> None:
         raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
     if "quantization_config" in values:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    _special_ids(values, directory)
+    special_ids(values, directory)
 
 
-def _special_ids(values: dict[str, Any], directory: Path) -> dict[str, int]:
+def special_ids(values: dict[str, Any], directory: Path) -> dict[str, int]:
     """The ids that start, end and pad a text; T5's where the files do not say."""
     generation, found = _read_if_there(directory / "generation_config.json"), {}
     for name, usual in _SPECIAL_IDS.items():
@@ -347,9 +366,9 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
-    ids = _special_ids(values, directory)
+    ids = special_ids(values, directory)
     if ids != _SPECIAL_IDS:
-        return _mapped_vocabulary(directory, values["vocab_size"], ids)
+        return mapped_vocabulary(directory, values["vocab_size"], ids)
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
     extra_ids = tokenizer.get("extra_ids")
     if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
@@ -368,7 +387,7 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
     return vocabulary
 
 
-def _mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Vocabulary | None:
+def mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Vocabulary | None:
     tokenizer = read_tokenizer(directory)
     if tokenizer is None:
         if (directory / SPIECE_NAME).is_file():
@@ -377,7 +396,7 @@ def _mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Vo
                 f"{TOKENIZER_NAME}: save its tokenizer there with transformers"
             )
         return None
-    return MappedVocabulary(tokenizer, num_ids=num_ids, start_id=ids[_START], eos_id=ids[_EOS])
+    return MappedVocabulary(tokenizer, num_ids=num_ids, start_id=ids[START], eos_id=ids[EOS])
 
 
 def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import PyTree
@@ -44,7 +45,7 @@ PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 # Of config.json's "network"; checkpoints from before there were two say nothing.
-_NETWORKS = {"t5": T5Config, "gpt": GPTConfig}
+_NETWORKS = {"t5": T5Config, "t5gemma": T5GemmaConfig, "gpt": GPTConfig}
 
 
 def save_model(

@@ -1,0 +1,306 @@
+"""Hugging Face's T5Gemma and T5Gemma 2 directories, of which the text is read.
+
+config.json describes encoder and decoder each by itself. What T5Gemma 2 has for images is left out.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.checkpoints.huggingface import t5
+from spec_t5x.checkpoints.huggingface.weight_files import (
+    check_tied,
+    open_tensors,
+    transposed,
+)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensors import Report, Tensor
+from spec_t5x.data.mapped_vocabulary import their_ids
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.t5gemma import GLOBAL, LOCAL, T5GemmaConfig
+
+KINDS = ("t5gemma", "t5gemma2")
+
+# Our sizes of a stack, and theirs.
+_SIZES = {
+    "emb_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "mlp_dim": "intermediate_size",
+    "query_scalar": "query_pre_attn_scalar",
+}
+_LAYER_KINDS = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "silu": "silu", "relu": "relu"}
+
+# Our modules of a layer, as theirs; then the maps in them.
+_MODULES = {
+    "pre_attention_layer_norm": "pre_self_attn_layernorm",
+    "attention": "self_attn",
+    "post_attention_layer_norm": "post_self_attn_layernorm",
+    "pre_self_attention_layer_norm": "pre_self_attn_layernorm",
+    "self_attention": "self_attn",
+    "post_self_attention_layer_norm": "post_self_attn_layernorm",
+    "pre_cross_attention_layer_norm": "pre_cross_attn_layernorm",
+    "encoder_decoder_attention": "cross_attn",
+    "post_cross_attention_layer_norm": "post_cross_attn_layernorm",
+    "pre_mlp_layer_norm": "pre_feedforward_layernorm",
+    "mlp": "mlp",
+    "post_mlp_layer_norm": "post_feedforward_layernorm",
+}
+_MAPS = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "out": "o_proj",
+    "query_norm": "q_norm",
+    "key_norm": "k_norm",
+    "wi_0": "gate_proj",
+    "wi_1": "up_proj",
+    "wo": "down_proj",
+}
+
+_EMBEDDING = "model.decoder.embed_tokens.weight"
+_SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
+_IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
+_LM_HEAD = "lm_head.out_proj.weight"
+# They have a row for each id.
+_TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
+# Of T5Gemma 2: what it has for images, and copies of the encoder's embeddings.
+_OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
+_COPIES = (_EMBEDDING, "model.decoder.embed_tokens.eoi_embedding")
+
+
+def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
+    """Opens a model that transformers wrote; see ``loading.FORMATS``.
+
+    Args:
+        directory, values: the checkpoint and its config.json.
+    """
+    check_supported(values, directory)
+    config = _read_config(values, directory / CONFIG_NAME)
+    ids = special_ids(values, directory)
+    left = _settled(open_tensors(directory), config, directory)
+    num_ids = config.vocab_size
+    left, config = t5.renumbered_model(left, config, ids, _TABLES)
+    if config.image_end_id:
+        theirs = their_ids(num_ids, ids[t5.START], ids[t5.EOS]).tolist()
+        config = dataclasses.replace(config, image_end_id=theirs.index(config.image_end_id))
+    tensors = {}
+    for path, (name, is_transposed) in tensor_names(config).items():
+        if name in left:
+            tensor = left.pop(name)
+            tensors[path] = transposed(tensor) if is_transposed else tensor
+    return StoredModel(
+        # What belongs to no parameter is refused by its own name.
+        tensors=tensors | left,
+        config=config,
+        vocabulary=read_vocabulary(directory, values),
+        directory=directory,
+        metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
+    )
+
+
+def check_supported(values: dict[str, Any], directory: Path) -> None:
+    """Refuses models that would load and then decode something else."""
+    path = directory / CONFIG_NAME
+    if values.get("is_encoder_decoder", True) is False:
+        raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5Gemma")
+    if "quantization_config" in values:
+        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    encoder, decoder = _stacks(values, path)
+    for stack in (encoder, decoder):
+        if stack.get("attention_bias"):
+            raise InputError(f"{path} has attention_bias, which is not read: give one without")
+        for rope in _ropes(stack, values["model_type"]).values():
+            if rope.get("rope_type", "default") not in ("default", "linear"):
+                raise InputError(
+                    f"{path} has positions of rope_type {rope['rope_type']!r}: supported are "
+                    "default and linear"
+                )
+    special_ids(values, directory)
+
+
+def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
+    num_ids = _stacks(values, directory / CONFIG_NAME)[1]["vocab_size"]
+    return t5.mapped_vocabulary(directory, num_ids, special_ids(values, directory))
+
+
+def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The ids that start, end and pad a text, of config.json or of its decoder's part."""
+    _, decoder = _stacks(values, directory / CONFIG_NAME)
+    found = decoder | values
+    start = found.get(t5.START)
+    found[t5.START] = found.get("bos_token_id") if start is None else start
+    return t5.special_ids(found | {"vocab_size": decoder.get("vocab_size")}, directory)
+
+
+def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What config.json says of encoder and decoder, without nulls."""
+    with describing(path, "T5Gemma"):
+        encoder, decoder = values["encoder"], values["decoder"]
+        encoder = encoder.get("text_config", encoder)
+        return tuple(
+            {name: value for name, value in stack.items() if value is not None}
+            for stack in (encoder, decoder)
+        )
+
+
+def _ropes(stack: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """The settings of rotations by kind of layer; before version 5 they had other names."""
+    ropes = stack.get("rope_parameters")
+    if ropes is None:
+        base = stack.get("rope_theta", 1e6 if kind == "t5gemma2" else 1e4)
+        local = {"rope_theta": stack.get("rope_local_base_freq", 1e4)}
+        scaling = stack.get("rope_scaling", {})
+        ropes = {"rope_theta": base, **scaling}
+        if kind == "t5gemma2":
+            return {LOCAL: local, GLOBAL: ropes}
+    if "rope_theta" in ropes:
+        return dict.fromkeys((LOCAL, GLOBAL), ropes)
+    return {ours: ropes[theirs] for theirs, ours in _LAYER_KINDS.items() if theirs in ropes}
+
+
+def _layer_kinds(stack: dict[str, Any], kind: str) -> tuple[str, ...]:
+    if "layer_types" in stack:
+        return tuple(_LAYER_KINDS[name] for name in stack["layer_types"])
+    every = stack.get("sliding_window_pattern", 6) if kind == "t5gemma2" else 2
+    layers = range(1, stack["num_hidden_layers"] + 1)
+    return tuple(LOCAL if layer % every else GLOBAL for layer in layers)
+
+
+def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
+    encoder, decoder = _stacks(values, path)
+    kind = values["model_type"]
+    is_second = kind == "t5gemma2"
+    with describing(path, "T5Gemma"):
+        sizes = {ours: decoder[theirs] for ours, theirs in _SIZES.items()}
+        of_encoder = {f"encoder_{ours}": encoder[theirs] for ours, theirs in _SIZES.items()}
+        ropes = {
+            f"{name}_rotary": (rope["rope_theta"], float(rope.get("factor", 1.0)))
+            for name, rope in _ropes(decoder, kind).items()
+        }
+        window = encoder["sliding_window"]
+        image_end = values["encoder"].get("eoi_token_index", 0) if is_second else 0
+        return T5GemmaConfig(
+            **sizes,
+            **of_encoder,
+            **ropes,
+            vocab_size=decoder["vocab_size"],
+            num_encoder_layers=encoder["num_hidden_layers"],
+            num_decoder_layers=decoder["num_hidden_layers"],
+            layer_kinds=_layer_kinds(decoder, kind),
+            encoder_layer_kinds=_layer_kinds(encoder, kind),
+            window=decoder["sliding_window"],
+            # As transformers has them.
+            encoder_reach=((window - 1) // 2, window // 2) if is_second else (window, window),
+            # Which T5Gemma 2 has in its configuration and not in its network.
+            attention_softcap=0.0 if is_second else decoder.get("attn_logit_softcapping", 0.0),
+            logits_softcap=decoder.get("final_logit_softcapping", 0.0),
+            has_head_norms=is_second,
+            merges_source=is_second,
+            has_source_embedder=not is_second,
+            image_end_id=image_end if 0 < image_end < decoder["vocab_size"] else 0,
+            mlp_activations=(_ACTIVATIONS[decoder["hidden_activation"]], "linear"),
+            logits_via_embedding=values.get("tie_word_embeddings", True),
+            dropout_rate=float(values.get("dropout_rate", 0.0)),
+            layer_norm_epsilon=decoder.get("rms_norm_eps", 1e-6),
+        )
+
+
+def _settled(
+    tensors: dict[str, Tensor], config: T5GemmaConfig, directory: Path
+) -> dict[str, Tensor]:
+    """The tensors of the text by one name each, without those that say nothing new."""
+    left = {
+        name.replace("encoder.text_model.", "encoder."): tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(_OF_IMAGES)
+    }
+    if not config.has_source_embedder:
+        for copy in _COPIES:
+            left.pop(copy, None)
+        if not config.image_end_id:
+            left.pop(_IMAGE_END, None)
+    table = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
+    if config.logits_via_embedding and table in left:
+        check_tied(left.pop(_LM_HEAD, None), left[table], directory)
+    return left
+
+
+def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:
+    """Their name of each of our parameters, and whether it is stored transposed."""
+    shared = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
+    others = {
+        "token_embedder/embedding": (shared, False),
+        "token_embedder/image_end": (_IMAGE_END, False),
+        "source_embedder/embedding": (_SOURCE_EMBEDDING, False),
+        "decoder/logits_dense/kernel": (_LM_HEAD, True),
+        "encoder/encoder_norm/scale": ("model.encoder.norm.weight", False),
+        "decoder/decoder_norm/scale": ("model.decoder.norm.weight", False),
+    }
+    return {path: others.get(path) or _of_layer(path) for path in expected_shapes(config)}
+
+
+def _of_layer(path: str) -> tuple[str, bool]:
+    stack, layer, module, *inner = path.split("/")
+    number = layer.removeprefix("layers_")
+    names = [_MODULES[module], *(_MAPS[name] for name in inner[:-1])]
+    return f"model.{stack}.layers.{number}.{'.'.join(names)}.weight", inner[-1] == "kernel"
+
+
+def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
+    """Writes what ``T5GemmaForConditionalGeneration.from_pretrained`` reads."""
+    config = stored.config
+    if config.merges_source:
+        raise InputError(
+            f"{stored.directory} is a T5Gemma 2, of which the parts for images were not read: "
+            "give native"
+        )
+
+    def values_of(config: T5GemmaConfig, ids: dict[str, int]) -> dict[str, Any]:
+        return config_values(config, dtype, ids)
+
+    t5.write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
+
+
+def config_values(config: T5GemmaConfig, dtype: str, ids: dict[str, int]) -> dict[str, Any]:
+    """config.json for transformers; ``ids`` are those that start, end and pad a text."""
+    ids = ids | {"bos_token_id": ids[t5.START]}
+    kinds = {ours: theirs for theirs, ours in _LAYER_KINDS.items()}
+    activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+
+    def stack(sizes: T5GemmaConfig, layers: int, layer_kinds, window: int) -> dict[str, Any]:
+        return {
+            **{theirs: getattr(sizes, ours) for ours, theirs in _SIZES.items()},
+            **{name: token for name, token in ids.items() if name != t5.START},
+            "vocab_size": config.vocab_size,
+            "num_hidden_layers": layers,
+            "layer_types": [kinds[layer_kinds[i % len(layer_kinds)]] for i in range(layers)],
+            "sliding_window": window,
+            "rope_theta": config.local_rotary[0],
+            "rope_parameters": {"rope_theta": config.local_rotary[0], "rope_type": "default"},
+            "attn_logit_softcapping": config.attention_softcap or None,
+            "final_logit_softcapping": config.logits_softcap or None,
+            "hidden_activation": activations[config.mlp_activations[0]],
+            "rms_norm_eps": config.layer_norm_epsilon,
+        }
+
+    encoder = config.num_encoder_layers, config.encoder_layer_kinds, config.encoder_reach[0]
+    decoder = config.num_decoder_layers, config.layer_kinds, config.window
+    return {
+        "architectures": ["T5GemmaForConditionalGeneration"],
+        "model_type": "t5gemma",
+        "is_encoder_decoder": True,
+        "encoder": stack(config.of_encoder, *encoder),
+        "decoder": stack(config, *decoder),
+        "vocab_size": config.vocab_size,
+        "dropout_rate": config.dropout_rate,
+        "tie_word_embeddings": config.logits_via_embedding,
+        "torch_dtype": dtype,
+        **ids,
+    }

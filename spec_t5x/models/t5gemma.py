@@ -1,0 +1,158 @@
+"""T5Gemma and T5Gemma 2 (text): encoder-decoders made of Gemma 2 and Gemma 3.
+
+Zhang et al. 2025 (arXiv 2504.06225; T5Gemma 2: arXiv 2512.14856). The network is ``models.t5``'s
+with other parts: rotary positions, heads of keys that several heads of queries read, norms before
+and after each block, and layers that see a window of the text beside layers that see all of it.
+T5Gemma bends its scores and logits (soft caps); T5Gemma 2 norms queries and keys instead, and
+attends to text and source in one softmax, with one set of maps.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from spec_t5x.errors import InputError
+from spec_t5x.models.attention import Rotary, Traits
+from spec_t5x.models.layers import GemmaNorm, RMSNorm
+from spec_t5x.models.t5 import NetworkConfig
+
+# Kinds of layers, by what they see of a text.
+LOCAL, GLOBAL = "local", "global"
+# Sizes that the encoder may have of its own.
+_OF_ENCODER = ("emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "query_scalar")
+
+
+@dataclasses.dataclass(frozen=True)
+class T5GemmaConfig(NetworkConfig):
+    """Sizes of a T5Gemma. The defaults are those of s-s."""
+
+    vocab_size: int = 256128
+    emb_dim: int = 512
+    num_heads: int = 8
+    # Heads of keys and values.
+    num_kv_heads: int = 8
+    head_dim: int = 64
+    mlp_dim: int = 1024
+    num_encoder_layers: int = 8
+    num_decoder_layers: int = 8
+    # Scores are divided by its square root.
+    query_scalar: int = 64
+    # The encoder's; 0 where it has the decoder's.
+    encoder_emb_dim: int = 0
+    encoder_num_heads: int = 0
+    encoder_num_kv_heads: int = 0
+    encoder_head_dim: int = 0
+    encoder_mlp_dim: int = 0
+    encoder_query_scalar: int = 0
+    # "local" and "global" layers, again and again.
+    layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
+    encoder_layer_kinds: Sequence[str] = (LOCAL, GLOBAL)
+    # Positions that a token of the text sees in local layers, its own included; and those to the
+    # left and to the right that one of the source sees.
+    window: int = 4096
+    encoder_reach: Sequence[int] = (4095, 4095)
+    # Base and factor of the rotations in local and in global layers.
+    local_rotary: Sequence[float] = (10_000.0, 1.0)
+    global_rotary: Sequence[float] = (10_000.0, 1.0)
+    # Bounds of scores and of logits; 0 for none.
+    attention_softcap: float = 50.0
+    logits_softcap: float = 30.0
+    # As T5Gemma 2 has it: norms of queries and keys, one attention to text and source, and one
+    # embedding for both. Where an image ends, its embedding is a parameter of its own (0: none).
+    has_head_norms: bool = False
+    merges_source: bool = False
+    has_source_embedder: bool = True
+    image_end_id: int = 0
+    mlp_activations: Sequence[str] = ("gelu", "linear")
+    # The output layer is the embedding again.
+    logits_via_embedding: bool = True
+    dropout_rate: float = 0.0
+    # What the layers compute in; parameters and logits are float32 regardless.
+    dtype: str = "float32"
+    # See ``data.mapped_vocabulary``.
+    added_rows: int = 0
+    layer_norm_epsilon: float = 1e-6
+
+    norm: ClassVar[type[RMSNorm]] = GemmaNorm
+    has_post_norms: ClassVar[bool] = True
+    has_relpos: ClassVar[bool] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("layer_kinds", "encoder_layer_kinds"):
+            kinds = getattr(self, name)
+            if not kinds or set(kinds) - {LOCAL, GLOBAL}:
+                raise InputError(f"T5GemmaConfig.{name} is {kinds}: list {LOCAL} and {GLOBAL}")
+        encoder = self._encoder_sizes
+        for sizes in (vars(self), encoder):
+            if sizes["num_heads"] % sizes["num_kv_heads"]:
+                raise InputError(
+                    f"T5GemmaConfig has {sizes['num_heads']} heads of queries and "
+                    f"{sizes['num_kv_heads']} of keys: these must divide those"
+                )
+        shares = self.merges_source or not self.has_source_embedder
+        if shares and encoder["emb_dim"] != self.emb_dim:
+            raise InputError(
+                f"T5GemmaConfig.encoder_emb_dim is {self.encoder_emb_dim} and emb_dim "
+                f"{self.emb_dim}: where the decoder shares its parts, give the same"
+            )
+
+    @property
+    def of_encoder(self) -> "T5GemmaConfig":
+        """The encoder's sizes as the configuration's own."""
+        return _EncoderConfig(**vars(self) | self._encoder_sizes)
+
+    @property
+    def _encoder_sizes(self) -> dict[str, int]:
+        of_decoder = {name: getattr(self, name) for name in _OF_ENCODER}
+        return {name: getattr(self, f"encoder_{name}") or of_decoder[name] for name in of_decoder}
+
+    @property
+    def input_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return self.emb_dim**0.5
+
+    @property
+    def output_scale(self) -> float:
+        """The output layer is the embedding as it is stored."""
+        return 1.0
+
+    @property
+    def source_traits(self) -> Traits:
+        """Of attention to the source: no rotation, no window."""
+        return Traits(
+            num_kv_heads=self.num_kv_heads,
+            scale=self.query_scalar**-0.5,
+            softcap=self.attention_softcap,
+            head_norm=self.layer_norm_epsilon if self.has_head_norms else None,
+        )
+
+    def attention_traits(self, layer: int) -> Traits:
+        """Of self-attention in a layer of the decoder."""
+        is_local = self.layer_kinds[layer % len(self.layer_kinds)] == LOCAL
+        rotary = Rotary(*(self.local_rotary if is_local else self.global_rotary))
+        window = self.window if is_local else None
+        return dataclasses.replace(self.source_traits, rotary=rotary, window=window)
+
+    def with_layers(self, *, encoder: Sequence[int], decoder: Sequence[int]) -> "T5GemmaConfig":
+        """These layers alone, each of the kind that it is."""
+        smaller = super().with_layers(encoder=encoder, decoder=decoder)
+        return dataclasses.replace(
+            smaller,
+            layer_kinds=_of_layers(self.layer_kinds, decoder),
+            encoder_layer_kinds=_of_layers(self.encoder_layer_kinds, encoder),
+        )
+
+
+class _EncoderConfig(T5GemmaConfig):
+    """With the encoder's sizes; what it sees lies to both sides."""
+
+    def attention_traits(self, layer: int) -> Traits:
+        is_local = self.encoder_layer_kinds[layer % len(self.encoder_layer_kinds)] == LOCAL
+        rotary = Rotary(*(self.local_rotary if is_local else self.global_rotary))
+        reach = self.encoder_reach if is_local else None
+        return dataclasses.replace(self.source_traits, rotary=rotary, reach=reach)
+
+
+def _of_layers(kinds: Sequence[str], layers: Sequence[int]) -> tuple[str, ...]:
+    return tuple(kinds[layer % len(kinds)] for layer in layers)

@@ -1,0 +1,202 @@
+"""T5Gemma and T5Gemma 2: networks, checkpoints and drafts against transformers."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import load_file, save_file
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.models.t5 import Transformer
+from tests.checkpoints.faults import message_of
+from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, tokenizer_of
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+make_t5gemma = pytest.importorskip("tests.torch_t5gemma").make_t5gemma
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+KINDS = ("t5gemma", "t5gemma2")
+START, EOS, PAD = 2, 1, 0
+NUM_NEW = 14
+OPTIONS = GenerateOptions(gamma=3, max_decode_len=NUM_NEW, batch_size=2)
+
+
+def gemmas_tokenizer() -> tokenizers.Tokenizer:
+    """A source begins with the start token, and nothing ends it."""
+    tokenizer = tokenizer_of(START, EOS, PAD)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", START)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """``made(kind)``: a target, and the directory of it and of a smaller model."""
+
+    @functools.cache
+    def make(kind):
+        root = tmp_path_factory.mktemp(kind)
+        models = [make_t5gemma(kind, NUM_IDS, 4, 1), make_t5gemma(kind, NUM_IDS, 2, 2)]
+        for name, model in zip(("target", "draft"), models, strict=True):
+            model.save_pretrained(root / name)
+            gemmas_tokenizer().save(str(root / name / "tokenizer.json"))
+        return dict(zip(("target", "draft"), models, strict=True)), root
+
+    return make
+
+
+def sources() -> tuple[np.ndarray, np.ndarray]:
+    """Ids as transformers' tokenizer gives them, and where they are no padding."""
+    ids = [gemmas_tokenizer().encode(text).ids for text in TEXTS]
+    width = max(map(len, ids))
+    padded = np.array([[*row, *[PAD] * (width - len(row))] for row in ids])
+    return padded, np.arange(width) < np.array([[len(row)] for row in ids])
+
+
+@pytest.mark.parametrize("size", ["target", "draft"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_those_of_transformers(made, kind, size):
+    models, root = made(kind)
+    loaded = load(root / size)
+    theirs, is_token = sources()
+    # Longer than the windows of local layers; and where an image ends, in text and source.
+    texts = np.random.default_rng(0).integers(0, NUM_IDS, (len(TEXTS), 12))
+    texts[:, 3] = theirs[:, 2] = NUM_IDS - 1
+    inputs = np.concatenate([np.full((len(TEXTS), 1), START), texts[:, :-1]], 1)
+    with torch.no_grad():
+        expected = models[size](
+            input_ids=torch.tensor(theirs),
+            attention_mask=torch.tensor(is_token).long(),
+            decoder_input_ids=torch.tensor(inputs),
+            decoder_attention_mask=torch.ones(inputs.shape).long(),
+        ).logits.numpy()
+    ours = np.array(loaded.vocabulary.from_theirs(range(NUM_IDS)))
+    padded = np.where(is_token, ours[theirs], 0)
+    shifted = np.pad(ours[texts], ((0, 0), (1, 0)))[:, :-1]
+    forward = jax.jit(functools.partial(Transformer(loaded.config).apply, enable_dropout=False))
+    logits = np.asarray(forward({"params": loaded.params}, padded, shifted, ours[texts]))
+    np.testing.assert_allclose(logits[..., ours], expected, rtol=0, atol=2e-4)
+    assert np.std(expected) > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_equals_that_of_transformers(made, kind):
+    models, root = made(kind)
+    theirs, is_token = sources()
+    expected = (
+        models["target"]
+        .generate(
+            torch.tensor(theirs),
+            attention_mask=torch.tensor(is_token).long(),
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=NUM_NEW,
+        )
+        .numpy()[:, 1:]
+    )
+    assert len(np.unique(expected)) > 12
+    tree = dataclasses.replace(OPTIONS, verifier="tree")
+    runs = [(draft, OPTIONS) for draft in (None, root / "draft", "copy", "early_exit:2", "int8")]
+    for draft, options in [*runs, (root / "draft", tree)]:
+        generator = Generator.load(root / "target", draft and str(draft))
+        for (answer, *_), row in zip(generator.generate(TEXTS, options), expected, strict=True):
+            ids = generator.vocabulary.to_theirs(answer.output_ids)
+            assert ids == row.tolist()[: len(ids)]
+            assert len(ids) == NUM_NEW or ids[-1] == EOS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversions(made, tmp_path, kind):
+    _, root = made(kind)
+    target = root / "target"
+    convert(target, tmp_path / "native", to="native", dtype="float32")
+    assert "which t5x has not" in message_of(convert, target, tmp_path / "checkpoint_0", to="t5x")
+    copies = [tmp_path / "native"]
+    if kind == "t5gemma2":
+        message = message_of(convert, target, tmp_path / "theirs", to="huggingface")
+        assert "the parts for images were not read" in message
+    else:
+        convert(tmp_path / "native", tmp_path / "theirs", to="huggingface")
+        copies.append(tmp_path / "theirs")
+        before, after = (load_file(d / "model.safetensors") for d in (target, copies[1]))
+        assert before.keys() == after.keys()
+        for name, tensor in after.items():
+            np.testing.assert_array_equal(tensor, before[name])
+        ids = torch.tensor([[START, 9, 30, 12]])
+        with torch.no_grad():
+            logits = [
+                transformers.T5GemmaForConditionalGeneration.from_pretrained(directory)(
+                    input_ids=ids, decoder_input_ids=ids
+                ).logits.numpy()
+                for directory in (target, copies[1])
+            ]
+        np.testing.assert_array_equal(*logits)
+    texts = [
+        [answer[0].output for answer in Generator.load(directory).generate(TEXTS, OPTIONS)]
+        for directory in (target, *copies)
+    ]
+    assert all(found == texts[0] for found in texts)
+
+
+def test_names_of_tensors_and_settings_of_version_4(made, tmp_path):
+    """T5Gemma 2 beside its text model, and rotations by the names that they had."""
+    _, root = made("t5gemma2")
+    tensors = load_file(root / "target" / "model.safetensors")
+    renamed = {
+        name.replace("encoder.embed", "encoder.text_model.embed"): tensors[name] for name in tensors
+    }
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    gemmas_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    values = json.loads((root / "target" / "config.json").read_text())
+    for stack in (values["decoder"], values["encoder"]["text_config"]):
+        of_global = stack.pop("rope_parameters")["full_attention"]
+        stack |= {
+            "rope_theta": of_global["rope_theta"],
+            "rope_scaling": {"rope_type": "linear", "factor": of_global["factor"]},
+            "rope_local_base_freq": 10_000.0,
+        }
+        del stack["layer_types"]
+        stack["sliding_window_pattern"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    old, new = load(tmp_path), load(root / "target")
+    assert old.config == new.config
+    jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+
+
+def test_a_source_has_the_tokenizers_frame(made):
+    vocabulary = load_vocabulary(made("t5gemma")[1] / "target")
+    (start,) = vocabulary.from_theirs([START])
+    ids = vocabulary.encode("the quick fox")
+    assert vocabulary.framed(ids) == [start, *ids]
+    assert vocabulary.framed(ids, 2) == [start, ids[0]]
+    # The copy that starts a text pads, and is no token of a source.
+    assert start != 0
+
+
+def test_what_is_not_read(made, tmp_path):
+    _, root = made("t5gemma")
+    values = json.loads((root / "target" / "config.json").read_text())
+
+    def message(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(values | changes))
+        return message_of(load, tmp_path)
+
+    rope = {"rope_theta": 1e4, "rope_type": "yarn"}
+    for changed, expected in (
+        ({"rope_parameters": rope}, "rope_type 'yarn'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_activation": "swish_glu"}, "swish_glu"),
+        ({"hidden_size": None}, "hidden_size"),
+    ):
+        assert expected in message(decoder=values["decoder"] | changed)
+    assert "an encoder alone" in message(is_encoder_decoder=False)
+    assert "is quantized" in message(quantization_config={})
