@@ -262,6 +262,14 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
             "give native"
         )
 
+    before, after = config.encoder_reach
+    if config.local_rotary != config.global_rotary or before != after:
+        raise InputError(
+            f"{stored.directory} has local_rotary {config.local_rotary}, global_rotary "
+            f"{config.global_rotary} and encoder_reach {config.encoder_reach}, and transformers "
+            "one of each: give native"
+        )
+
     def values_of(config: T5GemmaConfig, ids: dict[str, int]) -> dict[str, Any]:
         return config_values(config, dtype, ids)
 
