@@ -56,6 +56,9 @@ def t5x_network(config: T5Config) -> network.Transformer:
     Raises:
       InputError: a setting that is a constant in T5X.
     """
+    if not isinstance(config, T5Config):
+        kind = type(config).__name__.removesuffix("Config")
+        raise InputError(f"T5X has no network of a {kind}: use spec-t5x, or give a size of T5")
     for name in _CONSTANTS:
         value, constant = getattr(config, name), getattr(T5Config, name)
         if value != constant:

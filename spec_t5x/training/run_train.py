@@ -51,8 +51,9 @@ def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
     Raises:
         InputError: no such size, or no such field.
     """
-    check_names(T5Config, changes, "T5")
-    return dataclasses.replace(published_size(size), **changes)
+    config = published_size(size)
+    check_names(type(config), changes, size)
+    return dataclasses.replace(config, **changes)
 
 
 @gin.configurable

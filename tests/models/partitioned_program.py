@@ -13,9 +13,10 @@ from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models import partitioning
-from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.sampling.distributions import sampling
 
 BATCH, LENGTH, GAMMA = 8, 12, 3
@@ -37,14 +38,33 @@ def config(num_heads: int, num_decoder_layers: int) -> T5Config:
     )
 
 
-def random_params(config: T5Config) -> dict:
+def gemma(num_decoder_layers: int) -> T5GemmaConfig:
+    """A T5Gemma 2; 4 chips divide its heads of queries and not those of keys."""
+    return T5GemmaConfig(
+        vocab_size=64,
+        emb_dim=16,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        mlp_dim=32,
+        num_encoder_layers=1,
+        num_decoder_layers=num_decoder_layers,
+        window=4,
+        merges_source=True,
+        has_head_norms=True,
+        has_source_embedder=False,
+        logits_via_embedding=False,
+    )
+
+
+def random_params(config: ModelConfig) -> dict:
     """Weights under which texts differ and probabilities have clear margins."""
     rng = np.random.default_rng(0)
     params = {}
     for path, shape in sorted(expected_shapes(config).items()):
         params[path] = rng.normal(scale=0.25, size=shape).astype(np.float32)
         if path.endswith("scale"):
-            params[path] += 1.0
+            params[path] += 1.0 - config.norm.offset
     params["token_embedder/embedding"] *= 4
     return unflatten_dict(params, sep="/")
 
@@ -79,8 +99,7 @@ def _axes(spec: PartitionSpec) -> list:
     return axes
 
 
-def main(num_heads: int, speculate: bool) -> dict:
-    big, small = config(num_heads, 2), config(num_heads, 1)
+def main(big: ModelConfig, small: ModelConfig, speculate: bool) -> dict:
     params = random_params(big)
     # The draft is the target without its last layer.
     flat = flatten_dict(params, sep="/")
@@ -125,4 +144,9 @@ if __name__ == "__main__":
     # The programs run for a moment: compiling them is the cost.
     jax.config.update("jax_disable_most_optimizations", True)
     # Heads that 4 chips divide, and heads that they do not.
-    print(json.dumps({"4": main(4, speculate=True), "6": main(6, speculate=False)}))
+    found = {
+        "4": main(config(4, 2), config(4, 1), speculate=True),
+        "6": main(config(6, 2), config(6, 1), speculate=False),
+        "gemma": main(gemma(2), gemma(1), speculate=True),
+    }
+    print(json.dumps(found))

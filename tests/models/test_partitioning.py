@@ -28,9 +28,10 @@ def on_8_devices(found):
     return found["4"]
 
 
-def test_the_text_is_that_of_one_device(on_8_devices):
-    plain, speculative = on_8_devices["plain"], on_8_devices["alone"]
-    assert on_8_devices["on_mesh"] == speculative
+@pytest.mark.parametrize("case", ["4", "gemma"])
+def test_the_text_is_that_of_one_device(found, case):
+    plain, speculative = found[case]["plain"], found[case]["alone"]
+    assert found[case]["on_mesh"] == speculative
     # Greedy rows are those of plain decoding; the draft was of use and not always right.
     assert plain["tokens"][::2] == speculative["tokens"][::2]
     assert len({str(row) for row in plain["tokens"]}) > 6
@@ -63,6 +64,13 @@ def test_heads_that_do_not_divide_stay_whole_and_text_the_same(found):
     shardings = found["6"]["target"]
     assert shardings["encoder/relpos_bias/rel_embedding"][0] == []
     assert shardings["decoder/layers_0/self_attention/query/kernel"][0] == [None, "model"]
+
+
+def test_heads_of_keys_that_share_queries_are_sharded_where_they_divide(found):
+    shardings = found["gemma"]["target"]
+    assert shardings["decoder/layers_0/self_attention/key/kernel"][0] == [None, "model"]
+    assert shardings["decoder/layers_0/self_attention/key_norm/scale"][0] == []
+    assert all(compiled == wanted for compiled, wanted in shardings.values())
 
 
 def test_an_axis_that_the_mesh_does_not_divide_is_replicated():
