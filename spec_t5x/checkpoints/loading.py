@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.checkpoints.gemma import reading as gemma
 from spec_t5x.checkpoints.huggingface import gpt2, hub, t5gemma
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # T5X).
 Opener = Callable[[Location, dict[str, Any] | None], StoredModel]
 FORMATS: dict[str, Opener] = {
+    "gemma": gemma.open_model,
     "t5x": t5x.open_model,
     "native": native.open_model,
     "gpt2": gpt2.open_model,
@@ -218,7 +220,7 @@ def _checked(name: str, directory: Path) -> Path:
 def _format_of(values: dict[str, Any] | None, directory: Location) -> str:
     """The format of a directory with this config.json, as ``FORMATS`` has it."""
     if values is None:
-        return "t5x"
+        return "gemma" if gemma.is_gemma(directory) else "t5x"
     if values.get("format") == native.FORMAT:
         return "native"
     if values.get("model_type") == "gpt2":

@@ -119,5 +119,7 @@ def test_shapes_are_those_of_the_whole_network_in_its_order(config):
 
 
 def test_an_unknown_size_is_named_with_the_known_ones():
-    with pytest.raises(InputError, match="'t5_xxxl': the known ones are t5_1_0_small, .*t5gemma2_4b"):
+    with pytest.raises(
+        InputError, match="'t5_xxxl': the known ones are t5_1_0_small, .*t5gemma2_4b"
+    ):
         size("t5_xxxl")

@@ -1,0 +1,1 @@
+"""T5Gemma as google-deepmind/gemma stores it."""

@@ -1,0 +1,188 @@
+"""Opening a T5Gemma of the gemma library: a tree that Orbax saved, without a configuration.
+
+    encoder/embedder/input_embedding          [vocab, embed]; the decoder has another
+    encoder/layer_0/attn/qkv_einsum/w         [3, heads, embed, head_dim], or, where queries share
+      …/q_einsum/w, …/kv_einsum/w             keys, [heads, …] and [2, kv_heads, …]
+      …/attn_vec_einsum/w                     [heads, head_dim, embed]
+    encoder/layer_0/mlp/gating_einsum         [2, embed, mlp] or [2, mlp, embed]
+    encoder/layer_0/mlp/linear                [mlp, embed]
+
+Older files join the first keys of a path to one. The shapes determine the sizes; the rest is that
+of every published T5Gemma, as are the ids that start and end a text.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.checkpoints.huggingface import t5
+from spec_t5x.checkpoints.storage.locations import Location
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.tensors import Tensor
+from spec_t5x.checkpoints.storage.tensorstore_arrays import (
+    METADATA_NAME,
+    open_tensors,
+    orbax_entries,
+)
+from spec_t5x.errors import InputError
+from spec_t5x.models.t5gemma import T5GemmaConfig
+
+# Of every published T5Gemma.
+_IDS = {t5.START: 2, t5.EOS: 1, t5.PAD: 0}
+
+_STACK = re.compile(r"(?:^|.*/)((?:encoder|decoder)/.*?)(?:/w)?$")
+_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/(.*)")
+_EMBEDDINGS = {
+    "decoder/embedder/input_embedding": "token_embedder/embedding",
+    "encoder/embedder/input_embedding": "source_embedder/embedding",
+}
+_NORMS = {
+    "pre_attention_norm": "pre_attention_layer_norm",
+    "post_attention_norm": "post_attention_layer_norm",
+    "pre_cross_attention_norm": "pre_cross_attention_layer_norm",
+    "post_cross_attention_norm": "post_cross_attention_layer_norm",
+    "pre_ffw_norm": "pre_mlp_layer_norm",
+    "post_ffw_norm": "post_mlp_layer_norm",
+}
+
+
+def is_gemma(location: Location) -> bool:
+    """Whether the directory holds a tree of the gemma library."""
+    path = location / METADATA_NAME
+    return path.is_file() and b"input_embedding" in path.read_bytes()
+
+
+def open_model(location: Location, values: None = None) -> StoredModel:
+    """Opens a checkpoint of the gemma library; see ``loading.FORMATS``.
+
+    Args:
+        location: the directory of the tree.
+        values: None.
+    """
+    entries = {"/".join(keys): entry for keys, entry in orbax_entries(location).items()}
+    theirs = {}
+    for path, tensor in open_tensors(entries, str(location)).items():
+        match = _STACK.match(path)
+        theirs[match[1] if match else path] = tensor
+    config = _infer_config(theirs, str(location))
+    tensors = {}
+    for path, tensor in theirs.items():
+        tensors |= _ours(path, tensor, config)
+    tables = [path for path in tensors if path.endswith("/embedding")]
+    tensors, config = t5.renumbered_model(tensors, config, _IDS, tables)
+    return StoredModel(
+        tensors=tensors,
+        config=config,
+        vocabulary=None,
+        directory=location,
+        metadata={t5.PAD: _IDS[t5.PAD]},
+    )
+
+
+def _infer_config(tensors: dict[str, Tensor], source: str) -> T5GemmaConfig:
+    """The T5Gemma that has tensors of these shapes."""
+
+    def shape(path: str) -> tuple[int, ...]:
+        if path not in tensors:
+            raise InputError(
+                f"{source}: {path}, which determines the configuration, is not there: give a "
+                "T5Gemma of the gemma library, whole"
+            )
+        return tensors[path].shape
+
+    def sizes(stack: str) -> dict[str, int]:
+        attention = f"{stack}/layer_0/attn"
+        num_heads, head_dim, emb_dim = shape(f"{attention}/attn_vec_einsum")
+        shared = f"{attention}/kv_einsum"
+        return {
+            "emb_dim": emb_dim,
+            "num_heads": num_heads,
+            "num_kv_heads": shape(shared)[1] if shared in tensors else num_heads,
+            "head_dim": head_dim,
+            "query_scalar": head_dim,
+            "mlp_dim": shape(f"{stack}/layer_0/mlp/linear")[0],
+        }
+
+    def num_layers(stack: str) -> int:
+        matches = filter(None, map(_LAYER.fullmatch, tensors))
+        return 1 + max(int(match[2]) for match in matches if match[1] == stack)
+
+    decoder, encoder = sizes("decoder"), sizes("encoder")
+    return T5GemmaConfig(
+        **decoder,
+        **{f"encoder_{name}": number for name, number in encoder.items()},
+        vocab_size=shape("decoder/embedder/input_embedding")[0],
+        num_encoder_layers=num_layers("encoder"),
+        num_decoder_layers=num_layers("decoder"),
+    )
+
+
+def _ours(path: str, tensor: Tensor, config: T5GemmaConfig) -> dict[str, Tensor]:
+    """What a tensor of theirs is of ours; what is unknown stays, to be refused by its name."""
+    if path in _EMBEDDINGS:
+        return {_EMBEDDINGS[path]: tensor}
+    stack, _, rest = path.partition("/")
+    if rest == "final_norm/scale":
+        return {f"{stack}/{stack}_norm/scale": tensor}
+    match = _LAYER.fullmatch(path)
+    if match is None:
+        return {path: tensor}
+    layer, (module, *inner) = f"{stack}/layers_{match[2]}", match[3].split("/")
+    if module in _NORMS:
+        name = _NORMS[module]
+        if stack == "decoder":
+            name = name.replace("_attention", "_self_attention")
+            name = name.replace("_cross_self_", "_cross_")
+        return {f"{layer}/{name}/scale": tensor}
+    if module == "mlp":
+        name, emb_dim = "mlp", (config if stack == "decoder" else config.of_encoder).emb_dim
+        parts = _of_mlp(inner[0], tensor, emb_dim)
+    else:
+        of_text = "attention" if stack == "encoder" else "self_attention"
+        name = "encoder_decoder_attention" if module == "cross_attn" else of_text
+        parts = _of_attention(inner[0], tensor)
+    return {f"{layer}/{name}/{map_}/kernel": part for map_, part in parts} or {path: tensor}
+
+
+def _of_mlp(name: str, tensor: Tensor, emb_dim: int) -> list[tuple[str, Tensor]]:
+    if name == "linear":
+        return [("wo", tensor)]
+    flip = tensor.shape[1] != emb_dim
+
+    def gate(i: int) -> Tensor:
+        return _derived(tensor, lambda whole: whole[i].T if flip else whole[i])
+
+    return [(f"wi_{i}", gate(i)) for i in range(2)] if name == "gating_einsum" else []
+
+
+def _of_attention(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    if name == "attn_vec_einsum":
+        return [("out", _derived(tensor, lambda whole: whole.reshape(-1, whole.shape[-1])))]
+    if name == "q_einsum":
+        return [("query", _derived(tensor, _joined_heads))]
+
+    def of_one(i: int) -> Tensor:
+        return _derived(tensor, lambda whole: _joined_heads(whole[i]))
+
+    names = {"qkv_einsum": ("query", "key", "value"), "kv_einsum": ("key", "value")}
+    return [(map_, of_one(i)) for i, map_ in enumerate(names.get(name, ()))]
+
+
+def _joined_heads(maps: np.ndarray) -> np.ndarray:
+    """Maps of heads ``[heads, embed, head_dim]`` as one matrix ``[embed, joined]``."""
+    return maps.transpose(1, 0, 2).reshape(maps.shape[1], -1)
+
+
+def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    """A tensor made of another, which is read whole for any part of it."""
+    everything = tuple(slice(0, length) for length in tensor.shape)
+    # Of an array that takes no memory.
+    shape = function(np.broadcast_to(np.float32(0), tensor.shape)).shape
+
+    def read(index: Any) -> np.ndarray:
+        return np.ascontiguousarray(function(tensor.read(everything))[index])
+
+    return dataclasses.replace(tensor, shape=shape, read=read)
