@@ -18,7 +18,7 @@ from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.models.weights import unpack
-from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.testing.toy_models import T5GEMMA2, tiny_t5, tiny_t5gemma
 from tests.loops.compiled_loops import cache_copies, loop_instructions
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
 from tests.named_drafts import named
@@ -40,6 +40,19 @@ def test_drafts(draft, target_of_drafts, v4):
     # At gamma 1 fewer programs for blocks of some length; a fixed gamma needs its own loop.
     gamma = 1 if made.varies else GAMMA
     check(on_tpu(v4, target, made, gamma=gamma), target.config, 2, gamma + 1)
+
+
+@pytest.mark.parametrize("changes", [{}, T5GEMMA2], ids=["1", "2"])
+def test_t5gemma(v4, changes):
+    """Where heads share keys, and where text and source are attended to together."""
+    # Caches of a common size, as in ``test_trees``.
+    sizes = {"emb_dim": 1024, "mlp_dim": 1024, "num_heads": 8, "num_kv_heads": 4, "head_dim": 128}
+    target = tiny_t5gemma(0, **sizes, **changes)
+    draft = TransformerDraft(tiny_t5gemma(1, **sizes, **changes, num_decoder_layers=1))
+    program = on_tpu(v4, target, draft, max_decode_len=117)
+    check(program, target.config, 2, max_decode_len=117)
+    # Nor of the source's keys.
+    assert not cache_copies(program, [(2, 4, 7, 128)])
 
 
 def test_trees(v4):

@@ -63,7 +63,7 @@ def on_cpu(target, draft, batch, temperature, **options):
 
 def check(program, config, batch, room=GAMMA + 1, max_decode_len=MAX_DECODE_LEN):
     shapes = [
-        (batch, config.num_heads, length, config.head_dim)
+        (batch, config.num_kv_heads, length, config.head_dim)
         for length in (max_decode_len + 1, max_decode_len + room)
     ]
     assert not cache_copies(program, shapes)
