@@ -24,12 +24,15 @@ Array = jax.Array | np.ndarray
 # as the decoder's start token.
 PAD_ID = 0
 EOS_ID = 1
+# What ends a row: a token, traced or not, or one of several.
+EndOfSequence = Int[Array, ""] | int | tuple[Int[Array, ""] | int, ...]
 UNK_ID = 2
 
 __all__ = [
     "Array",
     "Bool",
     "EOS_ID",
+    "EndOfSequence",
     "Float",
     "Float32",
     "Int",

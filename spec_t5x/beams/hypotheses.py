@@ -28,7 +28,7 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.types import PAD_ID, Array, Bool, Float, Float32, Int
+from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int
 
 # The score of a place that no hypothesis fills, T5X's.
 EMPTY_SCORE = -1.0e7
@@ -177,9 +177,9 @@ def candidates(
     )
 
 
-def going_on(found: Candidates, beams: int, eos_id: int) -> Candidates:
+def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates:
     """The ``beams`` likeliest that do not end, by increasing log-probability."""
-    log_probs = jnp.where(found.tokens == eos_id, -jnp.inf, found.log_probs)
+    log_probs = jnp.where(outputs_lib.ends(found.tokens, eos_id), -jnp.inf, found.log_probs)
     likeliest = _best(log_probs, beams)
     return Candidates(
         parents=pick(found.parents, likeliest),
@@ -189,7 +189,7 @@ def going_on(found: Candidates, beams: int, eos_id: int) -> Candidates:
 
 
 def extend(
-    beams: Beams, following: Continuations, alpha: float | Float[Array, ""], eos_id: int
+    beams: Beams, following: Continuations, alpha: float | Float[Array, ""], eos_id: EndOfSequence
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
     """One step of the search in every row that has not ended.
 
@@ -210,9 +210,11 @@ def extend(
     return where_rows(beams.ended, beams, extended), live.parents
 
 
-def _finished(beams: Beams, found: Candidates, lengths, alpha, eos_id: int) -> dict[str, Array]:
+def _finished(
+    beams: Beams, found: Candidates, lengths, alpha, eos_id: EndOfSequence
+) -> dict[str, Array]:
     """The best of the finished hypotheses and of the candidates that end."""
-    ends = found.tokens == eos_id
+    ends = outputs_lib.ends(found.tokens, eos_id)
     penalty = brevity_penalty(alpha, lengths)[:, None]
     new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
     new_lengths = jnp.where(ends, lengths[:, None], 0)

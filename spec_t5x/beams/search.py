@@ -17,7 +17,7 @@ from spec_t5x.beams import slots
 from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats
 from spec_t5x.interfaces import Cache, Target, check_positions
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.types import EOS_ID, Array, Float, Int, PyTree
+from spec_t5x.types import EOS_ID, Array, EndOfSequence, Float, Int, PyTree
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -72,7 +72,7 @@ def step(
     state: SearchState,
     alpha: float | Float[Array, ""],
     *,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> SearchState:
     """One target call, one token more for the hypotheses of each row that goes on."""
     beams = state.beams
@@ -115,7 +115,7 @@ def beam_search(
     alpha: float | Float[Array, ""] = 0.6,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> BeamResult:
     """Searches the ``beams`` best texts for each input, as T5X does.
 
@@ -130,7 +130,7 @@ def beam_search(
       max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt: one number, or one
         for each input.
-      eos_id: the token that ends a hypothesis; in a prompt it does not.
+      eos_id: the token that ends a hypothesis, or several; in a prompt they do not.
 
     Raises:
       InputError: ``beams`` below 1 or above half of the vocabulary, prompts longer than

@@ -29,7 +29,7 @@ from spec_t5x.beams.search import SearchState, done
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Nodes, Target, check_vocabularies
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
 # The parent of a live hypothesis's last token: no node.
 _NO_NODE = -1
@@ -70,7 +70,7 @@ def step(
     *,
     gamma: int,
     draft_beams: int,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> SearchState:
     """One iteration: 1 to ``gamma + 1`` steps of the search for each row that goes on."""
     tree, draft_cache = propose(draft_model, state, gamma=gamma, width=draft_beams, eos_id=eos_id)
@@ -116,7 +116,7 @@ def _live_hypotheses(state: SearchState, width: int) -> Tree:
 
 
 def propose(
-    draft_model: Target, state: SearchState, *, gamma: int, width: int, eos_id: int
+    draft_model: Target, state: SearchState, *, gamma: int, width: int, eos_id: EndOfSequence
 ) -> tuple[Tree, Cache]:
     """The live hypotheses and the ``gamma`` levels to follow them, if the draft is right.
 
@@ -169,7 +169,7 @@ def replay(
     tree: Tree,
     following: Continuations,
     alpha: float | Float[Array, ""],
-    eos_id: int,
+    eos_id: EndOfSequence,
 ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
     """The steps of the plain search that the scored tree covers.
 
@@ -246,7 +246,7 @@ def speculative_beam_search(
     alpha: float | Float[Array, ""] = 0.6,
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> BeamResult:
     """What ``beam_search`` finds with the target, in fewer of its calls.
 

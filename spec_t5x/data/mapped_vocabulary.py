@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from spec_t5x.data.vocabulary import sha256
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.types import Array, Int
+from spec_t5x.types import EOS_ID, Array, Int
 
 # The two files of GPT-2's tokenizer from before ``tokenizer.json``.
 VOCAB_NAME, MERGES_NAME = "vocab.json", "merges.txt"
@@ -42,16 +42,27 @@ class MappedVocabulary(TokenizerVocabulary):
     """A tokenizer with its ids renumbered as above."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, *, num_ids: int, start_id: int, eos_id: int
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        num_ids: int,
+        start_id: int,
+        eos_id: int,
+        more_eos_ids: Sequence[int] = (),
     ):
-        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids."""
+        """Takes the tokenizer, its ids that start and end a text, and the model's number of ids.
+
+        ``more_eos_ids`` end an output, too; in a source they are tokens like others.
+        """
         self.num_ids, self.start_id, self.eos_id = num_ids, start_id, eos_id
+        self.more_eos_ids = tuple(more_eos_ids)
         self._theirs = their_ids(num_ids, start_id, eos_id)
         # The copy at 0 is not what a token of a text becomes.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(_of_text(tokenizer, {start_id, eos_id}))
         self.source_frame = self._frame() or self.source_frame
+        self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """What the tokenizer puts around a text; None where it puts nothing."""
@@ -88,7 +99,8 @@ class MappedVocabulary(TokenizerVocabulary):
         TokenizerVocabulary(self._original).save(directory)
 
     def segmentation_fingerprint(self) -> str:
-        content = (self._tokenizer.to_str(), self.num_ids, self.start_id, self.eos_id)
+        ids = self.num_ids, self.start_id, self.eos_id, *self.more_eos_ids
+        content = (self._tokenizer.to_str(), *ids)
         return sha256(repr(content).encode())
 
 

@@ -8,7 +8,7 @@ whether they do.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +36,8 @@ class Vocabulary(Protocol):
 
     # Sentinels among the ids.
     extra_ids: int
+    # What ends an output.
+    eos_ids: tuple[int, ...] = (EOS_ID,)
     # What stands before a source and after it.
     source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
 
@@ -267,11 +269,13 @@ def train_sentencepiece(
     return path
 
 
-def ids_before_eos(ids: Iterable[int], limit: int) -> list[int]:
-    """The ids up to the first EOS, without padding and what is not below ``limit``."""
+def ids_before_eos(
+    ids: Iterable[int], limit: int, eos_ids: Collection[int] = (EOS_ID,)
+) -> list[int]:
+    """The ids up to the first that ends, without padding and what is not below ``limit``."""
     kept = []
     for token in map(int, ids):
-        if token == EOS_ID:
+        if token in eos_ids:
             break
         if token != PAD_ID and 0 <= token < limit:
             kept.append(token)

@@ -50,7 +50,7 @@ class TokenizerVocabulary(Vocabulary):
         return list(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size))
+        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
         return self._tokenizer.decode(theirs, skip_special_tokens=False)
 
     def piece(self, token: int) -> str:

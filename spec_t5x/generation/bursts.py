@@ -42,7 +42,7 @@ class Bursts:
         """
         self._generator, self._options, self._pace = generator, options, pace
         gamma = 0 if generator.draft is None else options.gamma
-        self._loop = _loop(options, batch, gamma if pace is None else pace.largest)
+        self._loop = _loop(generator, options, batch, gamma if pace is None else pace.largest)
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._widths = batch.tokens.shape[1], batch.prompts.shape[1]
@@ -131,7 +131,7 @@ def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
         gamma = generator.draft.max_worthwhile if options.gamma == AUTO else options.gamma
     places = np.zeros(len(batch.tokens), np.int32)
     inputs = batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, places
-    loop = _loop(options, batch, gamma)
+    loop = _loop(generator, options, batch, gamma)
 
     def hold(target, draft, *inputs) -> list[jax.Array]:
         prepare = functools.partial(slots.prepare, target, draft, *inputs, loop=loop)
@@ -145,9 +145,10 @@ def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
     return logits + sum(leaf.size * leaf.dtype.itemsize for leaf in held)
 
 
-def _loop(options: GenerateOptions, batch: Batch, gamma: int) -> Loop:
+def _loop(generator: Any, options: GenerateOptions, batch: Batch, gamma: int) -> Loop:
     return Loop(
         gamma=gamma,
+        eos_id=generator.eos_id,
         max_decode_len=batch.prompts.shape[1] - 1 + options.max_decode_len,
         num_decodes=options.num_decodes,
         verifier=options.make_verifier(),

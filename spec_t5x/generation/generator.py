@@ -41,7 +41,7 @@ from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import fingerprint, identity
 from spec_t5x.tuning.store import Store
-from spec_t5x.types import EOS_ID, PAD_ID
+from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
 
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
@@ -305,12 +305,28 @@ class Generator:
         """
         if options.gamma == AUTO and pace is None:
             pace = self.pace(batch, options)
-        rows, common = _loop_arguments(batch, options)
+        rows, common = self._loop_arguments(batch, options)
         if self.draft is None or (options.gamma == AUTO and pace is None):
             coupled = options.make_verifier().coupled
             return _decode_plainly(self.target, *rows, coupled=coupled, **common)
         common |= _draft_options(options, pace)
         return _decode_speculatively(self.target, self.draft, *rows, **common)
+
+    @property
+    def eos_id(self) -> EndOfSequence:
+        """What ends an output, as the loops take it."""
+        ids = self.vocabulary.eos_ids
+        return ids if len(ids) > 1 else ids[0]
+
+    def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
+        """What every loop takes, by place and by name."""
+        return (batch.tokens, batch.prompts, batch.keys, options.sampling()), {
+            "eos_id": self.eos_id,
+            "max_decode_len": _room(batch, options),
+            "max_decode_steps": batch.max_decode_steps,
+            "num_decodes": options.num_decodes,
+            "rescale_log_probs": options.rescale_log_probs,
+        }
 
     def steps(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
@@ -319,7 +335,7 @@ class Generator:
 
         With gamma "auto" and no ``pace`` it decodes plainly. Statistics are made even then.
         """
-        rows, common = _loop_arguments(batch, options)
+        rows, common = self._loop_arguments(batch, options)
         if self.draft is None or (options.gamma == AUTO and pace is None):
             verifier = options.make_verifier()
             # A tree has no gamma 0.
@@ -388,6 +404,7 @@ class Generator:
         common = {
             "beams": options.beams,
             "alpha": options.beam_alpha,
+            "eos_id": self.eos_id,
             "max_decode_len": _room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
@@ -615,16 +632,6 @@ def _room(batch: Batch, options: GenerateOptions) -> int:
     return batch.prompts.shape[1] - 1 + options.max_decode_len
 
 
-def _loop_arguments(batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
-    """What every loop takes, by place and by name."""
-    return (batch.tokens, batch.prompts, batch.keys, options.sampling()), {
-        "max_decode_len": _room(batch, options),
-        "max_decode_steps": batch.max_decode_steps,
-        "num_decodes": options.num_decodes,
-        "rescale_log_probs": options.rescale_log_probs,
-    }
-
-
 def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
     """What the loops with a draft take beside that."""
     gamma = options.gamma if pace is None else pace.largest
@@ -633,9 +640,10 @@ def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
 
 # Loaded whole where a process before has made them.
 _decode_plainly = Kept(
-    autoregressive_decode, ("coupled", "max_decode_len", "num_decodes", "rescale_log_probs")
+    autoregressive_decode,
+    ("coupled", "eos_id", "max_decode_len", "num_decodes", "rescale_log_probs"),
 )
 _decode_speculatively = Kept(
     speculative_decode,
-    ("gamma", "max_decode_len", "num_decodes", "rescale_log_probs", "verifier"),
+    ("eos_id", "gamma", "max_decode_len", "num_decodes", "rescale_log_probs", "verifier"),
 )

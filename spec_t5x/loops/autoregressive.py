@@ -18,7 +18,7 @@ from spec_t5x.loops.outputs import Decoded, Outputs
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream, sample_next
 from spec_t5x.sampling.log_probs import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, EndOfSequence, Int, Key, PyTree
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -87,7 +87,7 @@ def write_token(
     settings: Sampling,
     *,
     coupled: bool = False,
-    eos_id: Int[Array, ""] | int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
     rescale_log_probs: bool = True,
     with_states: bool = False,
 ):
@@ -131,7 +131,7 @@ def autoregressive_decode(
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     coupled: bool = False,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
     rescale_log_probs: bool = True,
 ) -> Decoded:
     """Decodes with the target alone, in one compiled program.
@@ -149,7 +149,7 @@ def autoregressive_decode(
       num_decodes: sequences for each input.
       coupled: sample with the noise that the coupled verifier uses, which gives the
         text that it gives (and T5X's, with T5X's stream).
-      eos_id: the token that ends a row; in a prompt it does not.
+      eos_id: the token that ends a row, or several of them; in a prompt they do not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
 

@@ -15,7 +15,7 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.draws import Stream, draft_draws
-from spec_t5x.types import EOS_ID, Array, Bool, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, Verifier
 
 DEFAULT_VERIFIER = BlockVerifier()
@@ -29,7 +29,7 @@ class Loop:
     max_decode_len: int
     num_decodes: int = 1
     verifier: Verifier = DEFAULT_VERIFIER
-    eos_id: int = EOS_ID
+    eos_id: EndOfSequence = EOS_ID
     rescale_log_probs: bool = True
 
     @property

@@ -6,6 +6,7 @@ mean the same in the plain loop, in the speculative one and in T5X.
 
 import functools
 import inspect
+import operator
 
 import flax.struct
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
-from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int, Key
+from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key
 
 # What to do about logits that are not finite.
 UNSOUND = "check the weights, or compute in float32"
@@ -87,12 +88,18 @@ def prompt_lengths(prompts: Int[Array, "batch width"]) -> Int[Array, "batch"]:
     return jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
 
 
+def ends(tokens: Int[Array, "*shape"], eos_id: EndOfSequence) -> Bool[Array, "*shape"]:
+    """Whether each token is ``eos_id``, or one of them."""
+    ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
+    return functools.reduce(operator.or_, [tokens == one for one in ids])
+
+
 def append(
     outputs: Outputs,
     tokens: Int[Array, "batch room"],
     counts: Int[Array, "batch"],
     log_probs: Float32[Array, "batch room"],
-    eos_id: Int[Array, ""] | int,
+    eos_id: EndOfSequence,
 ) -> tuple[Outputs, Int[Array, "batch"]]:
     """Appends the first ``counts[b]`` tokens to each row that has not ended.
 
@@ -101,7 +108,7 @@ def append(
     """
     room = tokens.shape[1]
     offsets = jnp.arange(room)[None, :]
-    first_eos = jnp.min(jnp.where(tokens == eos_id, offsets, room), axis=1)
+    first_eos = jnp.min(jnp.where(ends(tokens, eos_id), offsets, room), axis=1)
     taken = jnp.minimum(jnp.minimum(counts, first_eos + 1), outputs.limits - outputs.lengths)
     taken = jnp.where(outputs.ended, 0, taken)
     is_taken = offsets < taken[:, None]

@@ -43,7 +43,7 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import MAX_CHAIN
 from spec_t5x.machine.programs import Kept
-from spec_t5x.types import Array, Bool, Float32, Int
+from spec_t5x.types import Array, Bool, EndOfSequence, Float32, Int
 
 # Iterations whose loss the initial sum covers: for one row, and for very many, each of which
 # shows something of the draft.
@@ -223,9 +223,9 @@ class Pace:
         """Whether the limit ignores what pays."""
         return self.forced >= 0
 
-    def eos_id(self, eos_id: int) -> Int[Array, ""]:
-        """The token that ends a row, if any does."""
-        return jnp.where(self.is_forced, -1, eos_id)
+    def eos_id(self, eos_id: EndOfSequence) -> EndOfSequence:
+        """The token that ends a row, or several, if any does."""
+        return jax.tree.map(lambda one: jnp.where(self.is_forced, -1, one), eos_id)
 
     @property
     def typical_limit(self) -> int:

@@ -61,7 +61,7 @@ from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream
 from spec_t5x.sampling.log_probs import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 from spec_t5x.verifiers import Verifier
 
 
@@ -314,7 +314,7 @@ def _mean(num_appended: Int[Array, "batch"], live: Bool[Array, "batch"]) -> Floa
     return jnp.sum(num_appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
 
 
-def _eos_id(loop: Loop, pace: Pace | None) -> Int[Array, ""] | int:
+def _eos_id(loop: Loop, pace: Pace | None) -> EndOfSequence:
     return loop.eos_id if pace is None else pace.eos_id(loop.eos_id)
 
 
@@ -346,7 +346,7 @@ def speculative_decode(
     max_decode_steps: Int[Array, "*steps"] | None = None,
     num_decodes: int = 1,
     verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
     rescale_log_probs: bool = True,
     pace: Pace | None = None,
 ) -> Decoded:
@@ -371,7 +371,7 @@ def speculative_decode(
       max_decode_steps: tokens to generate at most, after the prompt.
       num_decodes: sequences for each input.
       verifier: which proposals to keep (``verifiers.verifier``).
-      eos_id: the token that ends a row; in a prompt it does not.
+      eos_id: the token that ends a row, or several of them; in a prompt they do not.
       rescale_log_probs: whether scores are under the sampled distribution (T5X's
         default: argmax scores 0) or under the model's own.
       pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay

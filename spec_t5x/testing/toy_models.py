@@ -32,7 +32,7 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 
 # What a cache holds where nothing was written; no token.
 UNWRITTEN = -1
@@ -303,7 +303,7 @@ def sequence_law(
     *,
     max_decode_len: int,
     prompt: Sequence[int] = (),
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> dict[tuple[int, ...], float]:
     """Probability of each text that a row can end with, by enumeration.
 
@@ -317,15 +317,16 @@ def sequence_law(
       settings: the distribution sampled from, with one temperature.
       max_decode_len: length at which a text ends; more than the prompt's.
       prompt: tokens that every text begins with.
-      eos_id: the token that ends a text after the prompt.
+      eos_id: the token that ends a text after the prompt, or several.
     """
     by_text = conditionals(target, source, settings, max_decode_len=max_decode_len, prompt=prompt)
+    eos_ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
     law, under_way = {}, [(tuple(prompt), 1.0)]
     while under_way:
         text, probability = under_way.pop()
         for token in np.flatnonzero(by_text[text]).tolist():
             longer = (*text, token), probability * by_text[text][token]
-            if token == eos_id or len(longer[0]) == max_decode_len:
+            if token in eos_ids or len(longer[0]) == max_decode_len:
                 law[longer[0]] = longer[1]
             else:
                 under_way.append(longer)

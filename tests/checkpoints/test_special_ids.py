@@ -1,6 +1,8 @@
 """T5s with other ids that start, pad and end a text: the tokens of transformers, renumbered."""
 
 import functools
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -192,12 +194,58 @@ def test_conversions(made, tmp_path, family):
     assert "has other special ids than T5's" in message
 
 
+@pytest.fixture(scope="module")
+def with_two(made):
+    """A target some of whose texts end with the second of two ids, and what transformers writes."""
+    model, root = made("madlad")
+    theirs, is_token = their_sources("madlad")
+    options = {"do_sample": False, "num_beams": 1, "max_new_tokens": NUM_NEW}
+    given = {"attention_mask": torch.tensor(is_token).long(), **options}
+    longest = model.generate(torch.tensor(theirs), **given).numpy()[:, 1:]
+    # A token in the midst of the first text.
+    second = next(token for token in longest[0, 4:].tolist() if token not in longest[0, :4])
+    eos = [FAMILIES["madlad"][2], second]
+    expected = model.generate(torch.tensor(theirs), eos_token_id=eos, **given).numpy()[:, 1:]
+    assert (expected[0] != longest[0]).any()
+    for name in ("target", "draft"):
+        directory = root / f"two_{name}"
+        shutil.copytree(root / name, directory)
+        path = directory / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": eos}))
+    return root, expected, eos
+
+
+@pytest.mark.parametrize("draft", [None, "two_draft", "copy", "native"])
+def test_text_ends_at_the_first_of_several_ids(with_two, tmp_path, draft):
+    root, expected, eos = with_two
+    target = root / "two_target"
+    if draft == "native":
+        convert(target, tmp_path / "native", to="native", dtype="float32")
+        convert(tmp_path / "native", tmp_path / "theirs", to="huggingface")
+        target, draft = tmp_path / "theirs", "early_exit:1"
+    draft = str(root / draft) if draft == "two_draft" else draft
+    generator = Generator.load(target, draft)
+    tokenizer = tokenizer_of(*FAMILIES["madlad"][1:])
+    # In slots, and each by itself.
+    for batch_size in (2, 1):
+        found = list(generator.generate(TEXTS, OPTIONS, batch_size=batch_size))
+        for (answer, *_), row in zip(found, expected, strict=True):
+            ids = generator.vocabulary.to_theirs(answer.output_ids)
+            assert ids == row.tolist()[: len(ids)]
+            assert len(ids) == NUM_NEW or ids[-1] in eos
+            whole = ids[:-1] if ids[-1] in eos else ids
+            assert answer.output == tokenizer.decode(whole, skip_special_tokens=False)
+    *_, last = generator.stream(TEXTS[0], OPTIONS)
+    assert last.text == found[0][0].output
+
+
 def test_ids_that_cannot_be(made, tmp_path):
     model, root = made("madlad")
     model.save_pretrained(tmp_path)
     assert "holds no vocabulary" in message_of(load, tmp_path)
     (tmp_path / "spiece.model").write_bytes(b"")
     assert "no tokenizer.json" in message_of(load, tmp_path)
-    for token in (NUM_IDS, -1, "</s>", [1, 2]):
+    (tmp_path / "generation_config.json").unlink()
+    for token in (NUM_IDS, -1, "</s>", [], [1, NUM_IDS]):
         edit_config(tmp_path, eos_token_id=token)
         assert f"eos_token_id {token!r}" in message_of(load, tmp_path)

@@ -91,6 +91,7 @@ _TOKENIZER = "tokenizer_config.json"
 _MT5_ROWS = 250112
 
 START, EOS, PAD = "decoder_start_token_id", "eos_token_id", "pad_token_id"
+MORE_EOS = "more_eos_ids"
 _SPECIAL_IDS = {START: PAD_ID, EOS: EOS_ID, PAD: PAD_ID}
 # Rows of a renumbered vocabulary are a multiple of this: chips and shards divide them.
 _ROWS = 128
@@ -155,7 +156,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 
 
 def renumbered_model(
-    tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, int], tables: Sequence[str]
+    tensors: dict[str, Tensor], config: ModelConfig, ids: dict[str, Any], tables: Sequence[str]
 ) -> tuple[dict[str, Tensor], ModelConfig]:
     """Tensors and configuration by our ids in place of theirs; ``tables`` have a row for each."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
@@ -174,7 +175,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     """
     kind = _model_type(stored)
 
-    def values_of(config: T5Config, ids: dict[str, int]) -> dict[str, Any]:
+    def values_of(config: T5Config, ids: dict[str, Any]) -> dict[str, Any]:
         return config_values(config, dtype, kind) | ids
 
     write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
@@ -185,7 +186,7 @@ def write_as(
     stored: StoredModel,
     dtype: str,
     report: Report | None,
-    values_of: Callable[[ModelConfig, dict[str, int]], dict[str, Any]],
+    values_of: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]],
     names_of: Callable[[ModelConfig], dict[str, tuple[str, bool]]],
     tables: Sequence[str],
 ) -> None:
@@ -195,7 +196,9 @@ def write_as(
     """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
     if isinstance(vocabulary, MappedVocabulary):
-        ids = {START: vocabulary.start_id, EOS: vocabulary.eos_id, PAD: stored.metadata[PAD]}
+        eos = [vocabulary.eos_id, *vocabulary.more_eos_ids]
+        eos = eos if vocabulary.more_eos_ids else vocabulary.eos_id
+        ids = {START: vocabulary.start_id, EOS: eos, PAD: stored.metadata[PAD]}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
     write_json(stage / CONFIG_NAME, values_of(config, ids))
@@ -276,21 +279,27 @@ def check_supported(values: dict[str, Any], directory: Path) -> None:
     special_ids(values, directory)
 
 
-def special_ids(values: dict[str, Any], directory: Path) -> dict[str, int]:
-    """The ids that start, end and pad a text; T5's where the files do not say."""
+def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The ids that start, end and pad a text; T5's where the files do not say.
+
+    As in transformers generation_config.json comes first. Where several ids end a text, the first
+    is ``EOS``'s, and the others are ``MORE_EOS``'s.
+    """
     generation, found = _read_if_there(directory / "generation_config.json"), {}
     for name, usual in _SPECIAL_IDS.items():
-        token = values.get(name)
-        token = generation.get(name) if token is None else token
-        if isinstance(token, list) and len(token) == 1:
-            (token,) = token
+        token = generation.get(name)
+        token = values.get(name, usual) if token is None else token
         token = usual if token is None else token
-        if not isinstance(token, int) or not 0 <= token < (values.get("vocab_size") or math.inf):
+        tokens = token if name == EOS and isinstance(token, list) and token else [token]
+        most = values.get("vocab_size") or math.inf
+        if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
             raise InputError(
                 f"{directory / CONFIG_NAME} has {name} {token!r} and vocab_size "
                 f"{values.get('vocab_size')}: set it to a token's id"
             )
-        found[name] = token
+        found[name] = tokens[0]
+        if len(tokens) > 1:
+            found[MORE_EOS] = tokens[1:]
     return found
 
 
@@ -387,7 +396,7 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
     return vocabulary
 
 
-def mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Vocabulary | None:
+def mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, Any]) -> Vocabulary | None:
     tokenizer = read_tokenizer(directory)
     if tokenizer is None:
         if (directory / SPIECE_NAME).is_file():
@@ -396,7 +405,13 @@ def mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, int]) -> Voc
                 f"{TOKENIZER_NAME}: save its tokenizer there with transformers"
             )
         return None
-    return MappedVocabulary(tokenizer, num_ids=num_ids, start_id=ids[START], eos_id=ids[EOS])
+    return MappedVocabulary(
+        tokenizer,
+        num_ids=num_ids,
+        start_id=ids[START],
+        eos_id=ids[EOS],
+        more_eos_ids=ids.get(MORE_EOS, ()),
+    )
 
 
 def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:

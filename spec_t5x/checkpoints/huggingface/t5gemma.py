@@ -270,13 +270,13 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
             "one of each: give native"
         )
 
-    def values_of(config: T5GemmaConfig, ids: dict[str, int]) -> dict[str, Any]:
+    def values_of(config: T5GemmaConfig, ids: dict[str, Any]) -> dict[str, Any]:
         return config_values(config, dtype, ids)
 
     t5.write_as(stage, stored, dtype, report, values_of, tensor_names, _TABLES)
 
 
-def config_values(config: T5GemmaConfig, dtype: str, ids: dict[str, int]) -> dict[str, Any]:
+def config_values(config: T5GemmaConfig, dtype: str, ids: dict[str, Any]) -> dict[str, Any]:
     """config.json for transformers; ``ids`` are those that start, end and pad a text."""
     ids = ids | {"bos_token_id": ids[t5.START]}
     kinds = {ours: theirs for theirs, ours in _LAYER_KINDS.items()}

@@ -44,6 +44,8 @@ _ROUNDED_VERSION = 2
 PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
+# Of the same, where several tokens end an output.
+_MORE_EOS = "more_eos_ids"
 # Of config.json's "network"; checkpoints from before there were two say nothing.
 _NETWORKS = {"t5": T5Config, "t5gemma": T5GemmaConfig, "gpt": GPTConfig}
 
@@ -142,6 +144,8 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
         # Renumbered, see there.
         ids = {name: getattr(vocabulary, name) for name in _MAPPED_IDS}
         kind = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
+        if vocabulary.more_eos_ids:
+            kind[_MORE_EOS] = list(vocabulary.more_eos_ids)
     return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 
@@ -178,7 +182,7 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
         tokenizer = read_tokenizer(local_file(directory / TOKENIZER_NAME))
         if tokenizer is None:
             raise InputError(f"no vocabulary at {directory / TOKENIZER_NAME}: copy it there")
-        vocabulary = MappedVocabulary(tokenizer, **ids)
+        vocabulary = MappedVocabulary(tokenizer, **ids, more_eos_ids=entry.get(_MORE_EOS, ()))
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
