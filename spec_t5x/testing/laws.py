@@ -36,7 +36,7 @@ from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.testing.toy_models import PrefixTarget, TableTarget, sequence_law
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
 VOCAB_SIZE = 4
@@ -319,6 +319,7 @@ def decode_many(
     settings: Sampling | None = None,
     verifier: Verifier = DEFAULT_VERIFIER,
     model: Target | None = None,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> Decoded:
     """Speculative decoding of all rows, at temperature 1 unless told otherwise.
 
@@ -341,12 +342,16 @@ def decode_many(
         verifier=verifier,
         max_decode_len=LENGTH,
         max_decode_steps=jnp.asarray(many(np.array(steps)[:, None])[:, 0]),
+        eos_id=eos_id,
     )
     return jax.device_get(decoded)
 
 
 def chi_square(
-    decoded: Decoded, settings: Sampling, model: PrefixTarget | None = None
+    decoded: Decoded,
+    settings: Sampling,
+    model: PrefixTarget | None = None,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> tuple[float, float]:
     """The statistic of the texts against the target's law, and its threshold.
 
@@ -361,6 +366,7 @@ def chi_square(
             settings,
             max_decode_len=min(LENGTH, len(prompt) + steps),
             prompt=prompt,
+            eos_id=eos_id,
         )
         counts = dict.fromkeys(law, 0)
         for text in found[kind :: len(KINDS)]:

@@ -570,6 +570,17 @@ def test_texts_follow_the_targets_law_and_statistics_have_their_exact_expectatio
         assert np.all(np.abs(values.mean(axis=1) - expected) < error)
 
 
+def test_texts_that_several_tokens_end_follow_the_targets_law():
+    """And in a law with one of them alone they are found out."""
+    settings, ends = sampling(1.0), (EOS, 3)
+    draft = TableDraft.create(seed=1, vocab_size=4)
+    decoded = laws.decode_many(draft, 2, settings, eos_id=ends)
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    statistic, threshold = laws.chi_square(decoded, settings, eos_id=ends)
+    assert statistic < threshold
+    assert laws.chi_square(decoded, settings)[0] == np.inf
+
+
 # Stepping
 
 
