@@ -12,8 +12,11 @@ from safetensors.numpy import load_file
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load, load_vocabulary
+from spec_t5x.checkpoints.own.ngram_tables import save_ngram
+from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from tests.checkpoints.faults import edit_config, message_of
 from tests.torch_t5 import SIZES, enlivened
 
@@ -158,6 +161,28 @@ def test_text_equals_that_of_transformers(made, family):
             assert len(ids) == NUM_NEW or ids[-1] == eos
             text = tokenizer.decode(ids[:-1] if ids[-1] == eos else ids, skip_special_tokens=False)
             assert answer.output == text
+
+
+def test_n_grams_and_bulk_inference_where_id_0_is_a_token(made, tmp_path):
+    """The tables of what was counted, and ``spec-t5x infer``, of MADLAD-400's kind."""
+    _, root = made("madlad")
+    target = load(root / "target")
+    plain = [a[0] for a in Generator.load(root / "target").generate(TEXTS, OPTIONS)]
+    texts = [[*target.vocabulary.encode(text), 1] for text in [*TEXTS, *(a.output for a in plain)]]
+    counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)
+    save_ngram(tmp_path / "ngrams", counted, target.vocabulary)
+    draft = f"ngram:{tmp_path / 'ngrams'}"
+    found = [a[0] for a in Generator.load(root / "target", draft).generate(TEXTS, OPTIONS)]
+    assert [a.output_ids for a in found] == [a.output_ids for a in plain]
+    assert sum(a.accepted for a in found) > 0
+    sources, out = tmp_path / "sources.txt", tmp_path / "out"
+    sources.write_text("".join(f"{text}\n" for text in TEXTS))
+    given = {"input": sources, "output_dir": out, "target": root / "target", "draft": draft}
+    options = {"gamma": 3, "max_decode_len": NUM_NEW, "batch_size": 2}
+    flags = [f"--{name}={value}" for name, value in (given | options).items()]
+    assert main(["infer", *flags]) == 0
+    lines = [json.loads(line) for path in [out / "predictions.jsonl"] for line in path.open()]
+    assert [line["output"] for line in lines] == [a.output for a in plain]
 
 
 def test_the_names_of_special_tokens_are_text_and_sentinels_are_tokens(made):
