@@ -3,7 +3,8 @@
     python scripts/tables.py            # after a benchmark's file has changed
     python scripts/tables.py --check    # says whether there is anything to write
 
-A table stands between two comments, of which the first names its kind and its file:
+A table stands between two comments, of which the first names its kind and its file (or, with an
+asterisk, its files):
 
     <!-- table: implementations benchmarks/implementations_pair.json -->
     <!-- end of table -->
@@ -14,7 +15,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,33 @@ def alphas(values: Mapping[str, Any]) -> str:
     return results.table(columns, list(lines.items()))
 
 
+def predicted(files: Sequence[Mapping[str, Any]]) -> str:
+    """Tokens a second on TPUs: a line for each target, chip, number of chips and draft."""
+    lines = []
+    for options, found in ((file["options"], found) for file in files for found in file["results"]):
+        plain = next(step["seconds"] for step in found["steps"] if step["kind"] == "plain")
+        held = {loop["draft"]: loop["total"] / 2**30 for loop in found["loops"]}
+        for draft in options["drafts"]:
+            pairs = {p["alpha"]: p for p in found["pairs"] if p["draft"] == draft}
+            lines.append((options, found, draft, held[draft], plain, pairs))
+
+    def rate(alpha: float) -> Callable:
+        return lambda line: f"{line[5][alpha]['speed_up'] / line[4]:.0f}"
+
+    columns = {
+        "target": lambda line: line[0]["target"],
+        "chips": lambda line: f"{line[1]['model']} {line[0]['topology'].partition(':')[0]}",
+        "draft": lambda line: line[2],
+        "GiB a chip": lambda line: f"{line[3]:.1f}",
+        "c": lambda line: f"{line[5][0.8]['c']:.3f}",
+        "plain": lambda line: f"{1 / line[4]:.0f}",
+        **{f"alpha {alpha}": rate(alpha) for alpha in (0.6, 0.7, 0.8, 0.9)},
+    }
+    return results.table(columns, lines)
+
+
 # What makes a table of what a file holds.
-MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
     "benchmark": lambda values: benchmark.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
@@ -72,6 +98,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bulk": bulk.table,
     "copying": copying.table,
     "objectives": lambda values: objectives.table(values["rows"]),
+    "predicted": predicted,
 }
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -90,7 +117,11 @@ def filled(text: str, folder: Path) -> str:
 
     def make(found: re.Match) -> str:
         start, kind, file, end = found.groups()
-        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        paths = sorted(folder.glob(file))
+        if not paths:
+            raise FileNotFoundError(f"no file {file} in {folder}: keep its results there")
+        several = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        values = several if "*" in file else several[0]
         return f"{start}\n{MAKERS[kind](values)}\n\n{end}"
 
     return _TABLE.sub(make, text)

@@ -52,7 +52,7 @@ def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
         InputError: no such size, or no such field.
     """
     config = published_size(size)
-    check_names(type(config), changes, size)
+    check_names(type(config), changes, type(config).__name__.removesuffix("Config"))
     return dataclasses.replace(config, **changes)
 
 
