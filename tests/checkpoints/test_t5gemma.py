@@ -193,10 +193,13 @@ def test_what_is_not_read(made, tmp_path):
     rope = {"rope_theta": 1e4, "rope_type": "yarn"}
     for changed, expected in (
         ({"rope_parameters": rope}, "rope_type 'yarn'"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": True}, "attention_bias, which"),
         ({"hidden_activation": "swish_glu"}, "swish_glu"),
         ({"hidden_size": None}, "hidden_size"),
     ):
-        assert expected in message(decoder=values["decoder"] | changed)
+        stacks = {name: values[name] | changed for name in ("encoder", "decoder")}
+        assert expected in message(**stacks)
+    other = message(decoder=values["decoder"] | {"rms_norm_eps": 1e-3})
+    assert "rms_norm_eps 1e-06 in its encoder and 0.001 in its decoder" in other
     assert "an encoder alone" in message(is_encoder_decoder=False)
     assert "is quantized" in message(quantization_config={})

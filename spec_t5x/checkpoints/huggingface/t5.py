@@ -140,19 +140,28 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if ids != _SPECIAL_IDS:
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
-    tensors = {}
-    for path, (name, is_transposed) in tensor_names(config).items():
-        if name in left:
-            tensor = left.pop(name)
-            tensors[path] = transposed(tensor) if is_transposed else tensor
     return StoredModel(
-        # What belongs to no parameter is refused by its own name.
-        tensors=tensors | left,
+        tensors=by_our_paths(left, tensor_names(config)),
         config=config,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
         metadata=metadata,
     )
+
+
+def by_our_paths(
+    tensors: dict[str, Tensor], names: dict[str, tuple[str, bool]]
+) -> dict[str, Tensor]:
+    """Tensors by our paths and as we have them; ``names`` are theirs, and which are transposed.
+
+    What belongs to no parameter stays, to be refused by its own name.
+    """
+    left, found = dict(tensors), {}
+    for path, (name, is_transposed) in names.items():
+        if name in left:
+            tensor = left.pop(name)
+            found[path] = transposed(tensor) if is_transposed else tensor
+    return found | left
 
 
 def renumbered_model(
@@ -271,12 +280,17 @@ def check_supported(values: dict[str, Any], directory: Path) -> None:
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
         kind = _OTHERS.get(model_type, f"model of type {model_type!r}")
-        raise InputError(f"{path} is of a {kind}, which is not read: give a t5, mt5 or umt5")
+        raise InputError(f"{path} is of a {kind}, which is not read: give a T5 or T5Gemma")
+    check_whole(values, path)
+    special_ids(values, directory)
+
+
+def check_whole(values: dict[str, Any], path: Path) -> None:
+    """Refuses an encoder alone, and rounded weights."""
     if values.get("is_encoder_decoder", True) is False:
-        raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5")
+        raise InputError(f"{path} is an encoder alone: give an encoder-decoder")
     if "quantization_config" in values:
         raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
-    special_ids(values, directory)
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.huggingface.weight_files import (
     check_tied,
     open_tensors,
-    transposed,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -33,6 +32,18 @@ _SIZES = {
     "mlp_dim": "intermediate_size",
     "query_scalar": "query_pre_attn_scalar",
 }
+# What our networks have once for both stacks.
+_OF_BOTH = (
+    "vocab_size",
+    "hidden_activation",
+    "rms_norm_eps",
+    "attention_bias",
+    "attn_logit_softcapping",
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "rope_local_base_freq",
+)
 _LAYER_KINDS = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "silu": "silu", "relu": "relu"}
 
@@ -69,9 +80,9 @@ _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
 # They have a row for each id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
-# Of T5Gemma 2: what it has for images, and copies of the encoder's embeddings.
+# Of T5Gemma 2: what it has for images, and the decoder's copy of where one ends.
 _OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
-_COPIES = (_EMBEDDING, "model.decoder.embed_tokens.eoi_embedding")
+_IMAGE_END_COPY = "model.decoder.embed_tokens.eoi_embedding"
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
@@ -89,14 +100,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if config.image_end_id:
         theirs = their_ids(num_ids, ids[t5.START], ids[t5.EOS]).tolist()
         config = dataclasses.replace(config, image_end_id=theirs.index(config.image_end_id))
-    tensors = {}
-    for path, (name, is_transposed) in tensor_names(config).items():
-        if name in left:
-            tensor = left.pop(name)
-            tensors[path] = transposed(tensor) if is_transposed else tensor
     return StoredModel(
-        # What belongs to no parameter is refused by its own name.
-        tensors=tensors | left,
+        tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
         vocabulary=read_vocabulary(directory, values),
         directory=directory,
@@ -107,20 +112,22 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
 def check_supported(values: dict[str, Any], directory: Path) -> None:
     """Refuses models that would load and then decode something else."""
     path = directory / CONFIG_NAME
-    if values.get("is_encoder_decoder", True) is False:
-        raise InputError(f"{path} is an encoder alone: give an encoder-decoder T5Gemma")
-    if "quantization_config" in values:
-        raise InputError(f"{path} is quantized: give float32, float16 or bfloat16 weights")
+    t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
-    for stack in (encoder, decoder):
-        if stack.get("attention_bias"):
-            raise InputError(f"{path} has attention_bias, which is not read: give one without")
-        for rope in _ropes(stack, values["model_type"]).values():
-            if rope.get("rope_type", "default") not in ("default", "linear"):
-                raise InputError(
-                    f"{path} has positions of rope_type {rope['rope_type']!r}: supported are "
-                    "default and linear"
-                )
+    for name in _OF_BOTH:
+        if encoder.get(name) != decoder.get(name):
+            raise InputError(
+                f"{path} has {name} {encoder.get(name)!r} in its encoder and {decoder.get(name)!r} "
+                "in its decoder: give a model with one for both"
+            )
+    if decoder.get("attention_bias"):
+        raise InputError(f"{path} has attention_bias, which is not read: give one without")
+    for rope in _ropes(decoder, values["model_type"]).values():
+        if rope.get("rope_type", "default") not in ("default", "linear"):
+            raise InputError(
+                f"{path} has positions of rope_type {rope['rope_type']!r}: supported are default "
+                "and linear"
+            )
     special_ids(values, directory)
 
 
@@ -222,8 +229,9 @@ def _settled(
         if not name.startswith(_OF_IMAGES)
     }
     if not config.has_source_embedder:
-        for copy in _COPIES:
-            left.pop(copy, None)
+        if _SOURCE_EMBEDDING in left:
+            check_tied(left.pop(_EMBEDDING, None), left[_SOURCE_EMBEDDING], directory)
+        left.pop(_IMAGE_END_COPY, None)
         if not config.image_end_id:
             left.pop(_IMAGE_END, None)
     table = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
