@@ -3,7 +3,8 @@
 The rules are those of ``t5x.decoding.beam_search``. For each row:
 
 * the ``2 * beams`` likeliest continuations of its live hypotheses are *candidates*:
-  even if as many as ``beams`` of them end, as many go on;
+  even if as many as ``beams`` of them end, as many go on (with several tokens that end a
+  text, one more ``beams`` for each);
 * a candidate that ends competes with the finished hypotheses by *score*, its
   log-probability divided by ``brevity_penalty``;
 * the likeliest of the others are the new live hypotheses;
@@ -148,9 +149,14 @@ def brevity_penalty(
     return ((5.0 + lengths) / 6.0) ** jnp.asarray(alpha, jnp.float32)
 
 
-def continuations(logits: Float32[Array, "batch nodes vocab"], beams: int) -> Continuations:
-    """The ``2 * beams`` likeliest tokens after each node: no other can be a candidate."""
-    top, tokens = lax.top_k(logits, 2 * beams)
+def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
+    """So many continuations that ``beams`` of them go on: of each hypothesis one or more end."""
+    return (2 if not isinstance(eos_id, tuple) else 1 + len(eos_id)) * beams
+
+
+def continuations(logits: Float32[Array, "batch nodes vocab"], num: int) -> Continuations:
+    """The ``num_candidates`` likeliest tokens after each node: no other can be a candidate."""
+    top, tokens = lax.top_k(logits, num)
     # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
     largest = jnp.max(logits, axis=-1, keepdims=True)
     log_norm = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
@@ -160,10 +166,8 @@ def continuations(logits: Float32[Array, "batch nodes vocab"], beams: int) -> Co
     return Continuations(tokens=tokens, log_probs=log_probs)
 
 
-def candidates(
-    log_probs: Float32[Array, "batch nodes"], following: Continuations, beams: int
-) -> Candidates:
-    """The ``2 * beams`` likeliest continuations in each row.
+def candidates(log_probs: Float32[Array, "batch nodes"], following: Continuations) -> Candidates:
+    """The ``num_candidates`` likeliest continuations in each row.
 
     ``log_probs`` are of the hypotheses continued; minus infinity for an empty place, which has
     no continuations.
@@ -171,7 +175,7 @@ def candidates(
     batch, _, num = following.tokens.shape
     totals = log_probs[:, :, None] + following.log_probs
     totals = jnp.where(log_probs[:, :, None] == -jnp.inf, -jnp.inf, totals)
-    best, at = lax.top_k(totals.reshape(batch, -1), 2 * beams)
+    best, at = lax.top_k(totals.reshape(batch, -1), num)
     return Candidates(
         parents=at // num, tokens=pick(following.tokens.reshape(batch, -1), at), log_probs=best
     )
@@ -197,7 +201,7 @@ def extend(
     step, and the place, before it, of the one that each live hypothesis continues.
     """
     num = beams.live_log_probs.shape[1]
-    found = candidates(beams.live_log_probs, following, num)
+    found = candidates(beams.live_log_probs, following)
     live = going_on(found, num, eos_id)
     lengths = beams.lengths + 1
     extended = beams.replace(
@@ -286,12 +290,12 @@ def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"
     return lax.top_k(values, num)[1][:, ::-1]
 
 
-def check_beams(name: str, beams: int, vocab_size: int) -> None:
-    """Raises ``InputError`` unless ``2 * beams`` candidates can be had from one hypothesis."""
+def check_beams(name: str, beams: int, vocab_size: int, eos_id: EndOfSequence) -> None:
+    """Raises ``InputError`` unless all candidates can be had from one hypothesis."""
     if beams < 1:
         raise InputError(f"{name} is {beams}: give at least 1")
-    if 2 * beams > vocab_size:
+    if num_candidates(beams, eos_id) > vocab_size:
         raise InputError(
             f"{name} is {beams} and the vocabulary has {vocab_size} tokens: "
-            f"give at most {vocab_size // 2}"
+            f"give at most {vocab_size // num_candidates(1, eos_id)}"
         )

@@ -87,7 +87,8 @@ def step(
         width=num,
     )
     logits, cache = target.score_nodes(state.target_cache, nodes)
-    extended, parents = beams_lib.extend(beams, beams_lib.continuations(logits, num), alpha, eos_id)
+    following = beams_lib.continuations(logits, beams_lib.num_candidates(num, eos_id))
+    extended, parents = beams_lib.extend(beams, following, alpha, eos_id)
     return SearchState(
         beams=extended,
         lineages=beams_lib.pick(lineages, parents),
@@ -136,7 +137,7 @@ def beam_search(
       InputError: ``beams`` below 1 or above half of the vocabulary, prompts longer than
         ``max_decode_len``, or a target without ``score_nodes``.
     """
-    check_arguments(target, prompts, beams, max_decode_len)
+    check_arguments(target, prompts, beams, max_decode_len, eos_id)
     state = init(
         target,
         inputs,
@@ -150,9 +151,11 @@ def beam_search(
     return beams_lib.finish(state.beams, state.stats)
 
 
-def check_arguments(target: Target, prompts, beams: int, max_decode_len: int) -> None:
+def check_arguments(
+    target: Target, prompts, beams: int, max_decode_len: int, eos_id: EndOfSequence
+) -> None:
     """Raises ``InputError`` for arguments that cannot be searched with."""
     slots.check_scores_nodes(target)
-    beams_lib.check_beams("beams", beams, target.vocab_size)
+    beams_lib.check_beams("beams", beams, target.vocab_size, eos_id)
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)

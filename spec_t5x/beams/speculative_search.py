@@ -75,7 +75,8 @@ def step(
     """One iteration: 1 to ``gamma + 1`` steps of the search for each row that goes on."""
     tree, draft_cache = propose(draft_model, state, gamma=gamma, width=draft_beams, eos_id=eos_id)
     logits, target_cache = target.score_nodes(state.target_cache, tree.nodes(draft_beams))
-    following = beams_lib.continuations(logits, state.beams.live_log_probs.shape[1])
+    num = beams_lib.num_candidates(state.beams.live_log_probs.shape[1], eos_id)
+    following = beams_lib.continuations(logits, num)
     beams, lineages, steps = replay(state, tree, following, alpha, eos_id)
     return SearchState(
         beams=beams,
@@ -129,8 +130,9 @@ def propose(
     def grow(carry, first_parent):
         level, cache = carry
         logits, cache = draft_model.score_nodes(cache, level.nodes(width))
-        following = beams_lib.continuations(logits, width)
-        found = beams_lib.candidates(level.log_probs, following, width)
+        num = beams_lib.num_candidates(width, eos_id)
+        following = beams_lib.continuations(logits, num)
+        found = beams_lib.candidates(level.log_probs, following)
         level = _next_level(level, beams_lib.going_on(found, width, eos_id), first_parent)
         return (level, cache), level
 
@@ -267,8 +269,8 @@ def speculative_beam_search(
         than ``max_decode_len``, or a model without ``score_nodes``.
     """
     draft_beams = beams if draft_beams is None else draft_beams
-    search.check_arguments(target, prompts, beams, max_decode_len)
-    check_draft(target, draft_model, beams, gamma, draft_beams)
+    search.check_arguments(target, prompts, beams, max_decode_len, eos_id)
+    check_draft(target, draft_model, beams, gamma, draft_beams, eos_id)
     levels = {"gamma": gamma, "draft_beams": draft_beams}
     state = search.init(
         target,
@@ -286,7 +288,12 @@ def speculative_beam_search(
 
 
 def check_draft(
-    target: Target, draft_model: Target, beams: int, gamma: int, draft_beams: int
+    target: Target,
+    draft_model: Target,
+    beams: int,
+    gamma: int,
+    draft_beams: int,
+    eos_id: EndOfSequence,
 ) -> None:
     """Raises ``InputError`` for a draft, or settings of it, that cannot be used."""
     slots.check_scores_nodes(draft_model)
@@ -299,4 +306,4 @@ def check_draft(
             f"draft_beams is {draft_beams} and beams is {beams}: give at least as many"
         )
     check_vocabularies(draft_model, target)
-    beams_lib.check_beams("draft_beams", draft_beams, draft_model.vocab_size)
+    beams_lib.check_beams("draft_beams", draft_beams, draft_model.vocab_size, eos_id)

@@ -38,7 +38,7 @@ def search_texts(log_probs, prompt, *, beams, alpha, limit, max_decode_len, eos_
       alpha: of the brevity penalty.
       limit: length at which the search ends.
       max_decode_len: the longest text that T5X reckons with.
-      eos_id: what ends a text.
+      eos_id: what ends a text, or several tokens.
 
     Returns:
       Texts and their scores, by increasing score, and the number of steps made.
@@ -47,6 +47,7 @@ def search_texts(log_probs, prompt, *, beams, alpha, limit, max_decode_len, eos_
     def penalty(length):
         return ((5 + length) / 6) ** alpha
 
+    ends = eos_id if isinstance(eos_id, tuple) else (eos_id,)
     live, finished, steps = {tuple(prompt): 0.0}, {}, 0
     while live and len(next(iter(live))) < limit:
         if len(finished) == beams:
@@ -60,12 +61,12 @@ def search_texts(log_probs, prompt, *, beams, alpha, limit, max_decode_len, eos_
             for token, log_prob in enumerate(log_probs(text))
             if log_prob > -math.inf
         }
-        best = sorted(candidates, key=candidates.get, reverse=True)[: 2 * beams]
-        ended = {text: candidates[text] / penalty(len(text)) for text in best if text[-1] == eos_id}
+        best = sorted(candidates, key=candidates.get, reverse=True)[: (1 + len(ends)) * beams]
+        ended = {text: candidates[text] / penalty(len(text)) for text in best if text[-1] in ends}
         finished |= ended
         kept = sorted(finished, key=finished.get, reverse=True)[:beams]
         finished = {text: finished[text] for text in kept}
-        going_on = [text for text in best if text[-1] != eos_id][:beams]
+        going_on = [text for text in best if text[-1] not in ends][:beams]
         live = {text: candidates[text] for text in going_on}
         steps += 1
     found = finished or live
@@ -138,7 +139,7 @@ def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
     following = hypotheses.Continuations(
         tokens=jnp.array([[[3, 1], [4, 5]]]), log_probs=jnp.array([[[jnp.nan, 0.0], [-1.0, -2.0]]])
     )
-    found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following, beams=1)
+    found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following)
     np.testing.assert_array_equal(found.tokens, [[4, 5]])
     np.testing.assert_array_equal(found.parents, [[1, 1]])
     np.testing.assert_allclose(found.log_probs, [[-1.5, -2.5]])
@@ -148,9 +149,9 @@ def test_an_empty_place_has_no_candidates_whatever_the_model_says_of_it():
 def test_logits_that_are_not_finite_come_first_whatever_their_sign(sign):
     nan = np.copysign(np.float32(np.nan), np.float32(sign))
     for logits in (np.full(5, nan), np.float32([1, 0, nan, 2, 3])):
-        following = hypotheses.continuations(jnp.asarray([[logits] * 2]), beams=2)
+        following = hypotheses.continuations(jnp.asarray([[logits] * 2]), 4)
         # Of which the first is an empty place.
-        found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following, beams=2)
+        found = hypotheses.candidates(jnp.array([[-jnp.inf, -0.5]]), following)
         assert np.isnan(hypotheses.going_on(found, 2, eos_id=4).log_probs[0, -1])
 
 
@@ -203,8 +204,8 @@ def search_tables(target, width, alpha=0.6, **options):
     )
 
 
-@pytest.mark.parametrize("width", [1, 3, 8])
-def test_plain_search_finds_what_a_search_over_texts_finds(width):
+@pytest.mark.parametrize(("width", "ends"), [(1, EOS), (3, EOS), (8, EOS), (3, (EOS, 4))])
+def test_plain_search_finds_what_a_search_over_texts_finds(width, ends):
     sources, prompts, max_steps = (np.asarray(leaf) for leaf in rows())
     num_finished = num_early = 0
     for name, alpha in (
@@ -215,7 +216,7 @@ def test_plain_search_finds_what_a_search_over_texts_finds(width):
         ("impossible tokens", 0.6),
     ):
         target = tables()[name]
-        result = search_tables(target, width, alpha)
+        result = search_tables(target, width, alpha, eos_id=ends)
         for row, prompt in enumerate(prompts):
             text = prompt[1:][prompt[1:] > 0].tolist()
             expected = search_texts(
@@ -225,6 +226,7 @@ def test_plain_search_finds_what_a_search_over_texts_finds(width):
                 alpha=alpha,
                 limit=min(MAX_LEN, len(text) + max_steps[row]),
                 max_decode_len=MAX_LEN,
+                eos_id=ends,
             )
             assert_finds(result, row, expected)
             num_finished += sum(text[-1:] == (EOS,) for text, _ in expected[0])
@@ -297,19 +299,19 @@ def table_drafts(name):
 
 
 @functools.cache
-def plain_of_tables(name, width):
-    return search_tables(tables()[name], width)
+def plain_of_tables(name, width, ends):
+    return search_tables(tables()[name], width, eos_id=ends)
 
 
 @pytest.mark.parametrize(
-    ("width", "gamma"),
-    [(1, 3), (2, 4), (4, 1)],
+    ("width", "gamma", "ends"),
+    [(1, 3, EOS), (2, 4, EOS), (4, 1, EOS), (2, 3, (EOS, 4))],
 )
-def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma):
+def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(width, gamma, ends):
     sources, prompts, steps = rows()
     accepted = collections.Counter()
     for name, target in tables().items():
-        plain = plain_of_tables(name, width)
+        plain = plain_of_tables(name, width, ends)
         for draft_name, draft in table_drafts(name).items():
             found = speculative_beam_search(
                 target,
@@ -320,6 +322,7 @@ def test_speculative_search_finds_what_the_plain_one_finds_under_every_draft(wid
                 gamma=gamma,
                 max_decode_len=MAX_LEN,
                 max_decode_steps=steps,
+                eos_id=ends,
             )
             assert_same_result(found, plain)
             calls = np.asarray(found.stats.target_calls)
@@ -353,7 +356,7 @@ def test_more_draft_beams_cover_more_steps():
                     max_decode_len=MAX_LEN,
                     max_decode_steps=steps,
                 )
-                assert_same_result(found, plain_of_tables(name, 2))
+                assert_same_result(found, plain_of_tables(name, 2, EOS))
                 calls[draft_beams] += int(np.sum(found.stats.target_calls))
     assert calls[6] < calls[None]
 
