@@ -11,7 +11,7 @@ from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize, values_at
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import Array, Bool, Float32, Int
+from spec_t5x.types import Array, Bool, Float32, Int, Shaped
 
 
 def draft_tokens(
@@ -190,10 +190,11 @@ def catch_up(
 
 
 def slices(
-    sequences: Int[Array, "batch width"], starts: Int[Array, "batch"], num: int
-) -> Int[Array, "batch num"]:
-    """``num`` tokens of each row, from its own start on."""
-    return jax.vmap(lambda row, start: lax.dynamic_slice(row, (start,), (num,)))(sequences, starts)
+    sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
+) -> Shaped[Array, "batch num *rest"]:
+    """``num`` tokens of each row, from its own start on; or what else is by position."""
+    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
+    return take(sequences, starts)
 
 
 def _after(model: Target, cache: Cache, token: Int[Array, "batch"]):
