@@ -13,8 +13,7 @@ from spec_t5x.drafts.transformer import TransformerState
 from spec_t5x.interfaces import Context, Outcome, Proposal
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.types import Array, Float, Int
+from spec_t5x.types import Array, Int
 
 
 @flax.struct.dataclass
@@ -45,32 +44,21 @@ class EagleDraft(SharedEncoderDraft):
     def _num_last(self, depth: int) -> int:
         return depth + 1
 
-    def _reader(self, context: Context) -> "_Reader":
-        return _Reader(self.model, context)
+    def _score(self, context: Context):
+        """Feeds the text with the target's states; gives states where a model gives logits."""
+
+        def score(cache: DecoderCache, tokens: Int[Array, "batch new"]):
+            states = slices(context.target_states, cache.lengths, tokens.shape[1])
+            return self.model.apply(cache, tokens, states, method="follow")
+
+        return score
 
     def _feed_last(self, cache: DecoderCache, context: Context, depth: int, num_nodes: int):
         num = self._num_last(depth)
         starts = jnp.maximum(context.lengths + 1 - num, 0)
         tokens = slices(context.sequences, starts, num)
-        states, cache = self._reader(context).score(cache.at(starts), tokens)
+        states, cache = self._score(context)(cache.at(starts), tokens)
         last = (context.lengths - starts)[:, None, None]
         states = jnp.take_along_axis(states, last, axis=1)
         cache = DraftingCache.after(cache.at(context.lengths + 1), states[:, 0], num_nodes)
         return self.model.logits(states)[:, 0], cache
-
-
-@flax.struct.dataclass
-class _Reader:
-    """Feeds a text with the target's states; gives states where a model gives logits."""
-
-    model: T5Model
-    context: Context
-
-    def score(
-        self, cache: DecoderCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
-        states = slices(self.context.target_states, cache.lengths, tokens.shape[1])
-        return self.model.apply(cache, tokens, states, method="follow")
-
-    def rollback(self, cache: DecoderCache, lengths: Int[Array, "batch"]) -> DecoderCache:
-        return self.model.rollback(cache, lengths)

@@ -1,5 +1,8 @@
 """Drafting with a model, one token after the other or level by level: what drafts share."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -170,17 +173,20 @@ def catch_up(
     wanted: Int[Array, "batch"],
     live: Bool[Array, "batch"],
     width: int,
+    score: Callable[[Cache, Array], tuple[Any, Cache]] | None = None,
 ) -> Cache:
     """The cache with at least ``wanted`` tokens of each live row's text in it.
 
     Where others propose too, the text may run ahead of a model's cache. What is missing
-    is fed ``width`` tokens at a time; mostly nothing is, and no call is made.
+    is fed ``width`` tokens at a time; mostly nothing is, and no call is made. ``score`` feeds
+    them, if not the model's own.
     """
+    score = score or model.score
 
     def feed(cache):
         starts = jnp.minimum(cache.lengths, wanted)
         tokens = slices(sequences, starts, width)
-        _, cache = model.score(model.rollback(cache, starts), tokens)
+        _, cache = score(model.rollback(cache, starts), tokens)
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
     def trails(cache):

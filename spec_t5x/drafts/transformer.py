@@ -1,5 +1,8 @@
 """A smaller model as the draft: the approximation model M_q of the paper."""
 
+from collections.abc import Callable
+from typing import Any
+
 import flax.struct
 import jax.numpy as jnp
 
@@ -145,7 +148,7 @@ class TransformerDraft(Draft):
             history = history.replace(lengths=context.lengths)
         wanted = jnp.maximum(context.lengths + 1 - self._num_last(width - 1), 0)
         rows = context.sequences, wanted, context.live
-        cache = catch_up(self._reader(context), state.cache, *rows, width)
+        cache = catch_up(self.model, state.cache, *rows, width, self._score(context))
         return TransformerState(cache, history)
 
     def _new_history(self, lengths: Int[Array, "batch"]) -> History | None:
@@ -155,9 +158,9 @@ class TransformerDraft(Draft):
         """How many tokens are fed before ``depth`` levels are drafted."""
         return 2
 
-    def _reader(self, context: Context) -> Target:
-        """What reads the text: its ``score`` and ``rollback``."""
-        return self.model
+    def _score(self, context: Context) -> Callable[[Cache, Array], tuple[Any, Cache]]:
+        """What feeds the text."""
+        return self.model.score
 
     def _feed_last(self, cache, context: Context, depth: int, num_nodes: int):
         """Feeds the last two tokens; logits after the last one ``[batch, vocab]``.

@@ -305,12 +305,12 @@ def first_states(
 
 def with_states(
     kept: Float32[Array, "batch positions embed"] | None,
-    states: Float[Array, "batch new embed"],
+    states: Float[Array, "batch new embed"] | None,
     starts: Int[Array, "batch"],
 ) -> Float32[Array, "batch positions embed"] | None:
     """The states kept of a text, with those of new tokens, the first at each row's start.
 
-    None where no draft uses them.
+    Both are None where no draft uses them.
     """
     if kept is None:
         return None
