@@ -22,9 +22,6 @@ from spec_t5x.models.layers import Dense
 from spec_t5x.models.t5 import DecoderLayer, Transformer
 from spec_t5x.types import Array, Float, Int, PyTree
 
-# Of the map that fuses, ``[2 embed, embed]``; it sums over what a mesh has in parts.
-FUSION_AXES = ("mlp", "embed")
-
 
 @flax.struct.dataclass
 class DraftingCache(DecoderCache):
@@ -59,7 +56,8 @@ class EagleNetwork(Transformer):
 
     def setup(self):
         super().setup()
-        self.fusion = Dense(self.config.emb_dim, FUSION_AXES, self.config.dtype)
+        # Each device of a mesh has all of it.
+        self.fusion = Dense(self.config.emb_dim, ("fused", "embed"), self.config.dtype)
 
     def _fused(
         self, tokens: Int[Array, "batch new"], states: Float[Array, "batch new embed"]

@@ -22,7 +22,7 @@ from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import Model, ModelConfig
-from spec_t5x.models.eagle import FUSION_AXES, EagleNetwork
+from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.kept_layers import own_params, with_shared
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
@@ -98,21 +98,16 @@ class Student:
         shardings = partitioning.param_shardings(self.config, mesh)
         if self.shared_layers is not None:
             shardings = own_params(shardings)
-
-        def sharding(kernel: Array, axes: tuple[str, str]) -> NamedSharding:
-            spec = partition_spec(kernel.shape, axes, partitioning.RULES, mesh)
-            return NamedSharding(mesh, spec)
-
         if self.unrolled_steps:
-            kernel = self.params["fusion"]["kernel"]
-            shardings["fusion"] = {"kernel": sharding(kernel, FUSION_AXES)}
+            shardings["fusion"] = {"kernel": partitioning.replicated(mesh)}
         if self.head is not None:
-            kernel = self.params["narrow_head"]["kernel"]
+            shape = self.params["narrow_head"]["kernel"].shape
+            spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
             decoder = {
                 name: each for name, each in shardings["decoder"].items() if name != "logits_dense"
             }
-            narrow = {"kernel": sharding(kernel, ("embed", "vocab"))}
-            shardings = {**shardings, "decoder": decoder, "narrow_head": narrow}
+            kernel = NamedSharding(mesh, spec)
+            shardings |= {"decoder": decoder, "narrow_head": {"kernel": kernel}}
         return shardings
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
