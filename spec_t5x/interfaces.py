@@ -118,10 +118,9 @@ class Context:
     # The target's cache, which holds positions 0 … lengths - 1. To read; a draft that
     # writes beyond them hands it on (``Proposal.target_cache``).
     target_cache: Cache
-    # The target's last decoder state at position lengths - 1, from which the row's last
-    # token was predicted; zeros before the first iteration, None unless the draft
-    # ``uses_target_states``.
-    target_states: Float[Array, "batch embed"] | None = None
+    # The target's last decoder state that each token, up to position lengths, was predicted
+    # from; zeros for the start token. None unless the draft ``uses_target_states``.
+    target_states: Float32[Array, "batch positions embed"] | None = None
     # Drafts of a row that may be verified; None for all gamma. A draft that stops there
     # saves time, and what others propose beyond is ignored.
     limit: Int[Array, ""] | None = None
@@ -134,6 +133,12 @@ class Context:
     def last_tokens(self) -> Int[Array, "batch"]:
         """Each row's last token, which proposals follow."""
         return values_at(self.sequences, self.lengths)
+
+    @property
+    def last_states(self) -> Float32[Array, "batch embed"]:
+        """The states that the last tokens were predicted from."""
+        at_last = self.lengths[:, None, None]
+        return jnp.take_along_axis(self.target_states, at_last, axis=1)[:, 0]
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -6,8 +6,8 @@ AUTO = "auto"
 NO_DRAFT = "none"
 # Kinds of drafts and verifiers.
 DRAFTS = (
-    *("transformer", "unigram", "bigram", "ngram", "copy", "uniform", "medusa", "early_exit"),
-    *("int8", "int4", "mixed", "cascade"),
+    *("transformer", "unigram", "bigram", "ngram", "copy", "uniform", "medusa", "eagle"),
+    *("early_exit", "int8", "int4", "mixed", "cascade"),
 )
 VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
 # Of weights: matrices in 8 bits with a scale for each column, or in 4 for 64 rows of it.

@@ -15,7 +15,7 @@ call. Axis names used throughout the package:
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, UInt32
+from jaxtyping import Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt32
 
 # On the device or on the host: results are fetched as the same dataclasses.
 Array = jax.Array | np.ndarray
@@ -40,6 +40,7 @@ __all__ = [
     "Key",
     "PAD_ID",
     "PyTree",
+    "Shaped",
     "UInt32",
     "UNK_ID",
 ]

@@ -30,6 +30,7 @@ _CASES = {
     "copy": [],
     "uniform": ["uniform"],
     "medusa": [],
+    "eagle": ["eagle:{}/eagle"],
     "early_exit": ["early_exit:1"],
     "int8": ["int8"],
     "int4": ["int4"],
@@ -39,6 +40,7 @@ _CASES = {
     target_drafts.HEADS: ["{}/heads"],
     # What ``spec-t5x distill`` writes.
     target_drafts.SHARED: ["{}/narrow"],
+    target_drafts.EAGLE: [],
 }
 EVERY = [case for kind in (*NAMES, *FORMATS) for case in _CASES[kind]]
 # What has parameters of its own that several devices share in their own way.
@@ -71,5 +73,10 @@ def write(directory: Path) -> None:
     params = jax.tree.map(noisy, params)
     own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
     narrow = narrowed_params(own, params, config, head.ids)
-    for name, tree, options in (("shared", own, {}), ("narrow", narrow, {"head": head})):
+    fusion = {"kernel": rng.normal(size=(2 * width, width)).astype(np.float32)}
+    for name, tree, options in (
+        ("shared", own, {}),
+        ("narrow", narrow, {"head": head}),
+        ("eagle", {**narrow, "fusion": fusion}, {"head": head}),
+    ):
         target_drafts.save_shared_draft(directory / name, tree, config, _LAYERS, target, **options)

@@ -7,6 +7,7 @@
     copy[:MIN_MATCH]     the source, from where the output has come to in it
     uniform              any token
     medusa[:DIR]         heads on the target, from ``spec-t5x train-heads``
+    eagle[:DIR]          a layer that goes on from the target's states, from ``spec-t5x distill``
     early_exit[:LAYERS]  the target's own first decoder layers, half of them by default
     int8                 the target's own decoder with its weights rounded to 8 bits
     int4                 the same in 4 bits
@@ -40,6 +41,7 @@ from spec_t5x.checkpoints.storage.locations import GcsPath, locate
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -198,9 +200,18 @@ class _Maker:
         params = target_drafts.load_heads(argument or self._packaged("medusa"), self.target)
         return MedusaDraft(T5Heads.create(params, self.model), self.options.settings)
 
-    def _shared_encoder(self, argument: str) -> Draft:
-        loaded = target_drafts.load_shared_draft(argument, self.target)
-        return SharedEncoderDraft.create(
+    def _eagle(self, argument: str) -> Draft:
+        directory = argument or self._packaged("eagle")
+        return self._shared_encoder(directory, target_drafts.EAGLE, EagleDraft)
+
+    def _shared_encoder(
+        self,
+        argument: str,
+        kind: str = target_drafts.SHARED,
+        draft: type[SharedEncoderDraft] = SharedEncoderDraft,
+    ) -> Draft:
+        loaded = target_drafts.load_shared_draft(argument, self.target, kind)
+        return draft.create(
             loaded.params,
             loaded.config,
             loaded.layers,
@@ -260,6 +271,7 @@ NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
     "copy": _Maker._copy,
     "uniform": _Maker._uniform,
     "medusa": _Maker._medusa,
+    "eagle": _Maker._eagle,
     "early_exit": _Maker._early_exit,
     INT8: lambda maker, argument: maker._rounded(argument, INT8),
     INT4: lambda maker, argument: maker._rounded(argument, INT4),
@@ -272,11 +284,12 @@ FORMATS = {
     ngram_tables.FORMAT: "ngram",
     target_drafts.HEADS: "medusa",
     target_drafts.SHARED: _SHARED,
+    target_drafts.EAGLE: "eagle",
 }
-_WITH_DIRECTORY = ("transformer", "unigram", "bigram", "ngram", "medusa")
-_ADAPTIVE = ("transformer", "mixed", _SHARED)
+_WITH_DIRECTORY = ("transformer", "unigram", "bigram", "ngram", "medusa", "eagle")
+_ADAPTIVE = ("transformer", "mixed", "eagle", _SHARED)
 _WITHOUT_TEMPERATURE = ("copy", "uniform")
-_OF_ENCODER_DECODERS = ("medusa", "early_exit", _SHARED)
+_OF_ENCODER_DECODERS = ("medusa", "eagle", "early_exit", _SHARED)
 
 
 def _kind_of(text: str) -> str:

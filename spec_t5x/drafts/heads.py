@@ -122,4 +122,4 @@ class MedusaDraft(Draft):
         Their largest are the candidates of Medusa's tree. They mean nothing in a row's
         first iteration.
         """
-        return self.heads.head_logits(context.target_states, context.last_tokens, num)
+        return self.heads.head_logits(context.last_states, context.last_tokens, num)

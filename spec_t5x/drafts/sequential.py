@@ -1,5 +1,8 @@
 """Drafting with a model, one token after the other or level by level: what drafts share."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,7 +14,7 @@ from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize, values_at
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import Array, Bool, Float32, Int
+from spec_t5x.types import Array, Bool, Float32, Int, Shaped
 
 
 def draft_tokens(
@@ -170,17 +173,20 @@ def catch_up(
     wanted: Int[Array, "batch"],
     live: Bool[Array, "batch"],
     width: int,
+    score: Callable[[Cache, Array], tuple[Any, Cache]] | None = None,
 ) -> Cache:
     """The cache with at least ``wanted`` tokens of each live row's text in it.
 
     Where others propose too, the text may run ahead of a model's cache. What is missing
-    is fed ``width`` tokens at a time; mostly nothing is, and no call is made.
+    is fed ``width`` tokens at a time; mostly nothing is, and no call is made. ``score`` feeds
+    them, if not the model's own.
     """
+    score = score or model.score
 
     def feed(cache):
         starts = jnp.minimum(cache.lengths, wanted)
         tokens = slices(sequences, starts, width)
-        _, cache = model.score(model.rollback(cache, starts), tokens)
+        _, cache = score(model.rollback(cache, starts), tokens)
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
     def trails(cache):
@@ -190,10 +196,11 @@ def catch_up(
 
 
 def slices(
-    sequences: Int[Array, "batch width"], starts: Int[Array, "batch"], num: int
-) -> Int[Array, "batch num"]:
-    """``num`` tokens of each row, from its own start on."""
-    return jax.vmap(lambda row, start: lax.dynamic_slice(row, (start,), (num,)))(sequences, starts)
+    sequences: Shaped[Array, "batch width *rest"], starts: Int[Array, "batch"], num: int
+) -> Shaped[Array, "batch num *rest"]:
+    """``num`` tokens of each row, from its own start on; or what else is by position."""
+    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, num))
+    return take(sequences, starts)
 
 
 def _after(model: Target, cache: Cache, token: Int[Array, "batch"]):

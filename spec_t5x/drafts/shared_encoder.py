@@ -6,6 +6,7 @@ needs of a source in the target's cache: the keys and values of those layers.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import flax.struct
 
@@ -17,7 +18,7 @@ from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config
+from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Int, PyTree
@@ -34,6 +35,8 @@ class SharedEncoderDraft(TransformerDraft):
 
     # Which decoder layer of the target's each of the draft's was.
     layers: tuple[int, ...] = flax.struct.field(pytree_node=False, kw_only=True)
+
+    network: ClassVar[type[Transformer]] = Transformer
 
     @classmethod
     def create(
@@ -67,10 +70,13 @@ class SharedEncoderDraft(TransformerDraft):
                 f"a draft of {config.num_decoder_layers} decoder layers shares layers "
                 f"{list(layers)} of a target of {total}: give one of the target's for each"
             )
-        model = T5Model.create({"decoder": own["decoder"]}, config)
+        params = {name: each for name, each in own.items() if name != "narrow_head"}
+        model = T5Model.create(params, config)
         embedding = {"token_embedder": target.weights["token_embedder"]}
         model = model.replace(
-            weights={**embedding, **model.weights}, kernels=model.kernels and target.kernels
+            weights={**embedding, **model.weights},
+            module=cls.network(config),
+            kernels=model.kernels and target.kernels,
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
@@ -88,20 +94,20 @@ class SharedEncoderDraft(TransformerDraft):
         self, state: TransformerState, context: Context, gamma: int
     ) -> tuple[Proposal, TransformerState]:
         """Up to ``gamma`` tokens, each sampled given the ones before it."""
-        state = super().catch_up(self._with_source(state, context), context, gamma + 1)
-        proposal, state = super().propose(state, context, gamma)
+        state = self.catch_up(state, context, gamma + 1)
+        proposal, state = super().propose(self._with_source(state, context), context, gamma)
         return proposal, _without_source(state)
 
     def propose_tree(
         self, state: TransformerState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, TransformerState]:
         """A token for each node, as of ``TransformerDraft``."""
-        state = super().catch_up(self._with_source(state, context), context, width=2)
-        proposal, state = super().propose_tree(state, context, tree)
+        state = self.catch_up(state, context, tree.depth + 1)
+        proposal, state = super().propose_tree(self._with_source(state, context), context, tree)
         return proposal, _without_source(state)
 
     def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
-        """Feeds what is missing before the last two tokens."""
+        """Feeds what is missing before the tokens that ``propose`` feeds."""
         state = super().catch_up(self._with_source(state, context), context, width)
         return _without_source(state)
 

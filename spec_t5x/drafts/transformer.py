@@ -1,5 +1,8 @@
 """A smaller model as the draft: the approximation model M_q of the paper."""
 
+from collections.abc import Callable
+from typing import Any
+
 import flax.struct
 import jax.numpy as jnp
 
@@ -90,7 +93,7 @@ class TransformerDraft(Draft):
     ) -> tuple[Proposal, TransformerState]:
         """Up to ``gamma`` tokens, each sampled given the ones before it (Algorithm 1)."""
         settings = context.settings if self.settings is None else self.settings
-        logits, cache = self._feed_last_two(state.cache, context)
+        logits, cache = self._feed_last(state.cache, context, gamma, gamma)
         history = state.history
         if self.stopping is None:
             proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
@@ -113,7 +116,7 @@ class TransformerDraft(Draft):
         if self.stopping is not None:
             raise InputError("gamma cannot adapt in a tree of drafts: leave one of them out")
         settings = context.settings if self.settings is None else self.settings
-        logits, cache = self._feed_last_two(state.cache, context)
+        logits, cache = self._feed_last(state.cache, context, tree.depth, tree.num_nodes)
         proposal, cache = draft_tree(self.model, cache, logits, context, settings, tree)
         return proposal, state.replace(cache=cache)
 
@@ -138,20 +141,32 @@ class TransformerDraft(Draft):
         return TransformerState(self.model.rollback(state.cache, lengths), history)
 
     def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
-        """Feeds what is missing before the last two tokens."""
+        """Feeds what is missing before the tokens that ``propose`` feeds."""
         history = state.history
         if history is not None:
             # What others wrote says nothing of the drafts: what one can save is its own time.
             history = history.replace(lengths=context.lengths)
-        wanted = jnp.maximum(context.lengths - 1, 0)
-        cache = catch_up(self.model, state.cache, context.sequences, wanted, context.live, width)
+        wanted = jnp.maximum(context.lengths + 1 - self._num_last(width - 1), 0)
+        rows = context.sequences, wanted, context.live
+        cache = catch_up(self.model, state.cache, *rows, width, self._score(context))
         return TransformerState(cache, history)
 
     def _new_history(self, lengths: Int[Array, "batch"]) -> History | None:
         return None if self.stopping is None else stopping_lib.start(lengths)
 
-    def _feed_last_two(self, cache, context: Context):
-        """Feeds the last two tokens; logits after the last one ``[batch, vocab]``."""
+    def _num_last(self, depth: int) -> int:
+        """How many tokens are fed before ``depth`` levels are drafted."""
+        return 2
+
+    def _score(self, context: Context) -> Callable[[Cache, Array], tuple[Any, Cache]]:
+        """What feeds the text."""
+        return self.model.score
+
+    def _feed_last(self, cache, context: Context, depth: int, num_nodes: int):
+        """Feeds the last two tokens; logits after the last one ``[batch, vocab]``.
+
+        Before drafting ``num_nodes`` tokens, ``depth`` of which follow one another.
+        """
         lengths = context.lengths
         starts = jnp.maximum(lengths - 1, 0)
         pairs = slices(context.sequences, starts, 2)

@@ -16,11 +16,12 @@ from jax import lax
 from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target
 from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops.decode_state import first_states, with_states
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import RowStream, draft_draws, sample_next
 from spec_t5x.theory import formulas
-from spec_t5x.types import EOS_ID, Array, Bool, Float, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
 
 # Beyond the longest text: what a target call and a draft may write there.
 _ROOM = 2
@@ -45,8 +46,8 @@ class _State:
     outputs: Outputs
     # Holds every token of a row but its last one.
     target_cache: Cache
-    # The target's last state; None unless a draft uses it.
-    target_states: Float[Array, "batch embed"] | None
+    # The target's states; None unless a draft uses them.
+    target_states: Float32[Array, "batch positions embed"] | None
     drafts: dict[str, DraftState]
     # How many positions have been scored, and their scores.
     position: Int[Array, ""]
@@ -98,10 +99,11 @@ def score_texts(
     length = max_decode_len + _ROOM
     betas = jnp.zeros((len(leniences), batch, max_decode_len), jnp.float32)
     nowhere = jnp.zeros((batch, max_decode_len), bool)
+    cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, length)
     state = _State(
         outputs=outputs,
-        target_cache=autoregressive.prefill(target, inputs, prompts, outputs.lengths, length),
-        target_states=jnp.zeros((batch, target.state_size), jnp.float32) if uses_states else None,
+        target_cache=cache,
+        target_states=first_states(target, cache, prompts, length) if uses_states else None,
         drafts={name: draft.prefill(inputs, prompts, length) for name, draft in drafts.items()},
         position=jnp.int32(0),
         scores=TextScores(
@@ -125,7 +127,6 @@ def score_texts(
         block, states = before.last_tokens[:, None], None
         if uses_states:
             logits, states, cache = target.score_states(cache, block)
-            states = states[:, -1].astype(jnp.float32)
         else:
             logits, cache = target.score(cache, block)
         probs = standardize(logits, settings)
@@ -150,7 +151,7 @@ def score_texts(
         return _State(
             outputs=outputs,
             target_cache=target.rollback(cache, outputs.lengths),
-            target_states=states,
+            target_states=with_states(state.target_states, states, before.lengths),
             drafts=draft_states,
             position=state.position + 1,
             scores=TextScores(written=written, betas=betas, proposed=proposed),

@@ -82,7 +82,8 @@ class Placement:
             shardings = flatten_dict(param_shardings(model.config, self.mesh))
             flat = flatten_dict(model.weights)
             params = {
-                path: weights.placed(leaf, shardings[path], place) for path, leaf in flat.items()
+                path: weights.placed(leaf, shardings.get(path, replicated(self.mesh)), place)
+                for path, leaf in flat.items()
             }
             rest = jax.tree.map(place, model.replace(weights={}))
             return rest.replace(weights=unflatten_dict(params))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Target
+from spec_t5x.interfaces import Cache, Context, Draft, DraftState, StatefulTarget, Target
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
@@ -142,8 +142,8 @@ class DecodeState:
     draft_state: DraftState
     # Where the rows' random numbers come from.
     stream: Stream
-    # The target's last decoder state, for drafts that use it (see ``Context``).
-    target_states: Float[Array, "batch embed"] | None
+    # The target's decoder states, for drafts that use them (see ``Context``).
+    target_states: Float32[Array, "batch positions embed"] | None
     stats: DecodeStats
     # How many tokens to draft next; None for gamma in every iteration.
     pace: Pace | None = None
@@ -211,7 +211,12 @@ def init(
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
     target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, room)
-    outputs, target_cache = outputs_lib.repeat_rows((outputs, target_cache), loop.num_decodes)
+    target_states = None
+    if draft.uses_target_states:
+        target_states = first_states(target, target_cache, prompts, room)
+    outputs, target_cache, target_states = outputs_lib.repeat_rows(
+        (outputs, target_cache, target_states), loop.num_decodes
+    )
     rows = outputs.lengths.shape[0]
 
     def make_draft_state() -> DraftState:
@@ -222,7 +227,7 @@ def init(
         target_cache=target_cache,
         draft_state=make_draft_state() if pace is None else _zeros_like(make_draft_state),
         stream=stream,
-        target_states=jnp.zeros((rows, target.state_size)) if draft.uses_target_states else None,
+        target_states=target_states,
         stats=_no_stats(rows, loop.gamma),
         # Copied: the stepper donates its state, and this pace is the caller's.
         pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(draft.keeps_text)),
@@ -285,12 +290,32 @@ def emitted(drafts: Int[Array, "batch gamma"], verdict) -> Int[Array, "batch gam
     return jnp.where(is_draft, padded, verdict.next_token[:, None])
 
 
-def states_before(states, num_appended: Int[Array, "batch"]):
-    """The state that each row's last token was predicted from."""
-    if states is None:
+def first_states(
+    target: StatefulTarget, cache: Cache, prompts: Int[Array, "batch width"], room: int
+) -> Float32[Array, "batch room embed"]:
+    """``Context.target_states`` of the prompts, with room for so many tokens after the start."""
+    batch, width = prompts.shape
+    states = jnp.zeros((batch, 1 + room, target.state_size), jnp.float32)
+    if width == 1:
+        return states
+    starts = jnp.zeros(batch, jnp.int32)
+    _, of_prompts, _ = target.score_states(target.rollback(cache, starts), prompts[:, :-1])
+    return with_states(states, of_prompts, starts)
+
+
+def with_states(
+    kept: Float32[Array, "batch positions embed"] | None,
+    states: Float[Array, "batch new embed"] | None,
+    starts: Int[Array, "batch"],
+) -> Float32[Array, "batch positions embed"] | None:
+    """The states kept of a text, with those of new tokens, the first at each row's start.
+
+    Both are None where no draft uses them.
+    """
+    if kept is None:
         return None
-    last = jnp.maximum(num_appended - 1, 0)[:, None, None]
-    return jnp.take_along_axis(states, last, axis=1)[:, 0].astype(jnp.float32)
+    write = jax.vmap(lambda row, new, start: lax.dynamic_update_slice(row, new, (start + 1, 0)))
+    return write(kept, states.astype(kept.dtype), starts)
 
 
 def _zeros_like(make: Callable[[], PyTree]) -> PyTree:

@@ -54,7 +54,7 @@ from spec_t5x.loops.decode_state import (
     init,
     make_context,
     prefill_draft,
-    states_before,
+    with_states,
 )
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
@@ -107,7 +107,7 @@ def step(
         outputs=outputs,
         target_cache=target.rollback(found.target_cache, outputs.lengths),
         draft_state=draft_state,
-        target_states=states_before(found.states, num_appended),
+        target_states=with_states(state.target_states, found.states, old.lengths),
         stats=state.stats.add(
             live=~old.ended,
             num_proposed=found.num_proposed,
@@ -237,7 +237,7 @@ def plain_step(
 
     The token is that of ``autoregressive.step`` and of gamma = 0, seed for seed.
     """
-    live = ~state.outputs.ended
+    live, lengths = ~state.outputs.ended, state.outputs.lengths
     outputs, cache, states, tokens, num_appended = autoregressive.write_token(
         target,
         state.outputs,
@@ -252,7 +252,7 @@ def plain_step(
     state = state.replace(
         outputs=outputs,
         target_cache=cache,
-        target_states=states_before(states, num_appended),
+        target_states=with_states(state.target_states, states, lengths),
         stats=state.stats.add_plain(live=live, num_appended=num_appended),
         pace=None if state.pace is None else state.pace.plain(_mean(num_appended, live)),
     )

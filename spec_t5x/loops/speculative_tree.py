@@ -195,8 +195,8 @@ def check_tree(target, draft, stream) -> None:
         raise InputError(f"{type(target).__name__} has no score_nodes: use a verifier of chains")
     if not isinstance(draft, TreeDraft):
         raise InputError(
-            f"{type(draft).__name__} proposes no trees: use a transformer or medusa draft, or a "
-            "verifier of chains"
+            f"{type(draft).__name__} proposes no trees: use a transformer, eagle or medusa draft, "
+            "or a verifier of chains"
         )
     if draft.uses_target_states and not isinstance(target, StatefulNodeTarget):
         raise InputError(

@@ -120,7 +120,7 @@ class CachedModel:
         What samples takes maxima, sums and single tokens of it, each of which would be
         a collective of its own, and sums in parts would round otherwise.
         """
-        return constrain(self._apply(states, method="logits"), ("batch", "length", None))
+        return constrain(self.apply(states, method="logits"), ("batch", "length", None))
 
     def move(
         self, cache: Cache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]
@@ -133,10 +133,11 @@ class CachedModel:
         return cache.at(lengths)
 
     def _extended(self, method: str, *args):
-        states, cache = self._apply(*args, method=method)
+        states, cache = self.apply(*args, method=method)
         return self.logits(states), states, cache
 
-    def _apply(self, *args, method):
+    def apply(self, *args, method: str):
+        """A method of the network, with the weights."""
         with cpu_kernels.using(self.kernels):
             return self.module.apply({"params": self.weights}, *args, method=method)
 

@@ -91,7 +91,7 @@ class DecoderOnlyModel(TextModel):
         if not self.prefix_lm:
             return super().read_prompts(cache, prompts)
         known = jnp.pad(prompts[:, 1:] != PAD_ID, ((0, 0), (1, 0)), constant_values=True)
-        return self._apply(cache, prompts, known, method="extend")[1]
+        return self.apply(cache, prompts, known, method="extend")[1]
 
 
 def init_variables(module: DecoderOnlyTransformer, rng: jax.Array) -> PyTree:

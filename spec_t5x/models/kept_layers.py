@@ -18,13 +18,20 @@ from spec_t5x.types import PyTree
 
 _CROSS = "encoder_decoder_attention"
 _SHARED_MAPS = ("key", "value")
+_RULES = {
+    "first": lambda layers, number: layers[:number],
+    "last": lambda layers, number: layers[-number:],
+    "every": lambda layers, number: layers[::number],
+}
 
 
 def kept_layers(rule: str, total: int) -> tuple[int, ...]:
     """The layers, from 0, that a rule keeps of ``total``.
 
-    >>> kept_layers("all", 3), kept_layers("first:2", 6), kept_layers("every:3", 8)
-    ((0, 1, 2), (0, 1), (0, 3, 6))
+    >>> kept_layers("all", 3), kept_layers("first:2", 6), kept_layers("last:1", 6)
+    ((0, 1, 2), (0, 1), (5,))
+    >>> kept_layers("every:3", 8)
+    (0, 3, 6)
 
     Raises:
         InputError: no such rule, or a number that is not from 1 to ``total``.
@@ -32,12 +39,11 @@ def kept_layers(rule: str, total: int) -> tuple[int, ...]:
     if rule == "all":
         return tuple(range(total))
     name, _, number = rule.partition(":")
-    if name not in ("first", "every") or not number.isdigit():
-        raise InputError(f"layers to keep are {rule!r}: give all, first:K or every:K")
+    if name not in _RULES or not number.isdigit():
+        raise InputError(f"layers to keep are {rule!r}: give all, first:K, last:K or every:K")
     if not 1 <= int(number) <= total:
         raise InputError(f"layers to keep are {rule!r}, of {total}: give K from 1 to {total}")
-    kept = range(total)[: int(number)] if name == "first" else range(total)[:: int(number)]
-    return tuple(kept)
+    return tuple(_RULES[name](range(total), int(number)))
 
 
 def keep_layers(
@@ -59,13 +65,13 @@ def keep_layers(
 
 def own_params(params: PyTree) -> PyTree:
     """What a draft has for itself of its parameters, where it shares the rest."""
-    decoder = {}
+    decoder, own = {}, {name: params[name] for name in ("fusion",) if name in params}
     for name, module in params["decoder"].items():
         if name.startswith("layers_"):
             cross = {map_: v for map_, v in module[_CROSS].items() if map_ not in _SHARED_MAPS}
             module = {**module, _CROSS: cross}
         decoder[name] = module
-    return {"decoder": decoder}
+    return {**own, "decoder": decoder}
 
 
 def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> PyTree:
@@ -82,7 +88,7 @@ def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> Py
         theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
         shared = {name: theirs[name] for name in _SHARED_MAPS}
         decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}
-    return {**target_params, "decoder": decoder}
+    return {**target_params, **own, "decoder": decoder}
 
 
 def _with_layers(stack: PyTree, layers: Sequence[int]) -> PyTree:

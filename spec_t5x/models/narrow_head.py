@@ -117,8 +117,8 @@ def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTre
         ids: of the tokens to know ``[known]``.
 
     Returns:
-        ``{"decoder": …, "narrow_head": {"kernel": [embed, known]}}``, where the decoder has
-        no output layer of its own.
+        ``own`` with ``{"narrow_head": {"kernel": [embed, known]}}``, where the decoder has no
+        output layer of its own.
     """
     if config.logits_via_embedding:
         # Which rescales its states.
@@ -126,4 +126,4 @@ def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTre
     else:
         kernel = params["decoder"]["logits_dense"]["kernel"][:, ids]
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
-    return {"decoder": decoder, "narrow_head": {"kernel": kernel}}
+    return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}

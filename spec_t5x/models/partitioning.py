@@ -37,6 +37,7 @@ RULES = (
     ("length", None),
     ("relpos_buckets", None),
     ("draft_heads", None),
+    ("fused", None),
 )
 
 

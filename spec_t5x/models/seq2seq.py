@@ -27,4 +27,4 @@ class T5Model(CachedModel):
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
         with cpu_kernels.using_first(longest):
-            return self._apply(inputs, max_length, method="empty_cache")
+            return self.apply(inputs, max_length, method="empty_cache")

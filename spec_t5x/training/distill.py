@@ -8,11 +8,13 @@ GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it m
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from spec_t5x.data.batching import Batch, Batches
@@ -20,6 +22,7 @@ from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.models import partitioning
 from spec_t5x.models.binding import Model, ModelConfig
+from spec_t5x.models.eagle import EagleNetwork
 from spec_t5x.models.kept_layers import own_params, with_shared
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
@@ -27,10 +30,10 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.learners import network_logits
+from spec_t5x.training.learners import network_logits, read_target
 from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.trainer import Inputs, Learner, TrainOptions, model_inputs
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
 
 OUTPUTS = ("target", "references")
 
@@ -78,6 +81,8 @@ class Student:
     shared_layers: tuple[int, ...] | None = None
     # The tokens of a pruned output layer.
     head: NarrowHead | None = None
+    # Of a draft that goes on from the target's states: how many of its steps are learnt.
+    unrolled_steps: int = 0
 
     def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
         """The same with an output layer for these tokens, with its present weights."""
@@ -93,6 +98,8 @@ class Student:
         shardings = partitioning.param_shardings(self.config, mesh)
         if self.shared_layers is not None:
             shardings = own_params(shardings)
+        if self.unrolled_steps:
+            shardings["fusion"] = {"kernel": partitioning.replicated(mesh)}
         if self.head is not None:
             shape = self.params["narrow_head"]["kernel"].shape
             spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
@@ -100,7 +107,7 @@ class Student:
                 name: each for name, each in shardings["decoder"].items() if name != "logits_dense"
             }
             kernel = NamedSharding(mesh, spec)
-            shardings = {"decoder": decoder, "narrow_head": {"kernel": kernel}}
+            shardings |= {"decoder": decoder, "narrow_head": {"kernel": kernel}}
         return shardings
 
     def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
@@ -134,15 +141,47 @@ class Student:
             own_encoder = learns and self.shared_layers is None
             encoded = network.encode(source, enable_dropout=own_encoder)
             states = network.decode_states(encoded, source, shifted, text, enable_dropout=learns)
-            if self.head is None:
-                return network.logits(states)
-            return self.head.logits(params["narrow_head"]["kernel"], states)
+            return self._output(network, params, states)
 
         return Transformer(self.config).apply(
             {"params": self.whole(params, target_params)},
             method=read,
             rngs={"dropout": dropout_key} if learns else None,
         )
+
+    def steps(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        inputs: Inputs,
+        target_states: Float[Array, "batch length embed"] | None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> list[Float32[Array, "batch length vocab"]]:
+        """The draft's logits as its first, second, … step of drafting has them.
+
+        They differ where the draft goes on from ``target_states``; those of step i mean nothing
+        at the first i positions.
+        """
+        if not self.unrolled_steps:
+            return [self.logits(params, target_params, inputs, dropout_key)]
+        source, shifted, _ = inputs
+        learns = dropout_key is not None
+
+        def read(network: EagleNetwork):
+            given = network.encode(source), source, shifted, target_states, self.unrolled_steps
+            unrolled = network.unroll(*given, enable_dropout=learns)
+            return [self._output(network, params, states) for states in unrolled]
+
+        return EagleNetwork(self.config).apply(
+            {"params": self.whole(params, target_params)},
+            method=read,
+            rngs={"dropout": dropout_key} if learns else None,
+        )
+
+    def _output(self, network: Transformer, params: PyTree, states) -> Array:
+        if self.head is None:
+            return network.logits(states)
+        return self.head.logits(params["narrow_head"]["kernel"], states)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,22 +220,28 @@ class DraftLearner(Learner):
         target_params: PyTree,
     ) -> LossSums:
         """Of the objective, with label smoothing and z-loss of the cross-entropy's share."""
-        target_logits = None
-        if self.options.uses_target:
-            target_logits = network_logits(self.target.config, target_params, inputs)
-        logits = self.student.logits(params, target_params, inputs, key)
+        states, target_logits = self._read_target(target_params, inputs)
+        steps = self.student.steps(params, target_params, inputs, states, key)
         options = self.options
+        if not options.uses_target:
+            target_logits = None
         regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
-        return self.losses(logits, target_logits, inputs[2], **regularizers)
+        return self.losses(steps, target_logits, inputs[2], **regularizers)
+
+    def _read_target(self, target_params: PyTree, inputs: Inputs) -> tuple:
+        """The target's states, None unless the draft goes on from them, and its logits."""
+        if self.student.unrolled_steps:
+            return read_target(self.target.with_params(target_params), inputs)
+        return None, network_logits(self.target.config, target_params, inputs)
 
     def losses(
         self,
-        logits: Float32[Array, "batch length vocab"],
+        steps: Sequence[Float32[Array, "batch length vocab"]],
         target_logits: Float32[Array, "batch length vocab"] | None,
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """The objective, summed over the tokens that the draft has."""
+        """The objective, summed over the steps' logits and the tokens that the draft has."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
@@ -206,14 +251,18 @@ class DraftLearner(Learner):
             if options.distillation_weight < 1 or not options.uses_target:
                 # So is the cross-entropy: those tokens of the text are skipped.
                 text = jnp.where(head.knows[text], text, PAD_ID)
-        return token_losses(
-            logits,
-            text,
-            target_logits=target_logits,
-            distillation_weight=options.distillation_weight,
-            objective=options.objective,
-            **regularizers,
-        )
+        sums = [
+            token_losses(
+                logits,
+                jnp.where(_reached(text, step), text, PAD_ID),
+                target_logits=target_logits,
+                distillation_weight=options.distillation_weight,
+                objective=options.objective,
+                **regularizers,
+            )
+            for step, logits in enumerate(steps)
+        ]
+        return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: Batch) -> Inputs:
         """The batch; in a share of the steps, with texts that the draft samples itself.
@@ -262,14 +311,23 @@ class DraftLearner(Learner):
 
         @jax.jit
         def score(params, target_params, inputs, settings):
-            target_logits = network_logits(self.target.config, target_params, inputs)
-            logits = self.student.logits(params, target_params, inputs)
-            betas = overlap(standardize(target_logits, settings), standardize(logits, settings))
+            states, target_logits = self._read_target(target_params, inputs)
+            steps = self.student.steps(params, target_params, inputs, states)
+            probs, text = standardize(target_logits, settings), inputs[2]
             # Sums of probabilities, rounded.
-            betas = jnp.where(inputs[2] != PAD_ID, jnp.minimum(betas, 1.0), 0.0)
-            return self.losses(logits, target_logits, inputs[2]), betas
+            of_steps = [overlap(probs, standardize(each, settings)) for each in steps]
+            betas = jnp.minimum(jnp.stack(of_steps), 1.0)
+            reached = jnp.stack([_reached(text, step) for step in range(len(steps))])
+            # The mean over the steps that a token may be drafted in.
+            mean = jnp.sum(betas * reached, axis=0) / jnp.sum(reached, axis=0)
+            return self.losses(steps, target_logits, text), jnp.where(text != PAD_ID, mean, 0.0)
 
         return score
+
+
+def _reached(text: Int[Array, "batch length"], step: int) -> Bool[Array, "batch length"]:
+    """Which tokens may be drafted in this step, counted from 0: not those before it."""
+    return lax.broadcasted_iota(jnp.int32, text.shape, 1) >= step
 
 
 @functools.partial(jax.jit, static_argnames="max_length")

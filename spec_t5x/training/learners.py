@@ -125,7 +125,7 @@ def heads_losses(
 ) -> LossSums:
     """Losses summed over heads and tokens; the settings are those of ``losses.token_losses``."""
     text = inputs[2]
-    states, target_logits = _read(target, inputs)
+    states, target_logits = read_target(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)
     sums = []
     for i in range(heads.num_heads):
@@ -144,7 +144,7 @@ def heads_losses(
     return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
 
 
-def _read(
+def read_target(
     target: T5Model, inputs: Inputs
 ) -> tuple[Float[Array, "batch length embed"], Float32[Array, "batch length vocab"]]:
     """The target's states of a text, and its logits."""

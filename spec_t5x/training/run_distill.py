@@ -19,10 +19,11 @@ from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import Generator
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.eagle import first_fusion
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
@@ -41,7 +42,7 @@ SHARED = "shared"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptLayers:
-    """A draft that starts as layers of its target: "all", "first:K" or "every:K"."""
+    """A draft that starts as layers of its target: "all", "first:K", "last:K" or "every:K"."""
 
     decoder: str = "every:2"
     # Or "shared": encoder, embedding and the projections to keys and values of the source are
@@ -50,9 +51,18 @@ class KeptLayers:
     # With a shared encoder: the output layer has the so many most frequent tokens of the
     # training texts only. None has all.
     draft_vocab_size: int | None = None
+    # With a shared encoder: the draft goes on from the target's states (``models/eagle.py``), and
+    # learns so many steps of drafting. 0 is a draft that reads texts alone.
+    unrolled_steps: int = 0
     dropout_rate: float = 0.0
 
     def __post_init__(self):
+        check_at_least(self, unrolled_steps=0)
+        if self.unrolled_steps and self.encoder != SHARED:
+            raise InputError(
+                f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
+                f"that goes on from the target's states needs the {SHARED!r} encoder"
+            )
         if self.draft_vocab_size is not None and self.encoder != SHARED:
             raise InputError(
                 f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
@@ -120,6 +130,11 @@ def distill(
             f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
             f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
             "source to write an output for"
+        )
+    if layers is not None and layers.unrolled_steps and distillation.on_policy:
+        raise InputError(
+            f"on_policy is {distillation.on_policy} and unrolled_steps {layers.unrolled_steps}: a "
+            "draft that goes on from the target's states writes no texts, leave one of them 0"
         )
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = loaded.bind()
@@ -227,10 +242,13 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
         decoder=decoder,
     )
     own = own_params(params) if is_shared else params
+    if layers.unrolled_steps:
+        own = {**own, "fusion": first_fusion(config.emb_dim)}
     return Student(
         config=config,
         params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own),
         shared_layers=decoder if is_shared else None,
+        unrolled_steps=layers.unrolled_steps,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
@@ -79,7 +80,7 @@ def near():
     return disturbed(target(), 0.05)
 
 
-def shared_encoder(**settings):
+def shared_encoder(draft=SharedEncoderDraft, **settings):
     """The last of the target's decoder layers, with noise."""
     layers = (1,)
     params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
@@ -87,7 +88,10 @@ def shared_encoder(**settings):
     own = own_params(params)
     if settings.get("head"):
         own = narrowed_params(own, params, config, settings["head"].ids)
-    return SharedEncoderDraft.create(own, config, layers, target(), **settings)
+    if draft is EagleDraft:
+        width = config.emb_dim
+        own["fusion"] = {"kernel": jax.random.normal(KEY, (2 * width, width)) * width**-0.5}
+    return draft.create(own, config, layers, target(), **settings)
 
 
 T5_DRAFTS = {
@@ -112,6 +116,8 @@ T5_DRAFTS = {
     "shared encoder, narrow head": lambda: shared_encoder(
         head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)
     ),
+    "eagle": lambda: shared_encoder(EagleDraft),
+    "eagle, adaptive": lambda: shared_encoder(EagleDraft, stopping=Stopping(c=0.2)),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
 
@@ -138,7 +144,7 @@ def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, ga
 
 
 # Those without a name of their own: ``tests/end_to_end/test_named_drafts.py`` has the others.
-@drafts("adaptive", "cascade of a cascade", "mixed with a cascade", "parrot")
+@drafts("adaptive", "cascade of a cascade", "mixed with a cascade", "eagle, adaptive", "parrot")
 def test_the_greedy_text_is_that_of_plain_decoding(name):
     draft = T5_DRAFTS[name]()
     assert isinstance(draft, Draft)
@@ -151,7 +157,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@drafts("shared encoder", "early exit")
+@drafts("shared encoder", "eagle", "early exit")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
     costly = Pace.start(Costs.by_formula(c=0.8, largest=3), tolerance=0.3)
@@ -196,7 +202,7 @@ def test_several_decodes_share_the_sources_keys_and_values():
 
 # Those that keep something between iterations, or decide by it. Copying is told by what was
 # accepted before: ``test_copying`` has it.
-@drafts("adaptive", "mixed with a cascade, second", "shared encoder")
+@drafts("adaptive", "mixed with a cascade, second", "shared encoder", "eagle")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
@@ -233,10 +239,11 @@ def go_plainly(draft, state, settings, num_steps):
         return state
     pace = Pace.start(Costs.by_formula(c=0.1, largest=3)).new_batch(draft.keeps_text)
     pace, kept = pace.replace(prefilled=jnp.asarray(True)), state.draft_state
-    # No draft takes part: one program for all.
+    # No draft takes part: one program for all that want no states.
     state = state.replace(pace=pace, draft_state=())
+    absent = draft if draft.uses_target_states else UniformDraft(VOCAB)
     for _ in range(num_steps):
-        state, _ = _plain_step(target(), UniformDraft(VOCAB), state, settings)
+        state, _ = _plain_step(target(), absent, state, settings)
     assert int(state.pace.behind) == num_steps
     prepare = jax.jit(functools.partial(speculative.prepare, loop=LOOP))
     state = prepare(draft, SOURCES, PROMPTS, state.replace(draft_state=kept), settings)

@@ -12,10 +12,12 @@ import pytest
 
 from spec_t5x.data.batching import Batches, join_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.models.eagle import first_fusion
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
@@ -59,13 +61,18 @@ def texts():
 
 
 @functools.cache
-def make_student(shares=True, known=None):
+def make_student(shares=True, known=None, unrolled_steps=0):
     kept = {"encoder": (0,), "decoder": LAYERS}
     params, config = keep_layers(TARGET.params, TARGET.config, **kept)
     config = dataclasses.replace(config, dropout_rate=0.1)
     if not shares:
         return Student(config=config, params=params)
-    student = Student(config=config, params=own_params(params), shared_layers=LAYERS)
+    own = own_params(params)
+    if unrolled_steps:
+        own = {**own, "fusion": first_fusion(config.emb_dim)}
+    student = Student(
+        config=config, params=own, shared_layers=LAYERS, unrolled_steps=unrolled_steps
+    )
     return student if known is None else student.narrowed(TARGET.params, np.asarray(known))
 
 
@@ -126,8 +133,9 @@ def records(directory):
         ({}, "cross_entropy", (0.0,)),
         ({"known": range(1, 27)}, "total_variation", (0.0,)),
         ({"shares": False}, "forward_kl", (1.0, 0.0)),
+        ({"known": range(1, 27), "unrolled_steps": 3}, "jeffreys", (0.0,)),
     ],
-    ids=["shared encoder", "narrow head", "layers of its own"],
+    ids=["shared encoder", "narrow head", "layers of its own", "EAGLE head"],
 )
 def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
     student = make_student(**student)
@@ -172,7 +180,7 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
 
         @functools.partial(jax.value_and_grad, has_aux=True)
         def loss(logits):
-            sums = learner.losses(logits, target_logits, text)
+            sums = learner.losses([logits], target_logits, text)
             return sums.loss, sums
 
         (_, sums), gradient = jax.jit(loss)(logits)
@@ -206,10 +214,21 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
         assert float(sums.loss) == pytest.approx(expected.sum(), rel=1e-4)
 
 
-def test_alpha_is_what_the_draft_is_accepted_with(texts):
+@pytest.mark.parametrize(
+    ("unrolled_steps", "kind"),
+    [(0, SharedEncoderDraft), (1, EagleDraft)],
+    ids=["shared encoder", "EAGLE head"],
+)
+def test_alpha_is_what_the_draft_is_accepted_with(texts, unrolled_steps, kind):
     """As the decoding draft, with the target's cache, has it of the same texts."""
     temperature = 1.0
-    student, batches = make_student(), list(texts(temperature).one_pass())
+    student = make_student(unrolled_steps=unrolled_steps)
+    if unrolled_steps:
+        # A fusion that reads the states.
+        noisy = jax.random.normal(jax.random.key(1), (32, 16)) * 16**-0.5
+        params = {**student.params, "fusion": {"kernel": noisy}}
+        student = dataclasses.replace(student, params=params)
+    batches = list(texts(temperature).one_pass())
     learner = make_learner(student)
     settings = sampling(temperature)
     scored = [
@@ -217,7 +236,7 @@ def test_alpha_is_what_the_draft_is_accepted_with(texts):
         for batch in batches
     ]
     found = HeldOutAlpha.of(batches, jax.device_get(scored), temperature=temperature, gamma=4)
-    draft = SharedEncoderDraft.create(student.params, student.config, LAYERS, TARGET)
+    draft = kind.create(student.params, student.config, LAYERS, TARGET)
     betas = []
     for batch in batches:
         source, _, text = model_inputs(batch)

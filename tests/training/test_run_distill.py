@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.training.toys import assert_identical, run_command
@@ -94,6 +95,20 @@ def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_pa
     assert draft.config.mlp_activations == loaded.config.mlp_activations
 
 
+def test_an_eagle_head(distill, tiny_pair, tmp_path):
+    target, output = tiny_pair / "target", tmp_path / "output"
+    assert distill(DECODER_LAYERS="last:1", UNROLLED_STEPS=2, OUTPUTS="references") == 0
+    generator = Generator.load(target, f"eagle:{output / 'draft'}")
+    assert type(generator.draft) is EagleDraft and generator.draft.layers == (1,)
+    assert type(Generator.load(target, output / "draft").draft) is EagleDraft
+    options = GenerateOptions(gamma=2, max_decode_len=8, batch_size=len(PAIRS))
+    sources = [source for source, _ in PAIRS]
+    speculative, plain = (
+        each.generate(sources, options) for each in (generator, generator.plain())
+    )
+    assert [each.output_ids for (each,) in speculative] == [each.output_ids for (each,) in plain]
+
+
 def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
     sizes = load(tiny_pair / "draft").config.to_dict()
     changes = {f"T5Config__{name}": value for name, value in sizes.items()} | OF_SIZES
@@ -117,6 +132,11 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             {"DRAFT_VOCAB_SIZE": 9, "ENCODER_LAYERS": "all"},
             "draft_vocab_size is 9 and encoder 'all': a smaller output layer needs the 'shared'",
         ),
+        (
+            {"UNROLLED_STEPS": 2, "ENCODER_LAYERS": "all"},
+            "unrolled_steps is 2 and encoder 'all': a draft that goes on from the target's states",
+        ),
+        ({"UNROLLED_STEPS": 2, "ON_POLICY": 0.5}, "on_policy is 0.5 and unrolled_steps 2: a draft"),
         ({"MAX_TARGET_LENGTH": 17}, "17 tokens and the largest of DataOptions.buckets is 16"),
         (
             {"DRAFT_VOCAB_SIZE": 9, "TrainOptions.label_smoothing": 0.1},

@@ -3,7 +3,8 @@
     config.json          format, version, sizes, the target's marks, stored type
     heads.safetensors    of heads: wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
     draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
-                         the maps to keys and values of the source
+                         the maps to keys and values of the source; of an EAGLE head, the
+                         fusion, too
 
 The *marks* of a target, by which its draft knows it again, are the fingerprints of its
 vocabulary and of its decoder.
@@ -39,10 +40,18 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.names import STORED_DTYPES
 from spec_t5x.types import PyTree
 
-HEADS, SHARED = "spec_t5x_heads", "spec_t5x_shared_draft"
+HEADS, SHARED, EAGLE = "spec_t5x_heads", "spec_t5x_shared_draft", "spec_t5x_eagle"
 VERSION = 1
-_FILES = {HEADS: "heads.safetensors", SHARED: "draft.safetensors"}
-_WRITERS = {HEADS: "heads that spec-t5x train-heads", SHARED: "a draft that spec-t5x distill"}
+_FILES = {
+    HEADS: "heads.safetensors",
+    SHARED: "draft.safetensors",
+    EAGLE: "draft.safetensors",
+}
+_WRITERS = {
+    HEADS: "heads that spec-t5x train-heads",
+    SHARED: "a draft that spec-t5x distill",
+    EAGLE: "a head that spec-t5x distill, with unrolled_steps,",
+}
 
 _IDS = "narrow_head/ids"
 # Of a draft's sizes, what need not be the target's.
@@ -108,6 +117,8 @@ def save_shared_draft(
 ) -> None:
     """Writes a draft that shares its target's encoder, completely or not at all.
 
+    One with a fusion, which goes on from the target's states, is of the format ``EAGLE``.
+
     Args:
         directory: where.
         params: the draft's own (``models.kept_layers.own_params``; with a head,
@@ -121,18 +132,23 @@ def save_shared_draft(
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
     ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
-    shapes = _shapes_of_layers(config, num_known)
-    _write(directory, SHARED, entries, params, shapes, target, exact=ids, **options)
+    kind = EAGLE if "fusion" in params else SHARED
+    shapes = _shapes_of_layers(config, num_known, kind)
+    _write(directory, kind, entries, params, shapes, target, exact=ids, **options)
 
 
-def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> LoadedSharedDraft:
+def load_shared_draft(
+    directory_or_name: str | Path, target: LoadedModel, kind: str = SHARED
+) -> LoadedSharedDraft:
     """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
+
+    ``kind`` is ``SHARED`` or ``EAGLE``.
 
     Raises:
         InputError: the directory holds no such draft or a damaged one, or it is for
             another target.
     """
-    directory, metadata = _read_config(directory_or_name, SHARED)
+    directory, metadata = _read_config(directory_or_name, kind)
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
         config = T5Config.from_dict(metadata["draft"])
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
@@ -143,9 +159,9 @@ def load_shared_draft(directory_or_name: str | Path, target: LoadedModel) -> Loa
         if field.name not in _OF_DRAFTS
     }
     _check_belongs("draft layers", directory, metadata, target, sizes)
-    flat = read_arrays(directory / _FILES[SHARED])
+    flat = read_arrays(directory / _FILES[kind])
     ids, dtype = flat.pop(_IDS, None), target.config.dtype
-    params = _checked(flat, _shapes_of_layers(config, num_known), directory, dtype)
+    params = _checked(flat, _shapes_of_layers(config, num_known, kind), directory, dtype)
     head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
     return LoadedSharedDraft(
         params=params,
@@ -224,12 +240,16 @@ def _shapes_of_heads(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
+def _shapes_of_layers(
+    config: T5Config, num_known: int | None, kind: str
+) -> dict[str, tuple[int, ...]]:
     own = own_params(abstract_params(config))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(own, sep="/").items()}
     if num_known is not None:
         shapes.pop("decoder/logits_dense/kernel", None)
         shapes["narrow_head/kernel"] = (config.emb_dim, num_known)
+    if kind == EAGLE:
+        shapes["fusion/kernel"] = (2 * config.emb_dim, config.emb_dim)
     return shapes
 
 

@@ -1,0 +1,106 @@
+"""An EAGLE head drafts as it was trained to: from true states for the text, from its own beyond."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.loops import speculative
+from spec_t5x.loops.decode_state import make_context
+from spec_t5x.models.eagle import EagleNetwork
+from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.draws import RowStream
+from spec_t5x.sampling.tree_shapes import Tree
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from spec_t5x.verifiers import verifier
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SOURCES = jnp.array([[5, 6, 7, 8, 5, 1], [9, 9, 4, 1, 0, 0], [7, 6, 5, 4, 3, 1]])
+PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
+KEYS = jax.random.split(jax.random.key(3), 3)
+GAMMA, LENGTH = 3, 24
+# At which distributions are even enough for drafts of random parameters to be accepted.
+TEMPERATURE = 2.0
+SETTINGS = sampling(TEMPERATURE)
+TREE = verifier("tree", widths=(2, 1, 1))
+
+
+@functools.cache
+def pair(per_layer):
+    """A target, and a head of its last layer; with a bias of each layer's own, as umT5 has it."""
+    target = tiny_t5(0, num_decoder_layers=2, relpos_per_layer=per_layer)
+    params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=(1,))
+    own = own_params(disturbed(target.with_params(params), 0.1).params)
+    width = config.emb_dim
+    fusion = jax.random.normal(jax.random.key(4), (2 * width, width)) * width**-0.5
+    own = {**own, "fusion": {"kernel": fusion}}
+    return target, own, EagleDraft.create(own, config, (1,), target)
+
+
+def after_some_iterations(target, draft, of_verifier):
+    """What the draft keeps after refusals, and the context of its next proposal."""
+    # No text ends.
+    loop = speculative.Loop(gamma=GAMMA, max_decode_len=LENGTH, verifier=of_verifier, eos_id=-1)
+    init = jax.jit(functools.partial(speculative.init, loop=loop))
+    step = jax.jit(functools.partial(speculative.step, loop=loop))
+    state = init(target, draft, SOURCES, PROMPTS, RowStream(KEYS))
+    for _ in range(3):
+        state, _ = step(target, draft, state, SETTINGS)
+    accepted = np.asarray(state.stats.accepted)
+    assert np.any(accepted > 0) and np.all(accepted < np.asarray(state.stats.proposed))
+    return state.draft_state, make_context(state, SETTINGS, coupled=False)
+
+
+def unrolled_probs(target, own, draft, context, drafts):
+    """The distribution of each draft's place, by the network as it is trained, from no cache."""
+    at = np.asarray(context.lengths)
+    texts = np.array(context.sequences)
+    for row, length in enumerate(at):
+        texts[row, length + 1 : length + 1 + drafts.shape[1]] = drafts[row]
+    shifted = jnp.asarray(texts[:, :-1])
+
+    def read(network: Transformer):
+        encoded = network.encode(SOURCES)
+        states = network.decode_states(encoded, SOURCES, shifted, jnp.ones_like(shifted))
+        return encoded, states
+
+    encoded, states = target.module.apply({"params": target.params}, method=read)
+
+    def unroll(network: EagleNetwork):
+        unrolled = network.unroll(encoded, SOURCES, shifted, states, GAMMA)
+        return [network.logits(each) for each in unrolled]
+
+    whole = with_shared(own, target.params, (1,))
+    logits = EagleNetwork(draft.model.config).apply({"params": whole}, method=unroll)
+    rows = np.arange(len(at))
+    return np.stack(
+        [jax.nn.softmax(each[rows, at + step] / TEMPERATURE) for step, each in enumerate(logits)],
+        axis=1,
+    )
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_it_drafts_what_it_is_trained_to(per_layer):
+    target, own, draft = pair(per_layer)
+    state, context = after_some_iterations(target, draft, speculative.DEFAULT_VERIFIER)
+    proposal, _ = jax.jit(lambda *args: draft.propose(*args, GAMMA))(state, context)
+    expected = unrolled_probs(target, own, draft, context, np.asarray(proposal.tokens))
+    np.testing.assert_allclose(proposal.probs, expected, atol=1e-4)
+
+
+def test_the_nodes_of_a_tree_follow_their_parents():
+    target, own, draft = pair(False)
+    state, context = after_some_iterations(target, draft, TREE)
+    tree: Tree = TREE.tree(GAMMA)
+    proposal, _ = jax.jit(lambda *args: draft.propose_tree(*args, tree))(state, context)
+    for nodes in ((1, 3, 5), (2, 4, 6)):
+        drafts = np.asarray(proposal.tokens)[:, np.array(nodes) - 1]
+        expected = unrolled_probs(target, own, draft, context, drafts)
+        found = np.asarray(proposal.probs)[:, np.array((0, *nodes[:-1]))]
+        np.testing.assert_allclose(found, expected, atol=1e-4)
