@@ -26,7 +26,7 @@ def test_rules(rule, total, kept):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("last:2", "'last:2': give all, first:K or every:K"),
+        ("middle:2", "'middle:2': give all, first:K, last:K or every:K"),
         ("every", "'every': give all"),
         ("first:-1", "'first:-1': give all"),
         ("first:0", "'first:0', of 4: give K from 1 to 4"),
