@@ -67,7 +67,7 @@ THRESHOLD = CHANCE / len(PAIRS)
 
 def num_layers(draft):
     """Of the target: more than one for the drafts that are made of its layers."""
-    return DEEP if draft.startswith(("early exit", "int4", "shared encoder")) else 1
+    return DEEP if draft.startswith(("early exit", "int4", "shared encoder", "eagle")) else 1
 
 
 @functools.cache
