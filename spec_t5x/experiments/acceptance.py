@@ -357,6 +357,7 @@ class _Measurement:
                 max_decode_len=batch.prompts.shape[1] - 1 + decoding.max_decode_len,
                 max_decode_steps=batch.max_decode_steps,
                 leniences=self.options.leniences,
+                eos_id=self.generator.eos_id,
             )
             scores = jax.device_get(scores)
             at = np.nonzero(scores.written)

@@ -21,7 +21,7 @@ from spec_t5x.loops.outputs import Outputs
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import RowStream, draft_draws, sample_next
 from spec_t5x.theory import formulas
-from spec_t5x.types import EOS_ID, Array, Bool, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
 
 # Beyond the longest text: what a target call and a draft may write there.
 _ROOM = 2
@@ -67,7 +67,7 @@ def score_texts(
     max_decode_steps: Int[Array, "batch"] | None = None,
     texts: Int[Array, "batch length"] | None = None,
     leniences: tuple[float, ...] = (1.0,),
-    eos_id: int = EOS_ID,
+    eos_id: EndOfSequence = EOS_ID,
 ) -> TextScores:
     """The acceptance rate of each draft at each token that the target generates.
 
@@ -85,7 +85,7 @@ def score_texts(
       texts: given texts in place of the target's, their prompts included; as many positions
         as ``max_decode_len``.
       leniences: l of section A.5; 1 is Algorithm 1.
-      eos_id: the token that ends a text.
+      eos_id: the token that ends a text, or several.
 
     Raises:
       InputError: a draft with another vocabulary than the target's, or one that needs

@@ -20,9 +20,10 @@ from spec_t5x.experiments.acceptance import (
     measure,
     table,
 )
-from spec_t5x.generation import Generator
+from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.theory.estimates import Estimate
+from spec_t5x.types import EOS_ID
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -150,6 +151,25 @@ def test_argmax_goes_once_through_the_texts(toy, toy_drafts):
     # Anything is at least that likely.
     assert lenient.alpha.value == 1 > strict.alpha.value
     assert strict.sampling == "argmax"
+
+
+def test_texts_end_at_the_first_of_several_ids(toy):
+    options = {"max_decode_len": 24, "batch_size": 8}
+
+    def written(generator):
+        answers = generator.plain().generate(TEXTS, GenerateOptions(**options))
+        return [answer[0].output_ids for answer in answers]
+
+    whole = written(toy)
+    vocabulary = ByteVocabulary(extra_ids=0)
+    # A byte in the midst of the first text.
+    vocabulary.eos_ids = (EOS_ID, whole[0][3])
+    generator = dataclasses.replace(toy, vocabulary=vocabulary)
+    num_tokens = sum(map(len, written(generator)))
+    assert num_tokens < sum(map(len, whole))
+    measured = AcceptanceOptions(temperatures=(0.0,), **options)
+    (row,) = measure(generator, {"copy": CopyDraft(toy.target.vocab_size)}, TEXTS, measured)
+    assert row.num_tokens == num_tokens
 
 
 @pytest.mark.parametrize(
