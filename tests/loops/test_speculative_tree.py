@@ -22,6 +22,7 @@ from spec_t5x.sampling.distributions import normalize, sampling
 from spec_t5x.sampling.draws import RowStream, t5x_stream
 from spec_t5x.testing import laws
 from spec_t5x.testing.toy_models import TableDraft, disturbed, tiny_t5
+from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import TokenVerifier, TreeVerifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -97,12 +98,13 @@ def test_a_tree_of_one_branch_is_a_chain():
     assert np.sum(wide.stats.target_calls) < np.sum(tree.stats.target_calls)
 
 
-def test_sampled_texts_follow_the_targets_law():
+@pytest.mark.parametrize("ends", [EOS_ID, (EOS_ID, 3)])
+def test_sampled_texts_follow_the_targets_law(ends):
     """Also of top-2 drafts in a tree of threes, whose third child could not be drawn."""
     draft = TransformerDraft(laws.other_model(), sampling(1.0, top_k=2))
-    decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((3, 2)))
+    decoded = laws.decode_many(draft, gamma=2, verifier=TreeVerifier((3, 2)), eos_id=ends)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.verified)
-    statistic, threshold = laws.chi_square(decoded, sampling(1.0))
+    statistic, threshold = laws.chi_square(decoded, sampling(1.0), eos_id=ends)
     assert statistic < threshold
 
 
