@@ -9,8 +9,9 @@ the one that ends, and from 2 on come all others in their order.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -60,7 +61,7 @@ class MappedVocabulary(TokenizerVocabulary):
         # The copy at 0 is not what a token of a text becomes.
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
-        super().__init__(_of_text(tokenizer, {start_id, eos_id}))
+        super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
         self.source_frame = self._frame() or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
 
@@ -104,18 +105,19 @@ class MappedVocabulary(TokenizerVocabulary):
         return sha256(repr(content).encode())
 
 
-def _of_text(tokenizer: tokenizers.Tokenizer, special: set[int]) -> tokenizers.Tokenizer:
-    """The tokenizer for text, in which the names of special tokens are text."""
-    values = json.loads(tokenizer.to_str())
+def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:
+    """The tokenizer of a ``tokenizer.json``, for text: in it names of special tokens are text."""
     others = [token for token in values["added_tokens"] if token["id"] not in special]
     # What too long a text is, and what pads it, are decided elsewhere.
-    values |= {"added_tokens": others, "truncation": None, "padding": None}
-    if values["model"]["type"] == "Unigram":
-        for token in special:
-            piece = values["model"]["vocab"][token]
-            # A space is in no word.
-            piece[0] = f" {piece[0]}"
-    return tokenizers.Tokenizer.from_str(json.dumps(values))
+    changed, model = {"added_tokens": others, "truncation": None, "padding": None}, values["model"]
+    if model["type"] == "Unigram":
+        # A space is in no word.
+        pieces = [
+            (f" {name}" if token in special else name, score)
+            for token, (name, score) in enumerate(model["vocab"])
+        ]
+        changed["model"] = model | {"vocab": pieces}
+    return tokenizers.Tokenizer.from_str(json.dumps(values | changed))
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:

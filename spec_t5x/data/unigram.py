@@ -23,6 +23,7 @@ from typing import Any
 
 import tokenizers
 
+from spec_t5x.data.mapped_vocabulary import of_text
 from spec_t5x.data.vocabulary import ids_before_eos, sha256
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
@@ -57,7 +58,7 @@ class UnigramVocabulary(TokenizerVocabulary):
             values = json.loads(self._content)
             names, foreign = _names(values)
             _check(path, values["model"], names, foreign)
-            super().__init__(_of_text(values, names))
+            super().__init__(_text_tokenizer(values, names))
         except InputError:
             raise
         except Exception as error:  # the library raises nothing more definite
@@ -67,7 +68,7 @@ class UnigramVocabulary(TokenizerVocabulary):
                 f"{TOKENIZER_NAME}"
             ) from error
         self.extra_ids = sum(map(bool, map(_SENTINEL.fullmatch, names)))
-        # As SentencePiece and seqio have them, see ``_of_text``.
+        # As SentencePiece and seqio have them, see ``_text_tokenizer``.
         self._pieces = [_with_space(name) for name in names]
 
     @property
@@ -138,13 +139,12 @@ def _with_space(name: str) -> str:
     return _SPACE + name if _SENTINEL.fullmatch(name) else name
 
 
-def _of_text(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, for text alone."""
+def _text_tokenizer(values: dict[str, Any], names: list[str]) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, for text, with sentinels as words' beginnings."""
     scores = [score for _, score in values["model"]["vocab"]]
     # The best score, which sentinels have where they are in the model: they are never spelled.
     scores += [0.0] * (len(names) - len(scores))
-    # A space is in no word: no text has these.
-    pieces = [f" {name}" for name in SPECIAL_PIECES] + list(map(_with_space, names[UNK_ID + 1 :]))
-    model = values["model"] | {"vocab": list(zip(pieces, scores, strict=True))}
-    left_out = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    return tokenizers.Tokenizer.from_str(json.dumps(values | left_out | {"model": model}))
+    pieces = list(zip(map(_with_space, names), scores, strict=True))
+    model = values["model"] | {"vocab": pieces}
+    left_out = {"added_tokens": [], "post_processor": None}
+    return of_text(values | left_out | {"model": model}, range(len(SPECIAL_PIECES)))
