@@ -132,9 +132,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     Args:
         directory, values: the checkpoint and its config.json.
     """
-    check_supported(values, directory)
+    ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    ids = special_ids(values, directory)
     left = _settled(open_tensors(directory), config, values, directory)
     metadata = {"model_type": values["model_type"]}
     if ids != _SPECIAL_IDS:
@@ -143,7 +142,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     return StoredModel(
         tensors=by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=read_vocabulary(directory, values),
+        vocabulary=read_vocabulary(directory, values, ids),
         directory=directory,
         metadata=metadata,
     )
@@ -275,14 +274,14 @@ def _settled(
     return tensors
 
 
-def check_supported(values: dict[str, Any], directory: Path) -> None:
-    """Refuses models that would load and then decode something else."""
+def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Refuses models that would load and then decode something else; gives ``special_ids``."""
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
         kind = _OTHERS.get(model_type, f"model of type {model_type!r}")
         raise InputError(f"{path} is of a {kind}, which is not read: give a T5 or T5Gemma")
     check_whole(values, path)
-    special_ids(values, directory)
+    return special_ids(values, directory)
 
 
 def check_whole(values: dict[str, Any], path: Path) -> None:
@@ -387,9 +386,14 @@ def _rescales_logits(values: dict[str, Any]) -> bool:
     return tied if is_mt5 else values.get("scale_decoder_outputs", tied) is not False
 
 
-def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
-    ids = special_ids(values, directory)
+def read_vocabulary(
+    directory: Path, values: dict[str, Any], ids: dict[str, Any] | None = None
+) -> Vocabulary | None:
+    """The vocabulary of a checkpoint whose config.json holds ``values``; None without files.
+
+    ``ids`` are its ``special_ids`` where they have been read.
+    """
+    ids = ids or special_ids(values, directory)
     if ids != _SPECIAL_IDS:
         return mapped_vocabulary(directory, values["vocab_size"], ids)
     tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME

@@ -91,9 +91,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     Args:
         directory, values: the checkpoint and its config.json.
     """
-    check_supported(values, directory)
+    ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    ids = special_ids(values, directory)
     left = _settled(open_tensors(directory), config, directory)
     num_ids = config.vocab_size
     left, config = t5.renumbered_model(left, config, ids, _TABLES)
@@ -103,14 +102,14 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     return StoredModel(
         tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=read_vocabulary(directory, values),
+        vocabulary=t5.mapped_vocabulary(directory, num_ids, ids),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
     )
 
 
-def check_supported(values: dict[str, Any], directory: Path) -> None:
-    """Refuses models that would load and then decode something else."""
+def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Refuses models that would load and then decode something else; gives ``special_ids``."""
     path = directory / CONFIG_NAME
     t5.check_whole(values, path)
     encoder, decoder = _stacks(values, path)
@@ -128,7 +127,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> None:
                 f"{path} has positions of rope_type {rope['rope_type']!r}: supported are default "
                 "and linear"
             )
-    special_ids(values, directory)
+    return special_ids(values, directory)
 
 
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
