@@ -15,6 +15,7 @@ from spec_t5x.checkpoints.make_draft import FORMATS, NAMES
 from spec_t5x.checkpoints.own import ngram_tables, target_drafts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
+from spec_t5x.testing.toy_models import tiny_head
 from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID
 
@@ -73,10 +74,10 @@ def write(directory: Path) -> None:
     params = jax.tree.map(noisy, params)
     own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
     narrow = narrowed_params(own, params, config, head.ids)
-    fusion = {"kernel": rng.normal(size=(2 * width, width)).astype(np.float32)}
-    for name, tree, options in (
-        ("shared", own, {}),
-        ("narrow", narrow, {"head": head}),
-        ("eagle", {**narrow, "fusion": fusion}, {"head": head}),
+    eagle, its_config = tiny_head(target.bind(), _LAYERS, width - 8)
+    for name, tree, sizes, options in (
+        ("shared", own, config, {}),
+        ("narrow", narrow, config, {"head": head}),
+        ("eagle", narrowed_params(eagle, eagle, its_config, head.ids), its_config, {"head": head}),
     ):
-        target_drafts.save_shared_draft(directory / name, tree, config, _LAYERS, target, **options)
+        target_drafts.save_shared_draft(directory / name, tree, sizes, _LAYERS, target, **options)

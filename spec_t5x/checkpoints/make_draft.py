@@ -211,7 +211,7 @@ class _Maker:
         draft: type[SharedEncoderDraft] = SharedEncoderDraft,
     ) -> Draft:
         loaded = target_drafts.load_shared_draft(argument, self.target, kind)
-        return draft.create(
+        made = draft.create(
             loaded.params,
             loaded.config,
             loaded.layers,
@@ -220,6 +220,8 @@ class _Maker:
             stopping=self.options.stopping,
             head=loaded.head,
         )
+        weights = self.options.weights
+        return made if weights == AUTO else made.replace(model=made.model.rounded(BITS[weights]))
 
     def _early_exit(self, argument: str) -> Draft:
         half = (self.model.config.num_decoder_layers + 1) // 2

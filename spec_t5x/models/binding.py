@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from spec_t5x.models.eagle import EagleConfig, EagleNetwork
 from spec_t5x.models.gpt import GPT, GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config, Transformer
@@ -70,7 +71,8 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
     """
     names = [field.name for field in dataclasses.fields(config)]
     shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
-    network, inputs = (GPT, 1) if isinstance(config, GPTConfig) else (Transformer, 3)
+    of_kind = {GPTConfig: (GPT, 1), EagleConfig: (EagleNetwork, 1)}
+    network, inputs = of_kind.get(type(config), (Transformer, 3))
 
     def init(tokens):
         # No weight is drawn here, so the key is without effect.

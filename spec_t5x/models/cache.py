@@ -63,13 +63,14 @@ class Cache:
         """The same cache with a function applied to the keys and values of each layer."""
         return self.replace(layers=tuple(layer.map(function) for layer in self.layers))
 
-    def through(self, layers, states: Array, *args) -> tuple[Array, "Cache"]:
-        """New tokens' states after all of a decoder's layers, and the cache with them."""
-        caches = []
+    def through(self, layers, states: Array, *args) -> tuple[list[Array], "Cache"]:
+        """New tokens' states after each of a decoder's layers, and the cache with them."""
+        outputs, caches = [], []
         for layer, layer_cache in zip(layers, self.layers, strict=True):
             states, layer_cache = layer.extend(states, layer_cache, *args)
+            outputs.append(states)
             caches.append(layer_cache)
-        return states, self.replace(layers=tuple(caches))
+        return outputs, self.replace(layers=tuple(caches))
 
     def move(self, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]) -> "Cache":
         """The same cache, with the contents of ``slots`` copied to follow ``starts``."""

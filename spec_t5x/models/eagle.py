@@ -3,24 +3,39 @@
 EAGLE (Li et al. 2024, arXiv 2401.15077) drafts with one decoder layer over the last token's
 embedding and the target's state that the token was predicted from, fused by a linear map; from
 its second token on, its own state takes the place of the target's. Here the layer attends to
-the source, too, as the target's own decoder layers do.
+the source, too, with the keys and values of one of the target's decoder layers. It may be
+narrower than the target: then a map reduces the target's states first.
 
 Training follows what drafting does ("training-time test" of EAGLE-3, Li et al. 2025, arXiv
 2503.01840): the network is unrolled over steps of its own, and at each step attends to what it
 would have cached by then.
 """
 
+import dataclasses
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import mask_bias
 from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.layers import Dense
-from spec_t5x.models.t5 import DecoderLayer, Transformer
-from spec_t5x.types import Array, Float, Int, PyTree
+from spec_t5x.models.narrow_head import output_kernel
+from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config, embed
+from spec_t5x.types import Array, Float, Float32, Int, Key, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig(T5Config):
+    """Sizes of a head: those of its target, but for the layers and their width."""
+
+    # Width of the target: of its states, its embeddings and its encoder's output.
+    target_dim: int = 512
 
 
 @flax.struct.dataclass
@@ -51,13 +66,26 @@ class DraftingCache(DecoderCache):
         return self.replace(states=write(self.states, states, slots[:, 0] - self.first))
 
 
-class EagleNetwork(Transformer):
-    """A ``Transformer`` whose decoder takes a token and the state before it."""
+class EagleNetwork(CachedNetwork):
+    """A decoder that takes a token and the state before it."""
+
+    config: EagleConfig
 
     def setup(self):
-        super().setup()
-        # Each device of a mesh has all of it.
-        self.fusion = Dense(self.config.emb_dim, ("fused", "embed"), self.config.dtype)
+        cfg = self.config
+        self.token_embedder = embed(dataclasses.replace(cfg, emb_dim=cfg.target_dim))
+        # Each device of a mesh has all of these two.
+        self.reduction = Dense(cfg.emb_dim, ("fused", "embed"), cfg.dtype)
+        self.fusion = Dense(cfg.emb_dim, ("fused", "embed"), cfg.dtype)
+        self.decoder = Decoder(cfg)
+
+    def __call__(
+        self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits of a first step after states of zeros: what a text would begin with."""
+        zeros = jnp.zeros((*tokens.shape, self.config.target_dim), self.config.dtype)
+        given = zeros, tokens, tokens, zeros, 1
+        return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
 
     def _fused(
         self, tokens: Int[Array, "batch new"], states: Float[Array, "batch new embed"]
@@ -69,9 +97,12 @@ class EagleNetwork(Transformer):
         self,
         cache: DecoderCache,
         tokens: Int[Array, "batch new"],
-        states: Float[Array, "batch new embed"],
+        states: Float[Array, "batch new target_embed"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds tokens and the target's states that they were predicted from."""
+        return self._follow(cache, tokens, self.reduction(states))
+
+    def _follow(self, cache, tokens, states):
         return self.decoder.extend(self._fused(tokens, states), cache)
 
     def extend(
@@ -79,7 +110,7 @@ class EagleNetwork(Transformer):
     ) -> tuple[Float[Array, "batch 1 embed"], DraftingCache]:
         """Feeds a token of its own, after its own state."""
         slots = cache.lengths[:, None]
-        states, cache = self.follow(cache, tokens, cache.states_at(slots - 1))
+        states, cache = self._follow(cache, tokens, cache.states_at(slots - 1))
         return states, cache.with_states(states, slots)
 
     def extend_nodes(
@@ -94,10 +125,10 @@ class EagleNetwork(Transformer):
 
     def unroll(
         self,
-        encoded: Float[Array, "batch source embed"],
+        encoded: Float[Array, "batch source target_embed"],
         source: Int[Array, "batch source"],
         shifted: Int[Array, "batch length"],
-        states: Float[Array, "batch length embed"],
+        states: Float[Array, "batch length target_embed"],
         num_steps: int,
         *,
         enable_dropout: bool = False,
@@ -116,41 +147,80 @@ class EagleNetwork(Transformer):
         """
         cross_bias = mask_bias((source > 0)[:, None, None, :])
         distances = jnp.arange(shifted.shape[1])[:, None] - jnp.arange(shifted.shape[1])[None]
-        inputs: list[list[Array]] = [[] for _ in self.decoder.layers]
-        unrolled = []
+        earlier: list[list[Array]] = [[] for _ in self.decoder.layers]
+        unrolled, states = [], self.reduction(states)
         for step in range(num_steps):
             # Text that is older than the draft was fed with the target's states.
             seen = [distances >= step, *(distances == step - i for i in range(1, step + 1))]
             masks = [mask_bias(each)[None, None] for each in seen]
             states = self._fused(shifted, jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0))))
-            for layer, of_layer in zip(self.decoder.layers, inputs, strict=True):
+            for layer, inputs in zip(self.decoder.layers, earlier, strict=True):
                 relpos = layer.relpos_bias or self.decoder.relpos_bias
                 bias = relpos.full(shifted.shape[1], False)
-                biases = [bias + mask for mask in masks]
-                states = _unrolled(
-                    layer, states, of_layer, biases, (encoded, cross_bias), not enable_dropout
-                )
+                *before, own = [bias + mask for mask in masks]
+                before = list(zip(inputs, before, strict=True))
+                inputs.append(states)
+                states = layer(states, encoded, own, cross_bias, not enable_dropout, before)
             states = self.decoder.decoder_norm(states)
             unrolled.append(states)
         return unrolled
 
 
-def _unrolled(layer: DecoderLayer, states, earlier: list[Array], biases, source, deterministic):
-    """A layer over one step, whose input is put to those of earlier steps: all are attended to."""
+def first_head(
+    key: Key[Array, ""],
+    params: PyTree,
+    config: T5Config,
+    layers: Sequence[int],
+    width: int | None = None,
+) -> tuple[PyTree, EagleConfig]:
+    """A head's own parameters (``kept_layers.own_params``) where training starts, and its sizes.
 
-    def add(states, update):
-        return states + layer.residual_dropout(update, deterministic=deterministic)
+    As wide as the target it starts as layers of the target's decoder that are fed the tokens
+    alone. A narrower one starts with random layers among the principal components of the
+    target's output layer: its state is the target's state there, which the layers add to.
 
-    normed = layer.pre_self_attention_layer_norm(states)
-    before = zip(earlier, biases[:-1], strict=True)
-    attended = layer.self_attention.attend_to_itself(normed, biases[-1], deterministic, *before)
-    earlier.append(normed)
-    states = add(states, attended)
-    normed = layer.pre_cross_attention_layer_norm(states)
-    states = add(states, layer.encoder_decoder_attention(normed, *source, deterministic))
-    return add(states, layer.mlp(layer.pre_mlp_layer_norm(states), deterministic))
+    Args:
+      key: of the random parameters.
+      params, config: the target's.
+      layers: of the target's decoder, whose keys and values of the source the head attends to.
+      width: of its states; None is the target's.
 
-
-def first_fusion(width: int) -> PyTree:
-    """The map that passes the embedding on and leaves the state out: where training starts."""
-    return {"kernel": jnp.concatenate([jnp.eye(width), jnp.zeros((width, width))])}
+    Raises:
+      InputError: a width larger than the target's.
+    """
+    target_dim = config.emb_dim
+    if width is not None and not 1 <= width < target_dim:
+        raise InputError(
+            f"width is {width} and the target's {target_dim}: give less, or None for a head as wide"
+        )
+    encoder = range(config.num_encoder_layers)
+    kept, config = keep_layers(params, config, encoder=encoder, decoder=layers)
+    config = EagleConfig(**vars(config), target_dim=target_dim)
+    if width is None:
+        maps = {
+            "reduction": {"kernel": jnp.eye(target_dim)},
+            "fusion": {"kernel": jnp.eye(2 * target_dim, target_dim)},
+        }
+        return {**own_params(kept), **maps}, config
+    narrow = dataclasses.replace(
+        config,
+        emb_dim=width,
+        mlp_dim=max(1, config.mlp_dim * width // target_dim),
+        logits_via_embedding=False,
+    )
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    own = own_params(EagleNetwork(narrow).init(key, tokens)["params"])
+    components, values, tokens = jnp.linalg.svd(
+        jnp.asarray(output_kernel(kept, config), jnp.float32), full_matrices=False
+    )
+    output = values[:width, None] * tokens[:width]
+    # So large are the target's states, and so large should be the head's.
+    size = jnp.sqrt(jnp.mean(jnp.square(kept["decoder"]["decoder_norm"]["scale"])))
+    fusion = own["fusion"]["kernel"].at[target_dim:].set(jnp.eye(width) / size)
+    decoder = {
+        **own["decoder"],
+        "decoder_norm": {"scale": jnp.full(width, size)},
+        "logits_dense": {"kernel": output},
+    }
+    maps = {"reduction": {"kernel": components[:, :width]}, "fusion": {"kernel": fusion}}
+    return {**maps, "decoder": decoder}, narrow

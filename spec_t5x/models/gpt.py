@@ -147,8 +147,8 @@ class GPT(nn.Module):
         return without_added(logits, self.config)
 
     def _extend(self, states, cache: DecoderOnlyCache, tokens: NewTokens):
-        states, cache = cache.through(self.layers, states, tokens)
-        return self.final_layer_norm(states), cache
+        outputs, cache = cache.through(self.layers, states, tokens)
+        return self.final_layer_norm(outputs[-1]), cache
 
     def _embed(self, tokens, positions):
         # Only drafts that are to be thrown away lie beyond (``interfaces.check_positions``).

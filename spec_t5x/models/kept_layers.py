@@ -18,6 +18,7 @@ from spec_t5x.types import PyTree
 
 _CROSS = "encoder_decoder_attention"
 _SHARED_MAPS = ("key", "value")
+_SHARED = ("token_embedder", "encoder")
 _RULES = {
     "first": lambda layers, number: layers[:number],
     "last": lambda layers, number: layers[-number:],
@@ -65,7 +66,7 @@ def keep_layers(
 
 def own_params(params: PyTree) -> PyTree:
     """What a draft has for itself of its parameters, where it shares the rest."""
-    decoder, own = {}, {name: params[name] for name in ("fusion",) if name in params}
+    decoder, own = {}, {name: v for name, v in params.items() if name not in _SHARED}
     for name, module in params["decoder"].items():
         if name.startswith("layers_"):
             cross = {map_: v for map_, v in module[_CROSS].items() if map_ not in _SHARED_MAPS}

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.models import weights
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.models.weights import Panels
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Float, Float32, Int, PyTree
 
 
@@ -51,7 +51,7 @@ class NarrowHead:
 
     def logits(
         self,
-        kernel: Panels | Float[Array, "embed known"],
+        kernel: weights.Panels | Float[Array, "embed known"],
         states: Float[Array, "batch length embed"],
     ) -> Float32[Array, "batch length vocab"]:
         """Of all tokens, from the decoder's normed states."""
@@ -67,15 +67,20 @@ class NarrowT5(T5Model):
     """A ``T5Model`` with a narrow output layer in place of its own, which it need not have."""
 
     head: NarrowHead = flax.struct.field(kw_only=True)
-    kernel: Panels | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
+    kernel: weights.Panels | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
 
     @classmethod
     def narrowed(cls, model: T5Model, head: NarrowHead, kernel) -> "NarrowT5":
         """The model with another output layer."""
         kernel = jnp.asarray(kernel)
         if model.kernels:
-            kernel = Panels.pack(kernel)
+            kernel = weights.Panels.pack(kernel)
         return cls(model.weights, model.module, model.kernels, head=head, kernel=kernel)
+
+    def rounded(self, bits: int = 8) -> "NarrowT5":
+        """As of ``T5Model``, the narrow layer too."""
+        kernel = weights.rounded({"kernel": self.kernel}, bits, tied=False)["kernel"]
+        return super().rounded(bits).replace(kernel=kernel)
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
         """The narrow layer's."""
@@ -120,10 +125,14 @@ def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTre
         ``own`` with ``{"narrow_head": {"kernel": [embed, known]}}``, where the decoder has no
         output layer of its own.
     """
-    if config.logits_via_embedding:
-        # Which rescales its states.
-        kernel = params["token_embedder"]["embedding"][ids].T * config.emb_dim**-0.5
-    else:
-        kernel = params["decoder"]["logits_dense"]["kernel"][:, ids]
+    kernel = output_kernel(params, config)[:, ids]
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
     return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}
+
+
+def output_kernel(params: PyTree, config: T5Config) -> Float[Array, "embed vocab"]:
+    """The output layer of a T5, which may be its embedding."""
+    if config.logits_via_embedding:
+        # Which rescales its states.
+        return params["token_embedder"]["embedding"].T * config.output_scale
+    return params["decoder"]["logits_dense"]["kernel"]

@@ -235,14 +235,18 @@ class DecoderLayer(nn.Module):
         merges = self.config.merges_source
         return self.self_attention if merges else self.encoder_decoder_attention
 
-    def __call__(self, inputs, encoded, bias, cross_bias, deterministic):
-        """The layer over a whole sequence, teacher-forced."""
+    def __call__(self, inputs, encoded, bias, cross_bias, deterministic, earlier=()):
+        """The layer over a whole sequence, teacher-forced.
+
+        ``earlier`` are other inputs that it attends to as to its own, each with a bias.
+        """
         add = functools.partial(_add, self.residual_dropout, deterministic)
-        normed = self.pre_self_attention_layer_norm(inputs)
-        merged = [(encoded, cross_bias)] if self.config.merges_source else []
-        attended = self.self_attention.attend_to_itself(normed, bias, deterministic, *merged)
+        norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
+        sources = [(norm(each), its_bias) for each, its_bias in earlier]
+        sources += [(encoded, cross_bias)] if merges else []
+        attended = self.self_attention.attend_to_itself(norm(inputs), bias, deterministic, *sources)
         states = add(inputs, attended, self.post_self_attention_layer_norm)
-        if not merged:
+        if not merges:
             normed = self.pre_cross_attention_layer_norm(states)
             attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
             states = add(states, attended, self.post_cross_attention_layer_norm)
@@ -359,8 +363,8 @@ class Decoder(nn.Module):
             # Where scores of the text stand beside those of the source, each row has both.
             rows = states.shape[0] // cross_bias.shape[0]
             cross_bias = jnp.repeat(cross_bias, rows, axis=0)
-        states, cache = cache.through(self.layers, states, tokens, cross_bias)
-        return self.decoder_norm(states), cache
+        outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
+        return self.decoder_norm(outputs[-1]), cache
 
 
 class CachedNetwork(nn.Module):

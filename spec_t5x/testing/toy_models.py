@@ -27,6 +27,7 @@ from jaxtyping import UInt32
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
+from spec_t5x.models.eagle import EagleConfig, first_head
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -379,6 +380,20 @@ T5GEMMA2 = {
     "has_source_embedder": False,
     "image_end_id": 7,
 }
+
+
+def tiny_head(
+    target: T5Model, layers: Sequence[int], width: int | None = None
+) -> tuple[PyTree, EagleConfig]:
+    """An EAGLE head's own parameters, which mix token and state at random, and its sizes.
+
+    The arguments are those of ``first_head``.
+    """
+    key = jax.random.key(4)
+    own, config = first_head(key, target.params, target.config, layers, width)
+    shape = own["fusion"]["kernel"].shape
+    mixed = jax.random.normal(key, shape) * config.emb_dim**-0.5
+    return {**own, "fusion": {"kernel": mixed}}, config
 
 
 def tiny_t5gemma(seed: int, **changes) -> T5Model:

@@ -8,7 +8,6 @@ GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it m
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -27,13 +26,13 @@ from spec_t5x.models.kept_layers import own_params, with_shared
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import Transformer
+from spec_t5x.models.t5 import CachedNetwork, Transformer
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.learners import network_logits, read_target
-from spec_t5x.training.losses import LossSums, token_losses
+from spec_t5x.training.learners import TargetReading, network_logits, read_target
+from spec_t5x.training.losses import LossSums, sum_losses, token_losses
 from spec_t5x.training.trainer import Inputs, Learner, TrainOptions, model_inputs
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, Key, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
 
 OUTPUTS = ("target", "references")
 
@@ -98,8 +97,6 @@ class Student:
         shardings = partitioning.param_shardings(self.config, mesh)
         if self.shared_layers is not None:
             shardings = own_params(shardings)
-        if self.unrolled_steps:
-            shardings["fusion"] = {"kernel": partitioning.replicated(mesh)}
         if self.head is not None:
             shape = self.params["narrow_head"]["kernel"].shape
             spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
@@ -154,12 +151,12 @@ class Student:
         params: PyTree,
         target_params: PyTree,
         inputs: Inputs,
-        target_states: Float[Array, "batch length embed"] | None,
+        read_by_target: TargetReading | None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> list[Float32[Array, "batch length vocab"]]:
         """The draft's logits as its first, second, … step of drafting has them.
 
-        They differ where the draft goes on from ``target_states``; those of step i mean nothing
+        They differ where the draft goes on from the target's states; those of step i mean nothing
         at the first i positions.
         """
         if not self.unrolled_steps:
@@ -168,7 +165,8 @@ class Student:
         learns = dropout_key is not None
 
         def read(network: EagleNetwork):
-            given = network.encode(source), source, shifted, target_states, self.unrolled_steps
+            of_target = read_by_target.encoded, source, shifted, read_by_target.states
+            given = *of_target, self.unrolled_steps
             unrolled = network.unroll(*given, enable_dropout=learns)
             return [self._output(network, params, states) for states in unrolled]
 
@@ -178,7 +176,7 @@ class Student:
             rngs={"dropout": dropout_key} if learns else None,
         )
 
-    def _output(self, network: Transformer, params: PyTree, states) -> Array:
+    def _output(self, network: CachedNetwork, params: PyTree, states) -> Array:
         if self.head is None:
             return network.logits(states)
         return self.head.logits(params["narrow_head"]["kernel"], states)
@@ -220,19 +218,19 @@ class DraftLearner(Learner):
         target_params: PyTree,
     ) -> LossSums:
         """Of the objective, with label smoothing and z-loss of the cross-entropy's share."""
-        states, target_logits = self._read_target(target_params, inputs)
-        steps = self.student.steps(params, target_params, inputs, states, key)
-        options = self.options
-        if not options.uses_target:
-            target_logits = None
+        options, read_by_target = self.options, None
+        if options.uses_target or self.student.unrolled_steps:
+            read_by_target = self._read_target(target_params, inputs)
+        steps = self.student.steps(params, target_params, inputs, read_by_target, key)
+        target_logits = read_by_target.logits if options.uses_target else None
         regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
         return self.losses(steps, target_logits, inputs[2], **regularizers)
 
-    def _read_target(self, target_params: PyTree, inputs: Inputs) -> tuple:
-        """The target's states, None unless the draft goes on from them, and its logits."""
+    def _read_target(self, target_params: PyTree, inputs: Inputs) -> TargetReading:
+        """With the states only where the draft goes on from them."""
         if self.student.unrolled_steps:
             return read_target(self.target.with_params(target_params), inputs)
-        return None, network_logits(self.target.config, target_params, inputs)
+        return TargetReading(logits=network_logits(self.target.config, target_params, inputs))
 
     def losses(
         self,
@@ -262,7 +260,7 @@ class DraftLearner(Learner):
             )
             for step, logits in enumerate(steps)
         ]
-        return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
+        return sum_losses(sums)
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: Batch) -> Inputs:
         """The batch; in a share of the steps, with texts that the draft samples itself.
@@ -311,16 +309,17 @@ class DraftLearner(Learner):
 
         @jax.jit
         def score(params, target_params, inputs, settings):
-            states, target_logits = self._read_target(target_params, inputs)
-            steps = self.student.steps(params, target_params, inputs, states)
-            probs, text = standardize(target_logits, settings), inputs[2]
+            read_by_target = self._read_target(target_params, inputs)
+            steps = self.student.steps(params, target_params, inputs, read_by_target)
+            probs, text = standardize(read_by_target.logits, settings), inputs[2]
             # Sums of probabilities, rounded.
             of_steps = [overlap(probs, standardize(each, settings)) for each in steps]
             betas = jnp.minimum(jnp.stack(of_steps), 1.0)
             reached = jnp.stack([_reached(text, step) for step in range(len(steps))])
             # The mean over the steps that a token may be drafted in.
             mean = jnp.sum(betas * reached, axis=0) / jnp.sum(reached, axis=0)
-            return self.losses(steps, target_logits, text), jnp.where(text != PAD_ID, mean, 0.0)
+            losses = self.losses(steps, read_by_target.logits, text)
+            return losses, jnp.where(text != PAD_ID, mean, 0.0)
 
         return score
 

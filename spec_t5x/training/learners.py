@@ -7,8 +7,7 @@ distributions that they learn.
 """
 
 import dataclasses
-import functools
-import operator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
 from spec_t5x.models.partitioning import declared_shardings, param_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.training.losses import LossSums, token_losses
+from spec_t5x.training.losses import LossSums, sum_losses, token_losses
 from spec_t5x.training.trainer import Inputs, Learner, TrainOptions
 from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
@@ -125,7 +124,7 @@ def heads_losses(
 ) -> LossSums:
     """Losses summed over heads and tokens; the settings are those of ``losses.token_losses``."""
     text = inputs[2]
-    states, target_logits = read_target(target, inputs)
+    target_logits, _, states = read_target(target, inputs)
     of_heads = heads.head_states(states, text, heads.num_heads)
     sums = []
     for i in range(heads.num_heads):
@@ -141,18 +140,24 @@ def heads_losses(
                 objective=objective,
             )
         )
-    return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
+    return sum_losses(sums)
 
 
-def read_target(
-    target: T5Model, inputs: Inputs
-) -> tuple[Float[Array, "batch length embed"], Float32[Array, "batch length vocab"]]:
-    """The target's states of a text, and its logits."""
+class TargetReading(NamedTuple):
+    """What a target makes of a text."""
+
+    logits: Float32[Array, "batch length vocab"]
+    encoded: Float[Array, "batch source embed"] | None = None
+    states: Float[Array, "batch length embed"] | None = None
+
+
+def read_target(target: T5Model, inputs: Inputs) -> TargetReading:
+    """The target over a text, teacher-forced."""
 
     def read(network: Transformer):
         source, shifted, text = inputs
         encoded = network.encode(source)
         states = network.decode_states(encoded, source, shifted, text)
-        return states, network.logits(states)
+        return TargetReading(network.logits(states), encoded, states)
 
     return target.module.apply({"params": target.params}, method=read)

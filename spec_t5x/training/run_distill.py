@@ -23,7 +23,7 @@ from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import Generator
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.eagle import first_fusion
+from spec_t5x.models.eagle import first_head
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
@@ -54,6 +54,8 @@ class KeptLayers:
     # With a shared encoder: the draft goes on from the target's states (``models/eagle.py``), and
     # learns so many steps of drafting. 0 is a draft that reads texts alone.
     unrolled_steps: int = 0
+    # Then of its states; None is the target's. A narrower layer is faster and starts at random.
+    width: int | None = None
     dropout_rate: float = 0.0
 
     def __post_init__(self):
@@ -62,6 +64,11 @@ class KeptLayers:
             raise InputError(
                 f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
                 f"that goes on from the target's states needs the {SHARED!r} encoder"
+            )
+        if self.width is not None and not self.unrolled_steps:
+            raise InputError(
+                f"width is {self.width} and unrolled_steps 0: only a draft that goes on from the "
+                "target's states may be narrower, leave one of them out"
             )
         if self.draft_vocab_size is not None and self.encoder != SHARED:
             raise InputError(
@@ -204,7 +211,7 @@ def _student(
                 f"{target.directory} is a language model: give distill.layers=None and "
                 f"distill.model=@{kind}()"
             )
-        return _of_target(target, layers)
+        return _of_target(target, layers, options)
     if type(model) is not type(target.config):
         raise InputError(
             f"the target is a {kind} and distill.model a {type(model).__name__}: give @{kind}()"
@@ -223,7 +230,7 @@ def _student(
     return Student(config=model, params=initial.params)
 
 
-def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
+def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -> Student:
     config = dataclasses.replace(target.config, dropout_rate=layers.dropout_rate)
     if layers.draft_vocab_size is not None:
         check_number(layers.draft_vocab_size, config.vocab_size)
@@ -235,15 +242,13 @@ def _of_target(target: LoadedModel, layers: KeptLayers) -> Student:
         )
     encoder_rule = "all" if is_shared else layers.encoder
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
-    params, config = keep_layers(
-        target.params,
-        config,
-        encoder=kept_layers(encoder_rule, config.num_encoder_layers),
-        decoder=decoder,
-    )
-    own = own_params(params) if is_shared else params
     if layers.unrolled_steps:
-        own = {**own, "fusion": first_fusion(config.emb_dim)}
+        key = jax.random.key(options.seed)
+        own, config = first_head(key, target.params, config, decoder, layers.width)
+    else:
+        encoder = kept_layers(encoder_rule, config.num_encoder_layers)
+        own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)
+        own = own_params(own) if is_shared else own
     return Student(
         config=config,
         params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own),

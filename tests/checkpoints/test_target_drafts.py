@@ -26,6 +26,7 @@ from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.weights import Panels
 from spec_t5x.sampling.distributions import sampling
 from tests.checkpoints.faults import edit_config, message_of
 
@@ -58,6 +59,11 @@ def own_layers(target):
     rng = np.random.default_rng(0)
     noisy = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape).astype("f"), params)
     return own_params(noisy), config
+
+
+def all_panels(weights):
+    leaves = jax.tree.leaves(weights, is_leaf=lambda node: isinstance(node, Panels))
+    return [leaf for leaf in leaves if isinstance(leaf, Panels)]
 
 
 def save_layers(directory, target, **options):
@@ -172,6 +178,9 @@ def test_a_narrow_head_is_kept(target, tmp_path):
     model = bind(target.params, target.config)
     draft = make_draft(directory, target, model, DraftOptions(dtype="float32"))
     assert type(draft.model) is NarrowT5 and draft.vocab_size == 96
+    rounded = make_draft(directory, target, model, DraftOptions(dtype="float32", weights="int8"))
+    panels = [*all_panels(rounded.model.weights), rounded.model.kernel]
+    assert {str(each.panels.dtype) for each in panels} == {"int8"}
     message = message_of(save_shared_draft, tmp_path / "x", own, config, LAYERS, target, head=head)
     assert "narrow_head/kernel" in message
     edit_config(directory, tokens_known=6)

@@ -11,12 +11,12 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.loops import speculative
 from spec_t5x.loops.decode_state import make_context
 from spec_t5x.models.eagle import EagleNetwork
-from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
+from spec_t5x.models.kept_layers import with_shared
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from spec_t5x.testing.toy_models import tiny_head, tiny_t5
 from spec_t5x.verifiers import verifier
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -26,20 +26,16 @@ PROMPTS = jnp.array([[0, 0, 0], [0, 7, 0], [0, 3, 9]])
 KEYS = jax.random.split(jax.random.key(3), 3)
 GAMMA, LENGTH = 3, 24
 # At which distributions are even enough for drafts of random parameters to be accepted.
-TEMPERATURE = 2.0
+TEMPERATURE = 3.0
 SETTINGS = sampling(TEMPERATURE)
 TREE = verifier("tree", widths=(2, 1, 1))
 
 
 @functools.cache
-def pair(per_layer):
+def pair(per_layer=False, width=None):
     """A target, and a head of its last layer; with a bias of each layer's own, as umT5 has it."""
     target = tiny_t5(0, num_decoder_layers=2, relpos_per_layer=per_layer)
-    params, config = keep_layers(target.params, target.config, encoder=(0,), decoder=(1,))
-    own = own_params(disturbed(target.with_params(params), 0.1).params)
-    width = config.emb_dim
-    fusion = jax.random.normal(jax.random.key(4), (2 * width, width)) * width**-0.5
-    own = {**own, "fusion": {"kernel": fusion}}
+    own, config = tiny_head(target, (1,), width)
     return target, own, EagleDraft.create(own, config, (1,), target)
 
 
@@ -50,7 +46,7 @@ def after_some_iterations(target, draft, of_verifier):
     init = jax.jit(functools.partial(speculative.init, loop=loop))
     step = jax.jit(functools.partial(speculative.step, loop=loop))
     state = init(target, draft, SOURCES, PROMPTS, RowStream(KEYS))
-    for _ in range(3):
+    for _ in range(5):
         state, _ = step(target, draft, state, SETTINGS)
     accepted = np.asarray(state.stats.accepted)
     assert np.any(accepted > 0) and np.all(accepted < np.asarray(state.stats.proposed))
@@ -85,9 +81,11 @@ def unrolled_probs(target, own, draft, context, drafts):
     )
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
-def test_it_drafts_what_it_is_trained_to(per_layer):
-    target, own, draft = pair(per_layer)
+@pytest.mark.parametrize(
+    "options", [{}, {"per_layer": True}, {"width": 12}], ids=["as wide", "umT5", "narrower"]
+)
+def test_it_drafts_what_it_is_trained_to(options):
+    target, own, draft = pair(**options)
     state, context = after_some_iterations(target, draft, speculative.DEFAULT_VERIFIER)
     proposal, _ = jax.jit(lambda *args: draft.propose(*args, GAMMA))(state, context)
     expected = unrolled_probs(target, own, draft, context, np.asarray(proposal.tokens))
@@ -95,7 +93,7 @@ def test_it_drafts_what_it_is_trained_to(per_layer):
 
 
 def test_the_nodes_of_a_tree_follow_their_parents():
-    target, own, draft = pair(False)
+    target, own, draft = pair()
     state, context = after_some_iterations(target, draft, TREE)
     tree: Tree = TREE.tree(GAMMA)
     proposal, _ = jax.jit(lambda *args: draft.propose_tree(*args, tree))(state, context)

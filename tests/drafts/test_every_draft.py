@@ -29,7 +29,7 @@ from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
-from spec_t5x.testing.toy_models import disturbed, tiny_t5
+from spec_t5x.testing.toy_models import disturbed, tiny_head, tiny_t5
 from spec_t5x.types import Array, Int
 from spec_t5x.verifiers import CoupledVerifier, TokenVerifier
 
@@ -80,7 +80,7 @@ def near():
     return disturbed(target(), 0.05)
 
 
-def shared_encoder(draft=SharedEncoderDraft, **settings):
+def shared_encoder(**settings):
     """The last of the target's decoder layers, with noise."""
     layers = (1,)
     params, config = keep_layers(target().params, target().config, encoder=(0,), decoder=layers)
@@ -88,10 +88,12 @@ def shared_encoder(draft=SharedEncoderDraft, **settings):
     own = own_params(params)
     if settings.get("head"):
         own = narrowed_params(own, params, config, settings["head"].ids)
-    if draft is EagleDraft:
-        width = config.emb_dim
-        own["fusion"] = {"kernel": jax.random.normal(KEY, (2 * width, width)) * width**-0.5}
-    return draft.create(own, config, layers, target(), **settings)
+    return SharedEncoderDraft.create(own, config, layers, target(), **settings)
+
+
+def eagle(width=None, **settings):
+    own, config = tiny_head(target(), (1,), width)
+    return EagleDraft.create(own, config, (1,), target(), **settings)
 
 
 T5_DRAFTS = {
@@ -116,8 +118,9 @@ T5_DRAFTS = {
     "shared encoder, narrow head": lambda: shared_encoder(
         head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)
     ),
-    "eagle": lambda: shared_encoder(EagleDraft),
-    "eagle, adaptive": lambda: shared_encoder(EagleDraft, stopping=Stopping(c=0.2)),
+    "eagle": eagle,
+    "eagle, narrower": lambda: eagle(width=12),
+    "eagle, adaptive": lambda: eagle(stopping=Stopping(c=0.2)),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }
 
@@ -157,7 +160,7 @@ def test_the_greedy_text_is_that_of_plain_decoding(name):
     assert np.all(stats.accepted[:, 0] + stats.target_calls[:, 0] >= written)
 
 
-@drafts("shared encoder", "eagle", "early exit")
+@drafts("shared encoder", "eagle", "eagle, narrower", "early exit")
 def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     """Costs under which hardly any draft pays: it is told to wait, and asked again."""
     costly = Pace.start(Costs.by_formula(c=0.8, largest=3), tolerance=0.3)

@@ -4,7 +4,7 @@
     heads.safetensors    of heads: wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
     draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
                          the maps to keys and values of the source; of an EAGLE head, the
-                         fusion, too
+                         maps of its inputs, too
 
 The *marks* of a target, by which its draft knows it again, are the fingerprints of its
 vocabulary and of its decoder.
@@ -33,6 +33,7 @@ from spec_t5x.checkpoints.storage.tensors import (
 )
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import abstract_params
+from spec_t5x.models.eagle import EagleConfig
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
@@ -56,6 +57,7 @@ _WRITERS = {
 _IDS = "narrow_head/ids"
 # Of a draft's sizes, what need not be the target's.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
+_OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def save_shared_draft(
 ) -> None:
     """Writes a draft that shares its target's encoder, completely or not at all.
 
-    One with a fusion, which goes on from the target's states, is of the format ``EAGLE``.
+    One of an ``EagleConfig`` is of the format ``EAGLE``.
 
     Args:
         directory: where.
@@ -132,8 +134,8 @@ def save_shared_draft(
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
     ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
-    kind = EAGLE if "fusion" in params else SHARED
-    shapes = _shapes_of_layers(config, num_known, kind)
+    kind = EAGLE if isinstance(config, EagleConfig) else SHARED
+    shapes = _shapes_of_layers(config, num_known)
     _write(directory, kind, entries, params, shapes, target, exact=ids, **options)
 
 
@@ -149,19 +151,22 @@ def load_shared_draft(
             another target.
     """
     directory, metadata = _read_config(directory_or_name, kind)
+    is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
-        config = T5Config.from_dict(metadata["draft"])
+        config = (EagleConfig if is_head else T5Config).from_dict(metadata["draft"])
         layers, num_known = tuple(map(int, metadata["layers"])), metadata["tokens_known"]
         num_known = None if num_known is None else int(num_known)
     sizes = {
         field.name: (getattr(config, field.name), getattr(target.config, field.name, None))
         for field in dataclasses.fields(T5Config)
-        if field.name not in _OF_DRAFTS
+        if field.name not in _OF_DRAFTS + _OF_HEADS * is_head
     }
+    if is_head:
+        sizes["target_dim"] = (config.target_dim, target.config.emb_dim)
     _check_belongs("draft layers", directory, metadata, target, sizes)
     flat = read_arrays(directory / _FILES[kind])
     ids, dtype = flat.pop(_IDS, None), target.config.dtype
-    params = _checked(flat, _shapes_of_layers(config, num_known, kind), directory, dtype)
+    params = _checked(flat, _shapes_of_layers(config, num_known), directory, dtype)
     head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
     return LoadedSharedDraft(
         params=params,
@@ -240,16 +245,12 @@ def _shapes_of_heads(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _shapes_of_layers(
-    config: T5Config, num_known: int | None, kind: str
-) -> dict[str, tuple[int, ...]]:
+def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
     own = own_params(abstract_params(config))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(own, sep="/").items()}
     if num_known is not None:
         shapes.pop("decoder/logits_dense/kernel", None)
         shapes["narrow_head/kernel"] = (config.emb_dim, num_known)
-    if kind == EAGLE:
-        shapes["fusion/kernel"] = (2 * config.emb_dim, config.emb_dim)
     return shapes
 
 
