@@ -119,7 +119,8 @@ class Context:
     # writes beyond them hands it on (``Proposal.target_cache``).
     target_cache: Cache
     # The target's last decoder state that each token, up to position lengths, was predicted
-    # from; zeros for the start token. None unless the draft ``uses_target_states``.
+    # from, and behind it those of the draft's ``depths``; zeros for the start token. None unless
+    # the draft ``uses_target_states``.
     target_states: Float32[Array, "batch positions embed"] | None = None
     # Drafts of a row that may be verified; None for all gamma. A draft that stops there
     # saves time, and what others propose beyond is ignored.
@@ -298,6 +299,14 @@ class StatefulTarget(Target, Protocol):
 
 
 @runtime_checkable
+class DeepTarget(StatefulTarget, Protocol):
+    """A target that shows the states of other decoder layers, too."""
+
+    def showing(self, depths: tuple[int, ...]) -> "DeepTarget":
+        """The same target, whose states are the last ones and behind them those of these layers."""
+
+
+@runtime_checkable
 class PartialTarget(StatefulTarget, Protocol):
     """A target that may score the beginning of a block for what the beginning costs.
 
@@ -424,6 +433,11 @@ class Draft(Protocol):
         return False
 
     @property
+    def depths(self) -> tuple[int, ...]:
+        """Decoder layers of the target, from 0, whose states are wanted behind the last one's."""
+        return ()
+
+    @property
     def keeps_text(self) -> bool:
         """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
         return False
@@ -477,3 +491,8 @@ class TreeDraft(Draft, Protocol):
 
         Beyond ``outcome.num_accepted`` the path repeats its last node.
         """
+
+
+def shown_to(draft: Draft, target: Target) -> Target:
+    """The target, with the states that a draft wants."""
+    return target.showing(draft.depths) if draft.depths else target

@@ -74,7 +74,7 @@ def write(directory: Path) -> None:
     params = jax.tree.map(noisy, params)
     own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
     narrow = narrowed_params(own, params, config, head.ids)
-    eagle, its_config = tiny_head(target.bind(), _LAYERS, width - 8)
+    eagle, its_config = tiny_head(target.bind(), _LAYERS, width - 8, (0,))
     for name, tree, sizes, options in (
         ("shared", own, config, {}),
         ("narrow", narrow, config, {"head": head}),

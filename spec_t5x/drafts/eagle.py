@@ -27,6 +27,11 @@ class EagleDraft(SharedEncoderDraft):
     network = EagleNetwork
     uses_target_states = True
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """What the head is fed beside the last states."""
+        return self.model.config.depths
+
     def propose(
         self, state: TransformerState, context: Context, gamma: int
     ) -> tuple[Proposal, TransformerState]:

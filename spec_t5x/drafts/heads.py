@@ -122,4 +122,6 @@ class MedusaDraft(Draft):
         Their largest are the candidates of Medusa's tree. They mean nothing in a row's
         first iteration.
         """
-        return self.heads.head_logits(context.last_states, context.last_tokens, num)
+        # Another draft may want states of more layers.
+        states = context.last_states[:, : self.heads.config.emb_dim]
+        return self.heads.head_logits(states, context.last_tokens, num)

@@ -53,6 +53,11 @@ class MixedDraft(Draft):
         return self.second.uses_target_states
 
     @property
+    def depths(self) -> tuple[int, ...]:
+        """Of the second."""
+        return self.second.depths
+
+    @property
     def keeps_text(self) -> bool:
         """Where the second does."""
         return self.second.keeps_text

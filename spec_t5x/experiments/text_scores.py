@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target
+from spec_t5x.errors import InputError
+from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target, shown_to
 from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import first_states, with_states
@@ -94,6 +95,7 @@ def score_texts(
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
     uses_states = any(draft.uses_target_states for draft in drafts.values())
+    target = _shown_to_all(drafts, target)
     stream, batch = RowStream(keys), prompts.shape[0]
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=_ROOM)
     length = max_decode_len + _ROOM
@@ -159,6 +161,18 @@ def score_texts(
 
     state = lax.while_loop(lambda state: ~jnp.all(state.outputs.ended), score_position, state)
     return state.scores
+
+
+def _shown_to_all(drafts: Mapping[str, Draft], target: Target) -> Target:
+    """The target with the states that any draft wants; one that wants fewer takes the first."""
+    deepest = max(drafts.values(), key=lambda draft: len(draft.depths), default=None)
+    for name, draft in drafts.items():
+        if draft.depths != deepest.depths[: len(draft.depths)]:
+            raise InputError(
+                f"draft {name} wants the target's layers {list(draft.depths)} and another "
+                f"{list(deepest.depths)}: measure them one by one"
+            )
+    return target if deepest is None else shown_to(deepest, target)
 
 
 def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):

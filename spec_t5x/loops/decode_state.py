@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.interfaces import Cache, Context, Draft, DraftState, StatefulTarget, Target
+from spec_t5x.interfaces import (
+    Cache,
+    Context,
+    Draft,
+    DraftState,
+    StatefulTarget,
+    Target,
+    shown_to,
+)
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
@@ -213,7 +221,7 @@ def init(
     target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, room)
     target_states = None
     if draft.uses_target_states:
-        target_states = first_states(target, target_cache, prompts, room)
+        target_states = first_states(shown_to(draft, target), target_cache, prompts, room)
     outputs, target_cache, target_states = outputs_lib.repeat_rows(
         (outputs, target_cache, target_states), loop.num_decodes
     )

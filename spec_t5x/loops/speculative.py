@@ -29,6 +29,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Context,
+    DeepTarget,
     Draft,
     DraftState,
     Outcome,
@@ -38,6 +39,7 @@ from spec_t5x.interfaces import (
     Target,
     check_positions,
     check_vocabularies,
+    shown_to,
 )
 from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
@@ -184,7 +186,7 @@ def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch 
     positions (of no meaning beyond the longest proposal), the target's states (None unless
     the draft uses them) and the cache.
     """
-    varies = longest is not None
+    varies, target = longest is not None, shown_to(draft, target)
     if varies and isinstance(target, PartialTarget) and target.scores_parts:
         logits, states, cache = target.score_part(cache, block, longest + 1)
         return logits, states if draft.uses_target_states else None, cache
@@ -239,7 +241,7 @@ def plain_step(
     """
     live, lengths = ~state.outputs.ended, state.outputs.lengths
     outputs, cache, states, tokens, num_appended = autoregressive.write_token(
-        target,
+        shown_to(draft, target),
         state.outputs,
         state.target_cache,
         state.stream,
@@ -548,6 +550,11 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
         raise InputError(
             f"{type(draft).__name__} needs the target's states and {type(target).__name__} "
             "has no score_states: use another draft"
+        )
+    if draft.depths and not isinstance(target, DeepTarget):
+        raise InputError(
+            f"{type(draft).__name__} needs the states of the target's layers {list(draft.depths)} "
+            f"and {type(target).__name__} has no showing: use another draft"
         )
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)

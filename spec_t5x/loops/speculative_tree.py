@@ -24,6 +24,7 @@ from spec_t5x.interfaces import (
     StatefulNodeTarget,
     TreeDraft,
     TreeProposal,
+    shown_to,
 )
 from spec_t5x.loops.decode_state import Verified
 from spec_t5x.loops.tree_nodes import tree_nodes
@@ -213,7 +214,7 @@ def _score(target, draft, context: Context, proposal: TreeProposal, tree: Tree):
     tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
     if draft.uses_target_states:
-        return target.score_node_states(cache, nodes)
+        return shown_to(draft, target).score_node_states(cache, nodes)
     logits, cache = target.score_nodes(cache, nodes)
     return logits, None, cache
 

@@ -70,7 +70,7 @@ class CachedModel:
     @property
     def state_size(self) -> int:
         """Width of a decoder state."""
-        return self.config.emb_dim
+        return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
     def score(
         self, cache: Cache, tokens: Int[Array, "batch new"]

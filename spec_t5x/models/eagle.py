@@ -36,6 +36,13 @@ class EagleConfig(T5Config):
 
     # Width of the target: of its states, its embeddings and its encoder's output.
     target_dim: int = 512
+    # Layers of the target's decoder, from 0, whose outputs the head is fed beside the last one's.
+    depths: Sequence[int] = ()
+
+    @property
+    def state_size(self) -> int:
+        """Width of what the head is fed."""
+        return self.target_dim * (1 + len(self.depths))
 
 
 @flax.struct.dataclass
@@ -83,8 +90,8 @@ class EagleNetwork(CachedNetwork):
         self, tokens: Int[Array, "batch length"], *, enable_dropout: bool = False
     ) -> Float32[Array, "batch length vocab"]:
         """Logits of a first step after states of zeros: what a text would begin with."""
-        zeros = jnp.zeros((*tokens.shape, self.config.target_dim), self.config.dtype)
-        given = zeros, tokens, tokens, zeros, 1
+        zeros = jnp.zeros((*tokens.shape, self.config.state_size), self.config.dtype)
+        given = zeros[..., : self.config.target_dim], tokens, tokens, zeros, 1
         return self.logits(self.unroll(*given, enable_dropout=enable_dropout)[0])
 
     def _fused(
@@ -97,10 +104,11 @@ class EagleNetwork(CachedNetwork):
         self,
         cache: DecoderCache,
         tokens: Int[Array, "batch new"],
-        states: Float[Array, "batch new target_embed"],
+        states: Float[Array, "batch new target_states"],
     ) -> tuple[Float[Array, "batch new embed"], DecoderCache]:
         """Feeds tokens and the target's states that they were predicted from."""
-        return self._follow(cache, tokens, self.reduction(states))
+        # Another draft may want states of more layers.
+        return self._follow(cache, tokens, self.reduction(states[..., : self.config.state_size]))
 
     def _follow(self, cache, tokens, states):
         return self.decoder.extend(self._fused(tokens, states), cache)
@@ -128,7 +136,7 @@ class EagleNetwork(CachedNetwork):
         encoded: Float[Array, "batch source target_embed"],
         source: Int[Array, "batch source"],
         shifted: Int[Array, "batch length"],
-        states: Float[Array, "batch length target_embed"],
+        states: Float[Array, "batch length target_states"],
         num_steps: int,
         *,
         enable_dropout: bool = False,
@@ -172,6 +180,7 @@ def first_head(
     config: T5Config,
     layers: Sequence[int],
     width: int | None = None,
+    depths: Sequence[int] = (),
 ) -> tuple[PyTree, EagleConfig]:
     """A head's own parameters (``kept_layers.own_params``) where training starts, and its sizes.
 
@@ -184,6 +193,7 @@ def first_head(
       params, config: the target's.
       layers: of the target's decoder, whose keys and values of the source the head attends to.
       width: of its states; None is the target's.
+      depths: layers of the target's decoder that are to be shown beside the last, from 0.
 
     Raises:
       InputError: a width larger than the target's.
@@ -195,10 +205,10 @@ def first_head(
         )
     encoder = range(config.num_encoder_layers)
     kept, config = keep_layers(params, config, encoder=encoder, decoder=layers)
-    config = EagleConfig(**vars(config), target_dim=target_dim)
+    config = EagleConfig(**vars(config), target_dim=target_dim, depths=tuple(depths))
     if width is None:
         maps = {
-            "reduction": {"kernel": jnp.eye(target_dim)},
+            "reduction": {"kernel": jnp.eye(config.state_size, target_dim)},
             "fusion": {"kernel": jnp.eye(2 * target_dim, target_dim)},
         }
         return {**own_params(kept), **maps}, config
@@ -222,5 +232,7 @@ def first_head(
         "decoder_norm": {"scale": jnp.full(width, size)},
         "logits_dense": {"kernel": output},
     }
-    maps = {"reduction": {"kernel": components[:, :width]}, "fusion": {"kernel": fusion}}
+    # Of the last states; those of other depths count for nothing at first.
+    reduction = jnp.eye(config.state_size, target_dim) @ components[:, :width]
+    maps = {"reduction": {"kernel": reduction}, "fusion": {"kernel": fusion}}
     return {**maps, "decoder": decoder}, narrow

@@ -3,6 +3,7 @@
 import flax.struct
 import jax.numpy as jnp
 
+from spec_t5x.errors import InputError
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.cached_model import CachedModel
@@ -20,6 +21,19 @@ class T5Model(CachedModel):
     def num_layers(self) -> int:
         """Layers of the decoder."""
         return self.config.num_decoder_layers
+
+    def showing(self, depths: tuple[int, ...]) -> "T5Model":
+        """The same model, with the outputs of these decoder layers, from 0, behind its states.
+
+        Raises:
+          InputError: layers that the decoder does not have.
+        """
+        if not all(0 <= depth < self.num_layers for depth in depths):
+            raise InputError(
+                f"the states of layers {list(depths)} are wanted of a decoder of "
+                f"{self.num_layers}: give some of 0..{self.num_layers - 1}"
+            )
+        return self.replace(module=self.module.clone(depths=tuple(depths)))
 
     def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderCache:
         """Encodes the source; the cache has room for ``max_length`` tokens."""

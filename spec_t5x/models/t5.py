@@ -317,6 +317,8 @@ class Decoder(nn.Module):
     """The decoder stack, from embedded tokens to its normed output."""
 
     config: NetworkConfig
+    # Layers, from 0, whose outputs stand beside that of the last.
+    depths: Sequence[int] = ()
 
     def setup(self):
         cfg = self.config
@@ -338,9 +340,21 @@ class Decoder(nn.Module):
             mask = mask_bias(seen)
             return mask if relpos is None else relpos.full(length, False) + mask
 
+        outputs = []
         for layer, bias in _with_bias(self, bias_of):
             states = layer(states, encoded, bias, cross_bias, deterministic)
-        return self.stack_dropout(self.decoder_norm(states), deterministic=deterministic)
+            outputs.append(states)
+        return self.stack_dropout(self._normed(outputs), deterministic=deterministic)
+
+    def _normed(self, outputs: Sequence[Array]) -> Array:
+        """The last layer's output, as the output layer takes it; and those of ``depths``."""
+        normed = self.decoder_norm(outputs[-1])
+        if not self.depths:
+            return normed
+        plain = RMSNorm(self.config.layer_norm_epsilon, self.config.dtype, parent=None)
+        ones = {"params": {"scale": jnp.ones(normed.shape[-1])}}
+        others = [plain.apply(ones, outputs[depth]) for depth in self.depths]
+        return jnp.concatenate([normed, *others], axis=-1)
 
     def empty_cache(self, encoded, source_mask, max_length: int) -> DecoderCache:
         layers = tuple(layer.empty_cache(encoded, max_length) for layer in self.layers)
@@ -364,13 +378,16 @@ class Decoder(nn.Module):
             rows = states.shape[0] // cross_bias.shape[0]
             cross_bias = jnp.repeat(cross_bias, rows, axis=0)
         outputs, cache = cache.through(self.layers, states, tokens, cross_bias)
-        return self.decoder_norm(outputs[-1]), cache
+        return self._normed(outputs), cache
 
 
 class CachedNetwork(nn.Module):
     """Calls over a static cache, of a network with a ``token_embedder`` and a ``decoder``."""
 
     config: NetworkConfig
+    # Decoder layers, from 0, whose outputs the states hold beside that of the last: what a
+    # draft that goes on from the states may learn from.
+    depths: tuple[int, ...] = ()
 
     def extend(
         self,
@@ -396,6 +413,7 @@ class CachedNetwork(nn.Module):
         self, states: Float[Array, "batch length embed"]
     ) -> Float32[Array, "batch length vocab"]:
         """The output layer: logits of the decoder's normed states."""
+        states = states[..., : self.config.emb_dim]
         if self.config.logits_via_embedding:
             logits = self.token_embedder.attend(states)
         else:
@@ -415,7 +433,7 @@ class Transformer(CachedNetwork):
         if cfg.has_source_embedder:
             self.source_embedder = embed(cfg.of_encoder)
         self.encoder = Encoder(cfg.of_encoder)
-        self.decoder = Decoder(cfg)
+        self.decoder = Decoder(cfg, self.depths)
 
     def __call__(
         self,

@@ -383,17 +383,21 @@ T5GEMMA2 = {
 
 
 def tiny_head(
-    target: T5Model, layers: Sequence[int], width: int | None = None
+    target: T5Model,
+    layers: Sequence[int],
+    width: int | None = None,
+    depths: Sequence[int] = (),
 ) -> tuple[PyTree, EagleConfig]:
-    """An EAGLE head's own parameters, which mix token and state at random, and its sizes.
+    """An EAGLE head's own parameters, which mix token and states at random, and its sizes.
 
     The arguments are those of ``first_head``.
     """
     key = jax.random.key(4)
-    own, config = first_head(key, target.params, target.config, layers, width)
-    shape = own["fusion"]["kernel"].shape
-    mixed = jax.random.normal(key, shape) * config.emb_dim**-0.5
-    return {**own, "fusion": {"kernel": mixed}}, config
+    own, config = first_head(key, target.params, target.config, layers, width, depths)
+    for name in ("fusion", *(["reduction"] if depths else [])):
+        shape = own[name]["kernel"].shape
+        own[name] = {"kernel": jax.random.normal(key, shape) * config.emb_dim**-0.5}
+    return own, config
 
 
 def tiny_t5gemma(seed: int, **changes) -> T5Model:

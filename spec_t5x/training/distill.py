@@ -8,7 +8,7 @@ GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it m
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from spec_t5x.models.t5 import CachedNetwork, Transformer
 from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.training.learners import TargetReading, network_logits, read_target
-from spec_t5x.training.losses import LossSums, sum_losses, token_losses
+from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.trainer import Inputs, Learner, TrainOptions, model_inputs
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
 
@@ -146,21 +146,21 @@ class Student:
             rngs={"dropout": dropout_key} if learns else None,
         )
 
-    def steps(
+    def drafted_logits(
         self,
         params: PyTree,
         target_params: PyTree,
         inputs: Inputs,
         read_by_target: TargetReading | None,
         dropout_key: Key[Array, ""] | None = None,
-    ) -> list[Float32[Array, "batch length vocab"]]:
-        """The draft's logits as its first, second, … step of drafting has them.
+    ) -> Float32[Array, "batch length vocab"]:
+        """The draft's logits of each token of a text, as one of its steps of drafting has them.
 
-        They differ where the draft goes on from the target's states; those of step i mean nothing
-        at the first i positions.
+        Steps differ where the draft goes on from the target's states. The tokens of a text take
+        them in turn, which costs one output layer and shows a draft all of its steps.
         """
         if not self.unrolled_steps:
-            return [self.logits(params, target_params, inputs, dropout_key)]
+            return self.logits(params, target_params, inputs, dropout_key)
         source, shifted, _ = inputs
         learns = dropout_key is not None
 
@@ -168,7 +168,13 @@ class Student:
             of_target = read_by_target.encoded, source, shifted, read_by_target.states
             given = *of_target, self.unrolled_steps
             unrolled = network.unroll(*given, enable_dropout=learns)
-            return [self._output(network, params, states) for states in unrolled]
+            in_turn = _steps_in_turn(shifted.shape, self.unrolled_steps)[..., None]
+            states = functools.reduce(
+                lambda states, step: jnp.where(in_turn == step, unrolled[step], states),
+                range(1, self.unrolled_steps),
+                unrolled[0],
+            )
+            return self._output(network, params, states)
 
         return EagleNetwork(self.config).apply(
             {"params": self.whole(params, target_params)},
@@ -221,10 +227,10 @@ class DraftLearner(Learner):
         options, read_by_target = self.options, None
         if options.uses_target or self.student.unrolled_steps:
             read_by_target = self._read_target(target_params, inputs)
-        steps = self.student.steps(params, target_params, inputs, read_by_target, key)
+        logits = self.student.drafted_logits(params, target_params, inputs, read_by_target, key)
         target_logits = read_by_target.logits if options.uses_target else None
         regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
-        return self.losses(steps, target_logits, inputs[2], **regularizers)
+        return self.losses(logits, target_logits, inputs[2], **regularizers)
 
     def _read_target(self, target_params: PyTree, inputs: Inputs) -> TargetReading:
         """With the states only where the draft goes on from them."""
@@ -234,12 +240,12 @@ class DraftLearner(Learner):
 
     def losses(
         self,
-        steps: Sequence[Float32[Array, "batch length vocab"]],
+        logits: Float32[Array, "batch length vocab"],
         target_logits: Float32[Array, "batch length vocab"] | None,
         text: Int[Array, "batch length"],
         **regularizers: float,
     ) -> LossSums:
-        """The objective, summed over the steps' logits and the tokens that the draft has."""
+        """The objective, summed over the tokens that the draft has."""
         options, head = self.options, self.student.head
         if head is not None:
             if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
@@ -249,18 +255,14 @@ class DraftLearner(Learner):
             if options.distillation_weight < 1 or not options.uses_target:
                 # So is the cross-entropy: those tokens of the text are skipped.
                 text = jnp.where(head.knows[text], text, PAD_ID)
-        sums = [
-            token_losses(
-                logits,
-                jnp.where(_reached(text, step), text, PAD_ID),
-                target_logits=target_logits,
-                distillation_weight=options.distillation_weight,
-                objective=options.objective,
-                **regularizers,
-            )
-            for step, logits in enumerate(steps)
-        ]
-        return sum_losses(sums)
+        return token_losses(
+            logits,
+            text,
+            target_logits=target_logits,
+            distillation_weight=options.distillation_weight,
+            objective=options.objective,
+            **regularizers,
+        )
 
     def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: Batch) -> Inputs:
         """The batch; in a share of the steps, with texts that the draft samples itself.
@@ -310,23 +312,20 @@ class DraftLearner(Learner):
         @jax.jit
         def score(params, target_params, inputs, settings):
             read_by_target = self._read_target(target_params, inputs)
-            steps = self.student.steps(params, target_params, inputs, read_by_target)
-            probs, text = standardize(read_by_target.logits, settings), inputs[2]
+            logits = self.student.drafted_logits(params, target_params, inputs, read_by_target)
+            given = read_by_target.logits, inputs[2]
+            betas = overlap(*(standardize(each, settings) for each in (given[0], logits)))
             # Sums of probabilities, rounded.
-            of_steps = [overlap(probs, standardize(each, settings)) for each in steps]
-            betas = jnp.minimum(jnp.stack(of_steps), 1.0)
-            reached = jnp.stack([_reached(text, step) for step in range(len(steps))])
-            # The mean over the steps that a token may be drafted in.
-            mean = jnp.sum(betas * reached, axis=0) / jnp.sum(reached, axis=0)
-            losses = self.losses(steps, read_by_target.logits, text)
-            return losses, jnp.where(text != PAD_ID, mean, 0.0)
+            betas = jnp.where(inputs[2] != PAD_ID, jnp.minimum(betas, 1.0), 0.0)
+            return self.losses(logits, *given), betas
 
         return score
 
 
-def _reached(text: Int[Array, "batch length"], step: int) -> Bool[Array, "batch length"]:
-    """Which tokens may be drafted in this step, counted from 0: not those before it."""
-    return lax.broadcasted_iota(jnp.int32, text.shape, 1) >= step
+def _steps_in_turn(shape: tuple[int, int], num_steps: int) -> Int[Array, "batch length"]:
+    """Of each token of some texts a step that may draft it, counted from 0: not one after it."""
+    rows, positions = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return jnp.minimum((rows + positions) % num_steps, positions)
 
 
 @functools.partial(jax.jit, static_argnames="max_length")

@@ -8,6 +8,7 @@ The output directory gets ``cache/`` (tokenized files, and the target's outputs)
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import gin
@@ -56,6 +57,8 @@ class KeptLayers:
     unrolled_steps: int = 0
     # Then of its states; None is the target's. A narrower layer is faster and starts at random.
     width: int | None = None
+    # And layers of the target's decoder, from 0, whose outputs it is fed beside the last one's.
+    depths: Sequence[int] = ()
     dropout_rate: float = 0.0
 
     def __post_init__(self):
@@ -65,10 +68,10 @@ class KeptLayers:
                 f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
                 f"that goes on from the target's states needs the {SHARED!r} encoder"
             )
-        if self.width is not None and not self.unrolled_steps:
+        if (self.width is not None or self.depths) and not self.unrolled_steps:
             raise InputError(
-                f"width is {self.width} and unrolled_steps 0: only a draft that goes on from the "
-                "target's states may be narrower, leave one of them out"
+                f"width is {self.width}, depths {list(self.depths)} and unrolled_steps 0: they are "
+                "of a draft that goes on from the target's states, give unrolled_steps or neither"
             )
         if self.draft_vocab_size is not None and self.encoder != SHARED:
             raise InputError(
@@ -145,6 +148,8 @@ def distill(
         )
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = loaded.bind()
+    if layers is not None and layers.depths:
+        bound = bound.showing(layers.depths)
     directory.mkdir(parents=True, exist_ok=True)
     cache = Path(cache_dir) if cache_dir else directory / "cache"
     generator = Generator(
@@ -244,7 +249,8 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
     if layers.unrolled_steps:
         key = jax.random.key(options.seed)
-        own, config = first_head(key, target.params, config, decoder, layers.width)
+        given = target.params, config, decoder, layers.width, layers.depths
+        own, config = first_head(key, *given)
     else:
         encoder = kept_layers(encoder_rule, config.num_encoder_layers)
         own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)

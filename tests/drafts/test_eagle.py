@@ -32,10 +32,10 @@ TREE = verifier("tree", widths=(2, 1, 1))
 
 
 @functools.cache
-def pair(per_layer=False, width=None):
+def pair(per_layer=False, width=None, depths=()):
     """A target, and a head of its last layer; with a bias of each layer's own, as umT5 has it."""
     target = tiny_t5(0, num_decoder_layers=2, relpos_per_layer=per_layer)
-    own, config = tiny_head(target, (1,), width)
+    own, config = tiny_head(target, (1,), width, depths)
     return target, own, EagleDraft.create(own, config, (1,), target)
 
 
@@ -66,7 +66,8 @@ def unrolled_probs(target, own, draft, context, drafts):
         states = network.decode_states(encoded, SOURCES, shifted, jnp.ones_like(shifted))
         return encoded, states
 
-    encoded, states = target.module.apply({"params": target.params}, method=read)
+    shows = target.showing(draft.depths)
+    encoded, states = shows.module.apply({"params": target.params}, method=read)
 
     def unroll(network: EagleNetwork):
         unrolled = network.unroll(encoded, SOURCES, shifted, states, GAMMA)
@@ -82,7 +83,9 @@ def unrolled_probs(target, own, draft, context, drafts):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"per_layer": True}, {"width": 12}], ids=["as wide", "umT5", "narrower"]
+    "options",
+    [{}, {"per_layer": True}, {"width": 12}, {"width": 12, "depths": (0, 1)}],
+    ids=["as wide", "umT5", "narrower", "several depths"],
 )
 def test_it_drafts_what_it_is_trained_to(options):
     target, own, draft = pair(**options)
@@ -92,8 +95,9 @@ def test_it_drafts_what_it_is_trained_to(options):
     np.testing.assert_allclose(proposal.probs, expected, atol=1e-4)
 
 
-def test_the_nodes_of_a_tree_follow_their_parents():
-    target, own, draft = pair()
+@pytest.mark.parametrize("depths", [(), (0,)])
+def test_the_nodes_of_a_tree_follow_their_parents(depths):
+    target, own, draft = pair(depths=depths)
     state, context = after_some_iterations(target, draft, TREE)
     tree: Tree = TREE.tree(GAMMA)
     proposal, _ = jax.jit(lambda *args: draft.propose_tree(*args, tree))(state, context)

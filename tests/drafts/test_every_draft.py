@@ -91,8 +91,8 @@ def shared_encoder(**settings):
     return SharedEncoderDraft.create(own, config, layers, target(), **settings)
 
 
-def eagle(width=None, **settings):
-    own, config = tiny_head(target(), (1,), width)
+def eagle(width=None, depths=(), **settings):
+    own, config = tiny_head(target(), (1,), width, depths)
     return EagleDraft.create(own, config, (1,), target(), **settings)
 
 
@@ -119,7 +119,7 @@ T5_DRAFTS = {
         head=NarrowHead.create(jnp.arange(1, VOCAB, 2), VOCAB)
     ),
     "eagle": eagle,
-    "eagle, narrower": lambda: eagle(width=12),
+    "eagle, narrower": lambda: eagle(width=12, depths=(0,)),
     "eagle, adaptive": lambda: eagle(stopping=Stopping(c=0.2)),
     "parrot": lambda: Parrot(jnp.array([8, 6]), VOCAB),
 }

@@ -17,15 +17,15 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.models.eagle import first_head
+from spec_t5x.models.eagle import EagleNetwork, first_head
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import tiny_t5
+from spec_t5x.testing.toy_models import tiny_head, tiny_t5
 from spec_t5x.theory.formulas import expected_tokens
 from spec_t5x.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
 from spec_t5x.training.held_out_alpha import HeldOutAlpha
-from spec_t5x.training.learners import network_logits
+from spec_t5x.training.learners import network_logits, read_target
 from spec_t5x.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.training.trainer import TrainOptions, fit, model_inputs
 from tests.training.toys import a_minute_a_step, assert_identical
@@ -181,7 +181,7 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
 
         @functools.partial(jax.value_and_grad, has_aux=True)
         def loss(logits):
-            sums = learner.losses([logits], target_logits, text)
+            sums = learner.losses(logits, target_logits, text)
             return sums.loss, sums
 
         (_, sums), gradient = jax.jit(loss)(logits)
@@ -213,6 +213,31 @@ def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
         sums = losses(objective)
         assert sums.num_tokens == text.size
         assert float(sums.loss) == pytest.approx(expected.sum(), rel=1e-4)
+
+
+def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
+    student, params = make_student(unrolled_steps=3), TARGET.params
+    own, _ = tiny_head(TARGET, LAYERS)
+    text = jax.random.randint(jax.random.key(0), (2, 7), 1, 30)
+    inputs = text[:, :5], jnp.pad(text[:, :-1], ((0, 0), (1, 0))), text
+
+    @jax.jit
+    def read():
+        found = read_target(TARGET, inputs)
+        network = EagleNetwork(student.config)
+        given = found.encoded, inputs[0], inputs[1], found.states, 3
+        whole = {"params": student.whole(own, params)}
+        unrolled = network.apply(whole, *given, method="unroll")
+        steps = [network.apply(whole, states, method="logits") for states in unrolled]
+        return student.drafted_logits(own, params, inputs, found), jnp.stack(steps)
+
+    logits, steps = read()
+    assert np.std(steps, axis=0)[:, 2:].mean() > 0.01
+    # No token is drafted in a step that comes after it.
+    for row, in_turn in enumerate(([0, 1, 2, 0, 1, 2, 0], [0, 1, 0, 1, 2, 0, 1])):
+        for position, step in enumerate(in_turn):
+            expected = steps[step, row, position]
+            np.testing.assert_allclose(logits[row, position], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,13 @@ def test_a_draft_with_layers_of_its_own_on_references(distill, tiny_pair, tmp_pa
     assert draft.config.mlp_activations == loaded.config.mlp_activations
 
 
-@pytest.mark.parametrize("width", [None, 24], ids=["as wide", "narrower"])
-def test_an_eagle_head(distill, tiny_pair, tmp_path, width):
+@pytest.mark.parametrize(
+    ("width", "depths"), [(None, ()), (24, (0,))], ids=["as wide", "narrower, of two depths"]
+)
+def test_an_eagle_head(distill, tiny_pair, tmp_path, width, depths):
     target, output = tiny_pair / "target", tmp_path / "output"
-    settings = {"DECODER_LAYERS": "last:1", "UNROLLED_STEPS": 2, "HEAD_WIDTH": width}
+    settings = {"DECODER_LAYERS": "last:1", "UNROLLED_STEPS": 2}
+    settings |= {"HEAD_WIDTH": width, "HEAD_DEPTHS": depths}
     assert distill(**settings, OUTPUTS="references") == 0
     generator = Generator.load(target, f"eagle:{output / 'draft'}")
     assert type(generator.draft) is EagleDraft and generator.draft.layers == (1,)
@@ -139,7 +142,8 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             "unrolled_steps is 2 and encoder 'all': a draft that goes on from the target's states",
         ),
         ({"UNROLLED_STEPS": 2, "ON_POLICY": 0.5}, "on_policy is 0.5 and unrolled_steps 2: a draft"),
-        ({"HEAD_WIDTH": 24}, "width is 24 and unrolled_steps 0: only a draft that goes on from"),
+        ({"HEAD_WIDTH": 24}, "width is 24, depths [] and unrolled_steps 0: they are of a draft"),
+        ({"HEAD_DEPTHS": (9,), "UNROLLED_STEPS": 2}, "layers [9] are wanted of a decoder of 2"),
         ({"HEAD_WIDTH": 999, "UNROLLED_STEPS": 2}, "width is 999 and the target's 32: give less"),
         ({"MAX_TARGET_LENGTH": 17}, "17 tokens and the largest of DataOptions.buckets is 16"),
         (
