@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 
 from spec_t5x.errors import InputError
@@ -38,6 +39,13 @@ class EagleConfig(T5Config):
     target_dim: int = 512
     # Layers of the target's decoder, from 0, whose outputs the head is fed beside the last one's.
     depths: Sequence[int] = ()
+    # Whether the head attends to the source.
+    reads_source: bool = True
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the layers have attention to a source."""
+        return self.reads_source
 
     @property
     def state_size(self) -> int:
@@ -181,6 +189,7 @@ def first_head(
     layers: Sequence[int],
     width: int | None = None,
     depths: Sequence[int] = (),
+    reads_source: bool = True,
 ) -> tuple[PyTree, EagleConfig]:
     """A head's own parameters (``kept_layers.own_params``) where training starts, and its sizes.
 
@@ -194,6 +203,7 @@ def first_head(
       layers: of the target's decoder, whose keys and values of the source the head attends to.
       width: of its states; None is the target's.
       depths: layers of the target's decoder that are to be shown beside the last, from 0.
+      reads_source: whether the head attends to the source.
 
     Raises:
       InputError: a width larger than the target's.
@@ -205,34 +215,32 @@ def first_head(
         )
     encoder = range(config.num_encoder_layers)
     kept, config = keep_layers(params, config, encoder=encoder, decoder=layers)
-    config = EagleConfig(**vars(config), target_dim=target_dim, depths=tuple(depths))
-    if width is None:
-        maps = {
-            "reduction": {"kernel": jnp.eye(config.state_size, target_dim)},
-            "fusion": {"kernel": jnp.eye(2 * target_dim, target_dim)},
-        }
-        return {**own_params(kept), **maps}, config
-    narrow = dataclasses.replace(
-        config,
-        emb_dim=width,
-        mlp_dim=max(1, config.mlp_dim * width // target_dim),
-        logits_via_embedding=False,
+    config = EagleConfig(
+        **vars(config), target_dim=target_dim, depths=tuple(depths), reads_source=reads_source
     )
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    own = own_params(EagleNetwork(narrow).init(key, tokens)["params"])
-    components, values, tokens = jnp.linalg.svd(
-        jnp.asarray(output_kernel(kept, config), jnp.float32), full_matrices=False
-    )
-    output = values[:width, None] * tokens[:width]
-    # So large are the target's states, and so large should be the head's.
-    size = jnp.sqrt(jnp.mean(jnp.square(kept["decoder"]["decoder_norm"]["scale"])))
-    fusion = own["fusion"]["kernel"].at[target_dim:].set(jnp.eye(width) / size)
-    decoder = {
-        **own["decoder"],
-        "decoder_norm": {"scale": jnp.full(width, size)},
-        "logits_dense": {"kernel": output},
-    }
+    sizes = {}
+    if width is not None:
+        mlp_dim = max(1, config.mlp_dim * width // target_dim)
+        sizes = {"emb_dim": width, "mlp_dim": mlp_dim, "logits_via_embedding": False}
+    of_head = dataclasses.replace(config, **sizes)
+    own = own_params(EagleNetwork(of_head).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
     # Of the last states; those of other depths count for nothing at first.
-    reduction = jnp.eye(config.state_size, target_dim) @ components[:, :width]
+    last = jnp.eye(config.state_size, target_dim)
+    if width is None:
+        theirs = flatten_dict(kept["decoder"])
+        decoder = unflatten_dict({path: theirs[path] for path in flatten_dict(own["decoder"])})
+        reduction, fusion = last, jnp.eye(2 * target_dim, target_dim)
+    else:
+        kernel = jnp.asarray(output_kernel(kept, config), jnp.float32)
+        components, values, tokens = jnp.linalg.svd(kernel, full_matrices=False)
+        # So large are the target's states, and so large should be the head's.
+        size = jnp.sqrt(jnp.mean(jnp.square(kept["decoder"]["decoder_norm"]["scale"])))
+        decoder = {
+            **own["decoder"],
+            "decoder_norm": {"scale": jnp.full(width, size)},
+            "logits_dense": {"kernel": values[:width, None] * tokens[:width]},
+        }
+        reduction = last @ components[:, :width]
+        fusion = own["fusion"]["kernel"].at[target_dim:].set(jnp.eye(width) / size)
     maps = {"reduction": {"kernel": reduction}, "fusion": {"kernel": fusion}}
-    return {**maps, "decoder": decoder}, narrow
+    return {**maps, "decoder": decoder}, of_head

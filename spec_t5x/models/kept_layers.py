@@ -68,7 +68,8 @@ def own_params(params: PyTree) -> PyTree:
     """What a draft has for itself of its parameters, where it shares the rest."""
     decoder, own = {}, {name: v for name, v in params.items() if name not in _SHARED}
     for name, module in params["decoder"].items():
-        if name.startswith("layers_"):
+        # An EAGLE head may leave the source out.
+        if _CROSS in module:
             cross = {map_: v for map_, v in module[_CROSS].items() if map_ not in _SHARED_MAPS}
             module = {**module, _CROSS: cross}
         decoder[name] = module
@@ -86,6 +87,8 @@ def with_shared(own: PyTree, target_params: PyTree, layers: Sequence[int]) -> Py
     decoder = dict(own["decoder"])
     for number, layer in enumerate(layers):
         module = decoder[f"layers_{number}"]
+        if _CROSS not in module:
+            continue
         theirs = target_params["decoder"][f"layers_{layer}"][_CROSS]
         shared = {name: theirs[name] for name in _SHARED_MAPS}
         decoder[f"layers_{number}"] = {**module, _CROSS: {**module[_CROSS], **shared}}

@@ -246,7 +246,7 @@ class DecoderLayer(nn.Module):
         sources += [(encoded, cross_bias)] if merges else []
         attended = self.self_attention.attend_to_itself(norm(inputs), bias, deterministic, *sources)
         states = add(inputs, attended, self.post_self_attention_layer_norm)
-        if not merges:
+        if self.config.has_source and not merges:
             normed = self.pre_cross_attention_layer_norm(states)
             attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
             states = add(states, attended, self.post_cross_attention_layer_norm)

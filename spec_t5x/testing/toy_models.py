@@ -387,13 +387,14 @@ def tiny_head(
     layers: Sequence[int],
     width: int | None = None,
     depths: Sequence[int] = (),
+    **options: bool,
 ) -> tuple[PyTree, EagleConfig]:
     """An EAGLE head's own parameters, which mix token and states at random, and its sizes.
 
     The arguments are those of ``first_head``.
     """
     key = jax.random.key(4)
-    own, config = first_head(key, target.params, target.config, layers, width, depths)
+    own, config = first_head(key, target.params, target.config, layers, width, depths, **options)
     for name in ("fusion", *(["reduction"] if depths else [])):
         shape = own[name]["kernel"].shape
         own[name] = {"kernel": jax.random.normal(key, shape) * config.emb_dim**-0.5}

@@ -59,20 +59,25 @@ class KeptLayers:
     width: int | None = None
     # And layers of the target's decoder, from 0, whose outputs it is fed beside the last one's.
     depths: Sequence[int] = ()
+    # Whether it attends to the source, too.
+    reads_source: bool = True
     dropout_rate: float = 0.0
 
     def __post_init__(self):
         check_at_least(self, unrolled_steps=0)
+        object.__setattr__(self, "depths", tuple(self.depths))
         if self.unrolled_steps and self.encoder != SHARED:
             raise InputError(
                 f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
                 f"that goes on from the target's states needs the {SHARED!r} encoder"
             )
-        if (self.width is not None or self.depths) and not self.unrolled_steps:
-            raise InputError(
-                f"width is {self.width}, depths {list(self.depths)} and unrolled_steps 0: they are "
-                "of a draft that goes on from the target's states, give unrolled_steps or neither"
-            )
+        for name, default in (("width", None), ("depths", ()), ("reads_source", True)):
+            value = getattr(self, name)
+            if value != default and not self.unrolled_steps:
+                raise InputError(
+                    f"{name} is {value} and unrolled_steps 0: it is of a draft that goes on from "
+                    "the target's states, give unrolled_steps or leave it out"
+                )
         if self.draft_vocab_size is not None and self.encoder != SHARED:
             raise InputError(
                 f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
@@ -249,8 +254,8 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
     decoder = kept_layers(layers.decoder, config.num_decoder_layers)
     if layers.unrolled_steps:
         key = jax.random.key(options.seed)
-        given = target.params, config, decoder, layers.width, layers.depths
-        own, config = first_head(key, *given)
+        of_head = layers.width, layers.depths, layers.reads_source
+        own, config = first_head(key, target.params, config, decoder, *of_head)
     else:
         encoder = kept_layers(encoder_rule, config.num_encoder_layers)
         own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)

@@ -32,10 +32,10 @@ TREE = verifier("tree", widths=(2, 1, 1))
 
 
 @functools.cache
-def pair(per_layer=False, width=None, depths=()):
+def pair(per_layer=False, **options):
     """A target, and a head of its last layer; with a bias of each layer's own, as umT5 has it."""
     target = tiny_t5(0, num_decoder_layers=2, relpos_per_layer=per_layer)
-    own, config = tiny_head(target, (1,), width, depths)
+    own, config = tiny_head(target, (1,), **options)
     return target, own, EagleDraft.create(own, config, (1,), target)
 
 
@@ -84,8 +84,14 @@ def unrolled_probs(target, own, draft, context, drafts):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"per_layer": True}, {"width": 12}, {"width": 12, "depths": (0, 1)}],
-    ids=["as wide", "umT5", "narrower", "several depths"],
+    [
+        {},
+        {"per_layer": True},
+        {"reads_source": False},
+        {"width": 12},
+        {"width": 12, "depths": (0, 1), "reads_source": False},
+    ],
+    ids=["as wide", "umT5", "the text alone", "narrower", "several depths"],
 )
 def test_it_drafts_what_it_is_trained_to(options):
     target, own, draft = pair(**options)
