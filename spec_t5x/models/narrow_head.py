@@ -15,7 +15,7 @@ from spec_t5x.models import weights
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.types import EOS_ID, PAD_ID, Array, Float, Float32, Int, PyTree
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float, Float32, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -24,8 +24,8 @@ class NarrowHead:
 
     # Of the tokens that it knows, increasing.
     ids: Int[Array, "known"]
-    # For each token of the vocabulary its place among ``ids``, or their number.
-    places: Int[Array, "vocab"]
+    # Whether it knows each token of the vocabulary.
+    knows: Bool[Array, "vocab"]
 
     @classmethod
     def create(cls, ids: Int[Array, "known"], vocab_size: int) -> "NarrowHead":
@@ -40,14 +40,9 @@ class NarrowHead:
                 f"a narrow head of {ids.size} ids for a vocabulary of {vocab_size}: give "
                 "increasing ids of it"
             )
-        places = np.full(vocab_size, ids.size, np.int32)
-        places[ids] = np.arange(ids.size)
-        return cls(ids=jnp.asarray(ids), places=jnp.asarray(places))
-
-    @property
-    def knows(self) -> Array:
-        """Whether each token of the vocabulary is known, ``[vocab]``."""
-        return self.places < self.ids.shape[0]
+        knows = np.zeros(vocab_size, bool)
+        knows[ids] = True
+        return cls(ids=jnp.asarray(ids), knows=jnp.asarray(knows))
 
     def logits(
         self,
@@ -57,9 +52,10 @@ class NarrowHead:
         """Of all tokens, from the decoder's normed states."""
         dense = Dense(self.ids.shape[0], ("embed", "vocab"), parent=None)
         known = dense.apply({"params": {"kernel": kernel}}, states)
-        # One column more, for all that is not known.
-        padded = jnp.pad(known, ((0, 0), (0, 0), (0, 1)), constant_values=-jnp.inf)
-        return jnp.take(padded, self.places, axis=-1)
+        # On a CPU three times as fast as to gather them.
+        unknown = jnp.full((*states.shape[:2], self.knows.shape[0]), -jnp.inf)
+        where = {"unique_indices": True, "indices_are_sorted": True, "mode": "promise_in_bounds"}
+        return unknown.at[..., self.ids].set(known, **where)
 
 
 @flax.struct.dataclass
