@@ -123,5 +123,5 @@ class MedusaDraft(Draft):
         first iteration.
         """
         # Another draft may want states of more layers.
-        states = context.last_states[:, : self.heads.config.emb_dim]
+        states = context.last_states[:, : self.heads.module.config.emb_dim]
         return self.heads.head_logits(states, context.last_tokens, num)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -22,6 +23,7 @@ from spec_t5x.testing.toy_models import (
     TableTarget,
     disturbed,
     tiny_gpt,
+    tiny_head,
     tiny_t5,
 )
 from spec_t5x.theory import formulas
@@ -173,3 +175,26 @@ def test_a_decoder_alone_goes_on_with_its_prompts():
     for row, start in enumerate(PROMPT_LENGTHS):
         found = np.asarray(scores.betas["network"][0, row, : LENGTH - start])
         np.testing.assert_allclose(found, exact[row, start:], atol=1e-4)
+
+
+def test_drafts_that_go_on_from_states_of_other_depths():
+    """One that wants fewer layers is given the first; none that wants others."""
+    target = tiny_t5(0, num_decoder_layers=2)
+    depths = {"none": (), "first": (0,), "second": (1,)}
+    drafts = {
+        name: EagleDraft.create(*tiny_head(target, (1,), 12, wanted), (1,), target)
+        for name, wanted in depths.items()
+    }
+
+    def betas(*names):
+        given = {name: drafts[name] for name in names}
+        options = {"max_decode_len": LENGTH, "eos_id": -1}
+        arguments = target, given, SOURCES, PROMPTS, KEYS, sampling(1.0)
+        return score_texts(*arguments, **options).betas
+
+    together = betas("first", "none")
+    for name, found in together.items():
+        np.testing.assert_allclose(found, betas(name)[name], atol=1e-5)
+    assert np.abs(together["first"] - together["none"]).max() > 0.01
+    with pytest.raises(InputError, match=r"draft second wants the target's layers \[1\]"):
+        betas("first", "second")
