@@ -65,12 +65,8 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
     folder = output_dir / f"{objective}-{outputs}-{on_policy:g}"
     bindings = {**settings, "OBJECTIVE": objective, "OUTPUTS": outputs, "ON_POLICY": on_policy}
     # The recipes share the target's texts.
-    bindings |= {"OUTPUT_DIR": str(folder), "distill.cache_dir": str(output_dir)}
-    gin.clear_config()
-    flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]
-    status = spec_t5x(["distill", "--gin_file=gin_configs/runs/distill_draft.gin", *flags])
-    if status:
-        sys.exit(status)
+    bindings |= {"distill.cache_dir": str(output_dir)}
+    train("distill_draft", folder, bindings)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines if '"held_out"' in line]
     return {
@@ -80,6 +76,16 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
         "steps": found[-1]["step"],
         "held_out": [each["held_out"] for each in found if each["step"] == found[-1]["step"]],
     }
+
+
+def train(gin_file: str, folder: Path, bindings: Mapping[str, Any]) -> None:
+    """A run of ``spec-t5x distill`` in a folder, by a file of ``gin_configs/runs``."""
+    gin.clear_config()
+    bindings = {**bindings, "OUTPUT_DIR": str(folder)}
+    flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]
+    status = spec_t5x(["distill", f"--gin_file=gin_configs/runs/{gin_file}.gin", *flags])
+    if status:
+        sys.exit(status)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
