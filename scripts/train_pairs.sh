@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Trains the demonstration's models from the texts alone, on whatever JAX finds: the
-# English-German target, its drafts, tables and heads, the pair for summaries, and the corrector.
+# English-German target, its drafts, tables and head, the pair for summaries, and the corrector.
 #   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
 #
 #   --data DIR    holds ende/{train,dev}.tsv.gz and summarize/debian_{train,dev}.tsv.gz
 #   --output DIR  a folder for each stage; the same command resumes from what is in it, also on
 #                 another machine, to which it was copied
-#   STAGE         in this order: target target_more ngram draft draft_more heads
+#   STAGE         in this order: target target_more ngram draft draft_more eagle
 #                 summaries_target summaries_target_more summaries_draft
 #                 summaries_draft_more summaries_ngram correct_target correct_target_more (all of
 #                 them)
@@ -20,7 +20,7 @@ set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
 
-STAGES=(target target_more ngram draft draft_more heads
+STAGES=(target target_more ngram draft draft_more eagle
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
   correct_target correct_target_more)
 
@@ -134,7 +134,7 @@ run_stage() {
       training draft_more distill distill_ende_draft "--gin.CHECKPOINT_PATH='$target'" \
         "--gin.INITIAL_DRAFT='$output/draft/draft'"
       ;;
-    heads) training heads train-heads train_ende_heads "--gin.TARGET='$target'" ;;
+    eagle) training eagle distill distill_ende_eagle "--gin.CHECKPOINT_PATH='$target'" ;;
     summaries_target)
       summaries summaries_target train train_summaries_target \
         "--gin.train.initial_checkpoint='$output/target/model'"

@@ -8,7 +8,7 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -40,14 +40,14 @@ def tiny(tiny_pair):
         ("unigram", NgramDraft),
         ("copy", CopyDraft),
         ("uniform", UniformDraft),
-        ("medusa", MedusaDraft),
+        ("eagle", EagleDraft),
         ("early_exit", SelfDraft),
         ("mixed", MixedDraft),
         ("cascade", CascadeDraft),
         # Packaged names without a kind before them.
         ("ende-draft", TransformerDraft),
         ("ende-ngram", NgramDraft),
-        ("ende-heads", MedusaDraft),
+        ("ende-eagle", EagleDraft),
     ],
 )
 def test_every_name_works_with_the_packaged_target(packaged, name, kind):
@@ -73,15 +73,13 @@ def test_settings_reach_the_draft(packaged):
     assert float(make_draft("bigram", *packaged, alone).settings.temperature) == 0.5
 
 
-@pytest.mark.parametrize("name", ["transformer", "bigram", "medusa"])
+@pytest.mark.parametrize("name", ["transformer", "bigram", "eagle", "medusa"])
 def test_another_target_has_no_packaged_drafts(tiny, name):
     with pytest.raises(InputError, match="give its directory"):
         make_draft(name, *tiny)
 
 
-@pytest.mark.parametrize(
-    "name", ["transformer:ende-draft", "ngram:ende-ngram", "medusa:ende-heads"]
-)
+@pytest.mark.parametrize("name", ["transformer:ende-draft", "ngram:ende-ngram", "eagle:ende-eagle"])
 def test_drafts_of_another_vocabulary_are_refused(tiny, name):
     with pytest.raises(InputError, match="vocabular|width"):
         make_draft(name, *tiny)

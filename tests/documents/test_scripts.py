@@ -234,7 +234,7 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert status == 0, said
     kinds = [line.split()[0] for line in ran]
     assert kinds == [
-        *("train", "train", "train-ngram", "distill", "distill", "train-heads"),
+        *("train", "train", "train-ngram", "distill", "distill", "distill"),
         *("train", "train", "distill", "distill", "train-ngram"),
         *("make-errors", "make-errors", "train"),
         *("make-errors", "make-errors", "train"),
@@ -246,6 +246,7 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target/model'" in ran[1]
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[4]
     assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/draft'" in ran[4]
+    assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[5]
     assert f"--gin.DATA_DIR='{tmp_path}/data/summarize'" in ran[6]
     assert f"--output {tmp_path}/output/errors/train_errors.tsv.gz" in ran[-6]
     assert f"--gin.DATA_DIR='{tmp_path}/output/errors'" in ran[-4]
@@ -253,7 +254,7 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert f"--gin.train.initial_checkpoint='{tmp_path}/output/correct_target/model'" in ran[-1]
     status, ran, said = train_pairs()
     assert (status, ran) == (0, [])
-    assert "stage heads is done" in said
+    assert "stage eagle is done" in said
 
 
 def test_a_training_that_is_out_of_time_is_resumed(train_pairs):
