@@ -232,15 +232,16 @@ def first_head(
         reduction, fusion = last, jnp.eye(2 * target_dim, target_dim)
     else:
         kernel = jnp.asarray(output_kernel(kept, config), jnp.float32)
-        components, values, tokens = jnp.linalg.svd(kernel, full_matrices=False)
+        # The largest come last.
+        components = jnp.linalg.eigh(kernel @ kernel.T)[1][:, -width:]
         # So large are the target's states, and so large should be the head's.
         size = jnp.sqrt(jnp.mean(jnp.square(kept["decoder"]["decoder_norm"]["scale"])))
         decoder = {
             **own["decoder"],
             "decoder_norm": {"scale": jnp.full(width, size)},
-            "logits_dense": {"kernel": values[:width, None] * tokens[:width]},
+            "logits_dense": {"kernel": components.T @ kernel},
         }
-        reduction = last @ components[:, :width]
+        reduction = last @ components
         fusion = own["fusion"]["kernel"].at[target_dim:].set(jnp.eye(width) / size)
     maps = {"reduction": {"kernel": reduction}, "fusion": {"kernel": fusion}}
     return {**maps, "decoder": decoder}, of_head

@@ -81,7 +81,7 @@ def test_another_target_has_no_packaged_drafts(tiny, name):
 
 @pytest.mark.parametrize("name", ["transformer:ende-draft", "ngram:ende-ngram", "eagle:ende-eagle"])
 def test_drafts_of_another_vocabulary_are_refused(tiny, name):
-    with pytest.raises(InputError, match="vocabular|width"):
+    with pytest.raises(InputError, match="vocab|width"):
         make_draft(name, *tiny)
 
 
