@@ -34,7 +34,6 @@ VARIANTS = {
     "no attention to the source": {"KeptLayers.reads_source": False},
     "one step, not unrolled": {"UNROLLED_STEPS": 1},
     "3000 tokens in the output layer": {"DRAFT_VOCAB_SIZE": 3000},
-    "as wide as the target": {"HEAD_WIDTH": None},
 }
 MEASURED = ("--temperature", "0", "--temperature", "1", "--gamma", "4", "--num_tokens", "5000")
 
