@@ -7,6 +7,8 @@ distributions that they learn.
 """
 
 import dataclasses
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -19,7 +21,7 @@ from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
 from spec_t5x.models.partitioning import declared_shardings, param_shardings
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.training.losses import LossSums, sum_losses, token_losses
+from spec_t5x.training.losses import LossSums, token_losses
 from spec_t5x.training.trainer import Inputs, Learner, TrainOptions
 from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
@@ -140,7 +142,7 @@ def heads_losses(
                 objective=objective,
             )
         )
-    return sum_losses(sums)
+    return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
 
 
 class TargetReading(NamedTuple):

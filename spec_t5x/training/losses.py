@@ -6,7 +6,6 @@ a hand-written derivative, which stores nothing of the logits' size but itself.
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,8 +171,3 @@ def token_losses(
         num_correct=total(correct.astype(jnp.float32)),
         num_tokens=jnp.sum(counts, dtype=jnp.float32),
     )
-
-
-def sum_losses(sums: Sequence[LossSums]) -> LossSums:
-    """The sums over all of several parts."""
-    return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)
