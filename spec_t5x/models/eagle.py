@@ -89,9 +89,9 @@ class EagleNetwork(CachedNetwork):
     def setup(self):
         cfg = self.config
         self.token_embedder = embed(dataclasses.replace(cfg, emb_dim=cfg.target_dim))
-        # Each device of a mesh has all of these two.
-        self.reduction = Dense(cfg.emb_dim, ("fused", "embed"), cfg.dtype)
-        self.fusion = Dense(cfg.emb_dim, ("fused", "embed"), cfg.dtype)
+        # Names of axes that no rules share out: each device has all of these two.
+        self.reduction = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
+        self.fusion = Dense(cfg.emb_dim, ("embed", "kv"), cfg.dtype)
         self.decoder = Decoder(cfg)
 
     def __call__(
@@ -182,16 +182,47 @@ class EagleNetwork(CachedNetwork):
         return unrolled
 
 
-def first_head(
-    key: Key[Array, ""],
-    params: PyTree,
-    config: T5Config,
+def head_config(
+    target: T5Config,
     layers: Sequence[int],
     width: int | None = None,
     depths: Sequence[int] = (),
     reads_source: bool = True,
-) -> tuple[PyTree, EagleConfig]:
-    """A head's own parameters (``kept_layers.own_params``) where training starts, and its sizes.
+) -> EagleConfig:
+    """Sizes of a head for a target.
+
+    Args:
+      target: the target's sizes.
+      layers: of the target's decoder, whose keys and values of the source the head attends to.
+      width: of its states; None is the target's.
+      depths: layers of the target's decoder that are to be shown beside the last, from 0.
+      reads_source: whether the head attends to the source.
+
+    Raises:
+      InputError: a width that is not less than the target's.
+    """
+    target_dim, sizes = target.emb_dim, {}
+    if width is not None:
+        if not 1 <= width < target_dim:
+            raise InputError(
+                f"width is {width} and the target's {target_dim}: give less, or None for a head "
+                "as wide"
+            )
+        mlp_dim = max(1, target.mlp_dim * width // target_dim)
+        sizes = {"emb_dim": width, "mlp_dim": mlp_dim, "logits_via_embedding": False}
+    kept = target.with_layers(encoder=range(target.num_encoder_layers), decoder=layers)
+    of_head = {"target_dim": target_dim, "depths": tuple(depths), "reads_source": reads_source}
+    return EagleConfig(**vars(kept) | sizes | of_head)
+
+
+def first_head(
+    key: Key[Array, ""],
+    params: PyTree,
+    target: T5Config,
+    config: EagleConfig,
+    layers: Sequence[int],
+) -> PyTree:
+    """A head's own parameters (``kept_layers.own_params``) where training starts.
 
     As wide as the target it starts as layers of the target's decoder that are fed the tokens
     alone. A narrower one starts with random layers among the principal components of the
@@ -199,43 +230,27 @@ def first_head(
 
     Args:
       key: of the random parameters.
-      params, config: the target's.
-      layers: of the target's decoder, whose keys and values of the source the head attends to.
-      width: of its states; None is the target's.
-      depths: layers of the target's decoder that are to be shown beside the last, from 0.
-      reads_source: whether the head attends to the source.
-
-    Raises:
-      InputError: a width larger than the target's.
+      params, target: the target's parameters and sizes.
+      config: the head's, of ``head_config``.
+      layers: see there.
     """
-    target_dim = config.emb_dim
-    if width is not None and not 1 <= width < target_dim:
-        raise InputError(
-            f"width is {width} and the target's {target_dim}: give less, or None for a head as wide"
-        )
-    encoder = range(config.num_encoder_layers)
-    kept, config = keep_layers(params, config, encoder=encoder, decoder=layers)
-    config = EagleConfig(
-        **vars(config), target_dim=target_dim, depths=tuple(depths), reads_source=reads_source
-    )
-    sizes = {}
-    if width is not None:
-        mlp_dim = max(1, config.mlp_dim * width // target_dim)
-        sizes = {"emb_dim": width, "mlp_dim": mlp_dim, "logits_via_embedding": False}
-    of_head = dataclasses.replace(config, **sizes)
-    own = own_params(EagleNetwork(of_head).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
+    own = own_params(EagleNetwork(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"])
+    target_dim, width = config.target_dim, config.emb_dim
     # Of the last states; those of other depths count for nothing at first.
     last = jnp.eye(config.state_size, target_dim)
-    if width is None:
+    if width == target_dim:
+        encoder = range(target.num_encoder_layers)
+        kept, _ = keep_layers(params, target, encoder=encoder, decoder=layers)
         theirs = flatten_dict(kept["decoder"])
         decoder = unflatten_dict({path: theirs[path] for path in flatten_dict(own["decoder"])})
         reduction, fusion = last, jnp.eye(2 * target_dim, target_dim)
     else:
-        kernel = jnp.asarray(output_kernel(kept, config), jnp.float32)
+        kernel = jnp.asarray(output_kernel(params, target), jnp.float32)
         # The largest come last.
         components = jnp.linalg.eigh(kernel @ kernel.T)[1][:, -width:]
         # So large are the target's states, and so large should be the head's.
-        size = jnp.sqrt(jnp.mean(jnp.square(kept["decoder"]["decoder_norm"]["scale"])))
+        scale = params["decoder"]["decoder_norm"]["scale"]
+        size = jnp.sqrt(jnp.mean(jnp.square(scale)))
         decoder = {
             **own["decoder"],
             "decoder_norm": {"scale": jnp.full(width, size)},
@@ -244,4 +259,4 @@ def first_head(
         reduction = last @ components
         fusion = own["fusion"]["kernel"].at[target_dim:].set(jnp.eye(width) / size)
     maps = {"reduction": {"kernel": reduction}, "fusion": {"kernel": fusion}}
-    return {**maps, "decoder": decoder}, of_head
+    return {**maps, "decoder": decoder}

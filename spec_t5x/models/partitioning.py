@@ -37,7 +37,6 @@ RULES = (
     ("length", None),
     ("relpos_buckets", None),
     ("draft_heads", None),
-    ("fused", None),
 )
 
 

@@ -7,7 +7,7 @@ own. The target's parameters come in beside the draft's, as ``flax_mutables``
 mesh, and nothing that an optimizer sees.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import clu.metrics
@@ -92,10 +92,22 @@ class DistillationModel(models.EncoderDecoderModel):
           dropout_rng: None for no dropout; the target has none anyway.
           flax_mutables: the target's parameters under ``frozen_target.COLLECTION``.
         """
-        target_logits = self._target_logits(flax_mutables[COLLECTION], batch)
-        logits = self._compute_logits(params, batch, dropout_rng).astype(jnp.float32)
-        loss, found = self._losses(target_logits, logits, batch)
+        both = self._both_logits(params, flax_mutables[COLLECTION], batch, dropout_rng)
+        loss, found = self._losses(*both, batch)
         return loss, (found, flax_mutables)
+
+    def first_params(
+        self, params: PyTree, key: jax.Array, restore_target: Callable[[], PyTree]
+    ) -> PyTree:
+        """Where a training from scratch starts.
+
+        Args:
+          params: random ones.
+          key: what they were made of.
+          restore_target: reads the target's parameters onto the mesh.
+        """
+        del key, restore_target
+        return params
 
     def eval_fn(
         self, params: PyTree, batch: Batch, flax_mutables: PyTree
@@ -104,9 +116,13 @@ class DistillationModel(models.EncoderDecoderModel):
         loss, (found, _) = self.loss_fn(params, batch, None, flax_mutables)
         return loss, found
 
-    def _target_logits(self, params: PyTree, batch: Batch) -> Float32[Array, "batch length vocab"]:
-        logits = self._target_model._compute_logits(params, batch)
-        return jax.lax.stop_gradient(logits.astype(jnp.float32))
+    def _both_logits(
+        self, params: PyTree, target_params: PyTree, batch: Batch, dropout_rng: jax.Array | None
+    ) -> tuple[Float32[Array, "batch length vocab"], Float32[Array, "batch length vocab"]]:
+        """The target's and the draft's."""
+        target_logits = self._target_model._compute_logits(target_params, batch)
+        logits = self._compute_logits(params, batch, dropout_rng).astype(jnp.float32)
+        return jax.lax.stop_gradient(target_logits.astype(jnp.float32)), logits
 
     def _losses(
         self,

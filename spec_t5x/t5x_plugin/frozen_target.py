@@ -13,6 +13,7 @@ Four plug points of T5X's are bound in ``gin_configs/runs/t5x_distill.gin``: ``M
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,9 @@ import jax
 from t5x import models, partitioning, train_state, trainer, utils
 
 from spec_t5x.checkpoints.loading import open_model
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import choose_vocabulary
+from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.t5 import T5Config
@@ -54,8 +57,8 @@ class FrozenTarget:
             )
         self._dtype = dtype
         # It writes nothing, so it drops nothing out.
-        config = dataclasses.replace(self._stored.config, dtype=dtype, dropout_rate=0.0)
-        self.module = t5x_network(config)
+        self.config = dataclasses.replace(self._stored.config, dtype=dtype, dropout_rate=0.0)
+        self.module = t5x_network(self.config)
 
     def check_fits(self, draft: models.EncoderDecoderModel) -> None:
         """The draft's ids must mean what the target's do.
@@ -73,6 +76,21 @@ class FrozenTarget:
         if stored.vocabulary is not None:
             given = as_vocabulary(draft.output_vocabulary)
             choose_vocabulary(given, stored.vocabulary, stored.directory, num_ids)
+
+    def loaded(self, params: PyTree, vocabulary: Vocabulary) -> LoadedModel:
+        """The target as the package has it.
+
+        Args:
+          params: its parameters.
+          vocabulary: the launch's, which stands in where the checkpoint has none.
+        """
+        return LoadedModel(
+            params=params,
+            config=self.config,
+            vocabulary=self._stored.vocabulary or vocabulary,
+            directory=self._stored.directory,
+            metadata={},
+        )
 
     def mesh_axes(self, partitioner: partitioning.BasePartitioner) -> PyTree:
         """The ``PartitionSpec`` of each parameter, by T5X's rules."""
@@ -111,12 +129,15 @@ class DraftInitializer:
             optimizer_def, init_fn, input_shapes, partitioner, input_types
         )
         self.global_train_state_shape = self._of_draft.global_train_state_shape
-        axes = _target_of(getattr(init_fn, "__self__", None)).mesh_axes(partitioner)
+        self._model, self._partitioner = getattr(init_fn, "__self__", None), partitioner
+        axes = _target_of(self._model).mesh_axes(partitioner)
         self.train_state_axes = _with_target(self._of_draft.train_state_axes, axes)
 
     def from_scratch(self, init_rng: jax.Array) -> train_state.TrainState:
-        """The draft's state, as T5X initialises it."""
-        return self._of_draft.from_scratch(init_rng)
+        """The draft's state, as T5X initialises it and with the model's ``first_params``."""
+        state = self._of_draft.from_scratch(init_rng)
+        read = functools.partial(self._model.target.restore, self._partitioner)
+        return state.replace_params(self._model.first_params(state.params, init_rng, read))
 
 
 def trainer_with_target(

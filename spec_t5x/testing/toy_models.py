@@ -27,7 +27,7 @@ from jaxtyping import UInt32
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
-from spec_t5x.models.eagle import EagleConfig, first_head
+from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
@@ -391,10 +391,11 @@ def tiny_head(
 ) -> tuple[PyTree, EagleConfig]:
     """An EAGLE head's own parameters, which mix token and states at random, and its sizes.
 
-    The arguments are those of ``first_head``.
+    The arguments are those of ``head_config``.
     """
     key = jax.random.key(4)
-    own, config = first_head(key, target.params, target.config, layers, width, depths, **options)
+    config = head_config(target.config, layers, width, depths, **options)
+    own = first_head(key, target.params, target.config, config, layers)
     for name in ("fusion", *(["reduction"] if depths else [])):
         shape = own[name]["kernel"].shape
         own[name] = {"kernel": jax.random.normal(key, shape) * config.emb_dim**-0.5}

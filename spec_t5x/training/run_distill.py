@@ -24,7 +24,7 @@ from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.generation import Generator
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.eagle import first_head
+from spec_t5x.models.eagle import EagleConfig, first_head, head_config
 from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
@@ -83,6 +83,14 @@ class KeptLayers:
                 f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
                 f"smaller output layer needs the {SHARED!r} encoder, leave one of them out"
             )
+
+    def of(self, target: ModelConfig) -> tuple[int, ...]:
+        """The layers of a target's decoder, from 0."""
+        return kept_layers(self.decoder, target.num_decoder_layers)
+
+    def head_config(self, target: T5Config) -> EagleConfig:
+        """Sizes of the EAGLE head that ``unrolled_steps`` asks for."""
+        return head_config(target, self.of(target), self.width, self.depths, self.reads_source)
 
 
 for _settings in (DistillOptions, KeptLayers):
@@ -241,7 +249,7 @@ def _student(
 
 
 def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -> Student:
-    config = dataclasses.replace(target.config, dropout_rate=layers.dropout_rate)
+    config = target.config
     if layers.draft_vocab_size is not None:
         check_number(layers.draft_vocab_size, config.vocab_size)
     is_shared = layers.encoder == SHARED
@@ -251,17 +259,17 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
             "KeptLayers.encoder='all' or another rule"
         )
     encoder_rule = "all" if is_shared else layers.encoder
-    decoder = kept_layers(layers.decoder, config.num_decoder_layers)
+    decoder = layers.of(config)
     if layers.unrolled_steps:
+        config = layers.head_config(target.config)
         key = jax.random.key(options.seed)
-        of_head = layers.width, layers.depths, layers.reads_source
-        own, config = first_head(key, target.params, config, decoder, *of_head)
+        own = first_head(key, target.params, target.config, config, decoder)
     else:
         encoder = kept_layers(encoder_rule, config.num_encoder_layers)
         own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)
         own = own_params(own) if is_shared else own
     return Student(
-        config=config,
+        config=dataclasses.replace(config, dropout_rate=layers.dropout_rate),
         params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own),
         shared_layers=decoder if is_shared else None,
         unrolled_steps=layers.unrolled_steps,

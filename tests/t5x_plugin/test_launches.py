@@ -387,6 +387,47 @@ def check_is_a_draft(launches, directory, tiny_pair):
     jax.tree.map(np.testing.assert_array_equal, params, dict(loaded.params))
 
 
+def test_an_eagle_head_is_trained_and_drafts(launches, stock):
+    directory = launches.directory / "head"
+    macros = {
+        "CHECKPOINT_PATH": launches.checkpoint("target_orbax"),
+        "TARGET_DTYPE": "float32",
+        "MODEL_DIR": str(directory),
+        "DRAFT_DIR": str(directory / "draft"),
+        "HEAD_WIDTH": 16,
+        "HEAD_DEPTHS": (0,),
+        "BATCH_SIZE": 4,
+        "EVAL_STEPS": 1,
+        "EVAL_PERIOD": 2,
+        "CHECKPOINT_PERIOD": 2,
+        "WARMUP_STEPS": 1,
+        **MODEL_PARALLEL,
+    }
+    files = ["model_0.0.gin", "gin_configs/runs/t5x_distill_head.gin"]
+    # The second goes on from the first one's checkpoint.
+    for steps in (2, 4):
+        command = launches.command("train", files, devices=4, TRAIN_STEPS=steps, **dict(macros))
+        arguments, options = command
+        done = subprocess.run(arguments, **options, capture_output=True)
+        assert done.returncode == 0, done.stderr[-6000:]
+        assert f"Starting main loop over steps {steps - 2}-{steps}" in done.stderr
+        config = json.loads((directory / "draft" / "config.json").read_text())
+        assert config["step"] == steps
+    for folder in ("train", "training_eval/launch"):
+        assert metrics_of(directory / folder)["jeffreys"] > 0
+    output = launches.run(
+        "infer",
+        ["model_0.0.gin", "gin_configs/runs/t5x_infer.gin", "gin_configs/t5x/draft_by_name.gin"],
+        devices=4,
+        CHECKPOINT_PATH=launches.checkpoint("target_legacy"),
+        DRAFT_NAME=f"eagle:{directory / 'draft'}",
+        **MODEL_PARALLEL,
+    )
+    found, expected = predictions(output), stock(0.0, "target_legacy")
+    assert [line["prediction"] for line in found] == [line["prediction"] for line in expected]
+    assert sum(line["aux"]["proposed"] for line in found) > 0
+
+
 def test_a_model_is_trained_from_weights_of_another_format(launches, tiny_pair):
     draft = load(tiny_pair / "draft")
     weights = launches.directory / "converted" / "checkpoint_3"

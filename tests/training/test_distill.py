@@ -17,7 +17,7 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.experiments.text_scores import score_texts
 from spec_t5x.generation import Generator
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.models.eagle import EagleNetwork, first_head
+from spec_t5x.models.eagle import EagleNetwork, first_head, head_config
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.sampling.distributions import sampling
@@ -69,7 +69,8 @@ def make_student(shares=True, known=None, unrolled_steps=0, width=None):
         return Student(config=config, params=params)
     own = own_params(params)
     if unrolled_steps:
-        own, config = first_head(jax.random.key(0), TARGET.params, TARGET.config, LAYERS, width)
+        config = head_config(TARGET.config, LAYERS, width)
+        own = first_head(jax.random.key(0), TARGET.params, TARGET.config, config, LAYERS)
         config = dataclasses.replace(config, dropout_rate=0.1)
     student = Student(
         config=config, params=own, shared_layers=LAYERS, unrolled_steps=unrolled_steps
