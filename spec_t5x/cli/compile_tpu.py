@@ -14,7 +14,8 @@ _FLAGS = {
     "weights": (WEIGHTS, "the target's; auto is bfloat16 (auto)"),
     "draft": (
         ["SIZE"],
-        "a published size, or int8 or int4 of the target; once for each (t5_1_1_small)",
+        "a published size, int8 or int4 of the target, or eagle or eagle:WIDTH, a head of it; once "
+        "for each (t5_1_1_small)",
     ),
     "gamma": (int, "drafts in an iteration (7)"),
     "batch": (int, "rows, over all replicas (1)"),

@@ -205,7 +205,7 @@ def weights_read(model: T5Model, num_tokens: int) -> PyTree:
     read = {
         path: leaf
         for path, leaf in flat.items()
-        if path.startswith("decoder/")
+        if path.startswith(("decoder/", "fusion/"))
         and not re.search("encoder_decoder_attention/(key|value)/", path)
     }
     embedding = flat["token_embedder/embedding"]

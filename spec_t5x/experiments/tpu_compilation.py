@@ -25,6 +25,7 @@ from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.random_models import check_vocabulary
 from spec_t5x.experiments.tpu_chips import Chip, StepCost, step_cost, topology
 from spec_t5x.experiments.tpu_programs import Workload
+from spec_t5x.models.eagle import head_config
 from spec_t5x.models.partitioning import bytes_per_device, make_mesh
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
@@ -46,7 +47,8 @@ class Options:
     """What to compile, and for what."""
 
     topology: str = "v4:2x2x1"
-    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4".
+    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE head
+    # of its last layer: "eagle", or "eagle:WIDTH" of one that is narrower.
     target: str = paper_tables.TARGET
     drafts: tuple[str, ...] = ("t5_1_1_small",)
     # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.
@@ -57,7 +59,10 @@ class Options:
     work: Workload = Workload()
 
     def __post_init__(self):
-        check_vocabulary(self.target, [name for name in self.drafts if name not in BITS])
+        of_sizes = [name for name in self.drafts if name not in BITS and not _is_head(name)]
+        check_vocabulary(self.target, of_sizes)
+        for name in filter(_is_head, self.drafts):
+            head_config(size(self.target), (0,), _width(name))
         check_choice("weights", self.weights, WEIGHTS)
         check_at_least(self, gamma=1)
         check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
@@ -241,6 +246,8 @@ class _Compiler:
 
     def draft(self, name: str) -> TransformerDraft | SelfDraft:
         """A draft, as shapes."""
+        if _is_head(name):
+            return tpu_programs.abstract_head(self.target, self.mesh, _width(name))
         if name in BITS:
             return SelfDraft.rounded(self.target, BITS[name])
         return TransformerDraft(tpu_programs.abstract_model(size(name), self.mesh))
@@ -275,10 +282,16 @@ class _Compiler:
         """A step of the target or a draft, or a verification of ``gamma`` drafts."""
         if (kind, name, gamma) not in self.steps:
             log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
-            model, work = self.model(name), self.options.work
-            if kind == "verification":
+            work = self.options.work
+            if _is_head(name):
+                head = self.draft(name)
+                model, of_head = head.model, (head, work, self.options.gamma, self.mesh)
+                compiled, cache = tpu_programs.head_step(self.target, *of_head)
+            elif kind == "verification":
+                model = self.model(name)
                 compiled, cache = tpu_programs.verification(model, work, gamma, self.mesh)
             else:
+                model = self.model(name)
                 compiled, cache = tpu_programs.plain_step(model, work, self.mesh)
             cost = step_cost(compiled, model, cache, gamma + 1)
             del compiled
@@ -286,6 +299,18 @@ class _Compiler:
             seconds = cost.seconds(self.chip)
             self.steps[kind, name, gamma] = Step(kind=kind, model=name, cost=cost, seconds=seconds)
         return self.steps[kind, name, gamma]
+
+
+def _is_head(draft: str) -> bool:
+    return draft.partition(":")[0] == "eagle"
+
+
+def _width(draft: str) -> int | None:
+    """Of the states of a head by name; None is the target's."""
+    _, _, width = draft.partition(":")
+    if width and not width.isdigit():
+        raise InputError(f"draft {draft!r}: give eagle, or eagle:WIDTH such as eagle:1024")
+    return int(width) if width else None
 
 
 def _return_memory() -> None:

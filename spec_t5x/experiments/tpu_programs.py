@@ -15,12 +15,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
+from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
-from spec_t5x.models.cache import DecoderCache
+from spec_t5x.models.cache import DecoderCache, LayerCache
+from spec_t5x.models.eagle import DraftingCache, EagleNetwork, head_config
+from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.models.partitioning import (
     RULES,
@@ -65,6 +68,19 @@ def abstract_model(config: T5Config, mesh: Mesh, weights: str = AUTO) -> T5Model
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
+def abstract_head(target: T5Model, mesh: Mesh, width: int | None = None) -> EagleDraft:
+    """An EAGLE head of the target's last layer, as shapes.
+
+    Raises:
+      InputError: a width that is not less than the target's.
+    """
+    layers = (target.config.num_decoder_layers - 1,)
+    config = head_config(target.config, layers, width)
+    own = own_params(abstract_model(config, mesh).params)
+    weights = {**own, "token_embedder": target.weights["token_embedder"]}
+    return EagleDraft(T5Model(weights=weights, module=EagleNetwork(config)), layers=layers)
+
+
 def plain_loop(model: T5Model, work: Workload, mesh: Mesh) -> Compiled:
     """``autoregressive_decode``, whole."""
     decode = functools.partial(
@@ -98,6 +114,33 @@ def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, De
 
     state = sharded_rows(jax.eval_shape(init, model, *inputs), mesh)
     compiled = _compile(autoregressive.step, mesh, model, state, settings, donate=1)
+    return compiled, state.cache
+
+
+def head_step(
+    target: T5Model, draft: EagleDraft, work: Workload, gamma: int, mesh: Mesh
+) -> tuple[Compiled, DecoderCache]:
+    """One step of an EAGLE head after its own state: scored, sampled, appended.
+
+    Returns:
+      The program, and the head's cache that it takes, as shapes.
+    """
+    *inputs, settings = _inputs(work, mesh)
+
+    def init(target, draft, inputs, prompts, keys):
+        room = work.max_decode_len + 1
+        state = autoregressive.init(
+            target, inputs, prompts, RowStream(keys), max_decode_len=work.max_decode_len
+        )
+        own = draft.prefill(inputs, prompts, room).cache
+        (text,), source = own.layers, state.cache.layers[draft.layers[0]]
+        layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
+        cache = state.cache.replace(layers=(layer,))
+        states = jnp.zeros((work.batch, draft.model.config.emb_dim), jnp.bfloat16)
+        return state.replace(cache=DraftingCache.after(cache, states, gamma))
+
+    state = sharded_rows(jax.eval_shape(init, target, draft, *inputs), mesh)
+    compiled = _compile(autoregressive.step, mesh, draft.model, state, settings, donate=1)
     return compiled, state.cache
 
 

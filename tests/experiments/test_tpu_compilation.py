@@ -177,6 +177,21 @@ def test_two_chips_share_weights_and_exchange_states(plain_step):
     assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
 
 
+@pytest.mark.parametrize("width", [None, 128])
+def test_a_step_of_a_head_reads_one_layer_and_its_output(width):
+    devices = mesh(1)
+    target = tpu_programs.abstract_model(CONFIG, devices)
+    head = tpu_programs.abstract_head(target, devices, width)
+    compiled, cache = tpu_programs.head_step(target, head, WORK, GAMMA, devices)
+    cost = step_cost(compiled, head.model, cache, new_tokens=1)
+    dim, mlp_dim = width or CONFIG.emb_dim, CONFIG.mlp_dim * (width or CONFIG.emb_dim) // 256
+    layer = 6 * dim * JOINED + 3 * dim * mlp_dim + 4 * dim + BIAS
+    output, fusion = dim * CONFIG.vocab_size, (CONFIG.emb_dim + dim) * dim
+    rows = WORK.batch * CONFIG.emb_dim
+    assert cost.weight_bytes == 2 * (layer + output + fusion + rows)
+    assert cost.cache_bytes == 2 * cached_numbers(WORK.max_decode_len + 1) // 2
+
+
 def test_collectives_are_read_from_the_program():
     program = """
   %all-reduce.1 = bf16[1,8,768]{2,1,0:T(8,128)(2,1)S(3)} all-reduce(%f), replica_groups={{0,1,2,3}}
@@ -320,6 +335,8 @@ def test_the_last_sentence_says_whether_it_fits(results, sentence):
     [
         ("--topology v4:9x9", "topology 'v4:9x9': libtpu says"),
         ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
+        ("--draft eagle:4096", "width is 4096 and the target's 4096: give less"),
+        ("--draft eagle:wide", "draft 'eagle:wide': give eagle, or eagle:WIDTH"),
         ("--mesh 1,8", "mesh 1,8 needs 8 chips and v4:2x2x1 has 4"),
         ("--mesh 2,1", "batch 1 does not divide over 2 replicas: give a multiple of 2"),
         ("--mesh 4", "'4': give DATA,MODEL such as 1,4"),
