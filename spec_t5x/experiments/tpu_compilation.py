@@ -47,8 +47,8 @@ class Options:
     """What to compile, and for what."""
 
     topology: str = "v4:2x2x1"
-    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE head
-    # of its last layer: "eagle", or "eagle:WIDTH" of one that is narrower.
+    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE
+    # head of its last layer: "eagle", or "eagle:WIDTH" of one that is narrower.
     target: str = paper_tables.TARGET
     drafts: tuple[str, ...] = ("t5_1_1_small",)
     # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.

@@ -6,7 +6,6 @@ pytest.importorskip("t5x.models", reason="needs T5X")
 
 import flax.core
 import jax
-import jax.numpy as jnp
 import numpy as np
 import seqio
 from t5x import adafactor, models, partitioning
