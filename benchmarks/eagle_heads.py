@@ -1,11 +1,12 @@
-"""What each part of an EAGLE head is worth: alpha and tokens a call after equal steps.
+"""What an EAGLE head is worth: its parts, and beside other drafts, after equal steps and at best.
 
     python -m benchmarks.eagle_heads --data_dir data/ende --output_dir runs/heads \\
         --json benchmarks/eagle_heads.json
 
-DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each variant is a run of
-``spec-t5x distill`` for the packaged English-German target in a folder of its own; the same
-command resumes runs that were interrupted. All are then measured by ``spec-t5x acceptance``.
+DATA_DIR holds train.tsv.gz and dev.tsv.gz (tag, English, German). Each trained draft of the
+packaged English-German target is a run of ``spec-t5x`` in a folder of its own, with the settings
+that all share; the same command resumes runs that were interrupted. ``spec-t5x acceptance`` then
+measures them and the packaged drafts.
 """
 
 import argparse
@@ -13,53 +14,89 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import objectives
 from spec_t5x.cli.main import main as spec_t5x
 from spec_t5x.experiments import results
 
+TARGET, STEPS = "ende-target", 200
 SETTINGS = {
-    "TRAIN_STEPS": 200,
     "DataOptions.max_source_length": 32,
     "DataOptions.max_target_length": 32,
     "DataOptions.buckets": (16, 32),
+    "DataOptions.tokens_per_batch": 1024,
+    "OptimizerOptions.name": "adamw",
+    "OptimizerOptions.learning_rate": 3e-3,
     "OptimizerOptions.warmup_steps": 30,
+    "OptimizerOptions.decay": "constant",
     "OptimizerOptions.cooldown_steps": 80,
+    "TrainOptions.steps": STEPS,
+    "TrainOptions.objective": "jeffreys",
     "TrainOptions.eval_period": 0,
+    "TrainOptions.tensorboard": False,
 }
 # What is changed of gin_configs/runs/distill_ende_eagle.gin.
 VARIANTS = {
-    "as packaged": {},
-    "the last states alone": {"HEAD_DEPTHS": ()},
-    "no attention to the source": {"KeptLayers.reads_source": False},
-    "one step, not unrolled": {"UNROLLED_STEPS": 1},
-    "3000 tokens in the output layer": {"DRAFT_VOCAB_SIZE": 3000},
+    "head": {},
+    "head, of the last states alone": {"HEAD_DEPTHS": ()},
+    "head, no attention to the source": {"KeptLayers.reads_source": False},
+    "head, one step, not unrolled": {"UNROLLED_STEPS": 1},
+    "head, 3000 tokens in the output layer": {"DRAFT_VOCAB_SIZE": 3000},
+    "the target's last layer, without its states": {
+        "UNROLLED_STEPS": 0,
+        "HEAD_WIDTH": None,
+        "HEAD_DEPTHS": (),
+    },
+}
+# By what they are called in the table, the drafts as they are packaged, and what needs no training.
+AT_BEST = {
+    "ende-eagle": "eagle",
+    "ende-draft": "transformer",
+    "int8": "int8",
+    "int4": "int4",
+    "copy": "copy",
 }
 MEASURED = ("--temperature", "0", "--temperature", "1", "--gamma", "4", "--num_tokens", "5000")
 
 
+def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
+    """Trains all of them: what ``--draft`` is given, by name."""
+    drafts: dict[str, str] = {}
+
+    def train(name: str, gin_file: str, result: str, command: str, changes: dict[str, Any]) -> None:
+        folder = output_dir / str(len(drafts))
+        bindings = {**SETTINGS, "DATA_DIR": data_dir, **changes}
+        objectives.train(gin_file, folder, bindings, command)
+        drafts[name] = result.format(folder)
+
+    distilled = {"distill.cache_dir": str(output_dir), "CHECKPOINT_PATH": TARGET}
+    for name, changes in VARIANTS.items():
+        train(name, "distill_ende_eagle", "{}/draft", "distill", distilled | changes)
+    train("transformer, as ende-draft", "train_ende_draft", "{}/draft", "distill", distilled)
+    heads = "train_ende_heads", "medusa:{}/heads", "train-heads"
+    train("Medusa heads", *heads, {"TARGET": TARGET})
+    return drafts
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains and measures all variants, and keeps the figures."""
+    """Trains and measures all drafts, and keeps the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args(arguments)
-    settings = {**SETTINGS, "DATA_DIR": args.data_dir, "distill.cache_dir": str(args.output_dir)}
-    drafts = []
-    for number, changes in enumerate(VARIANTS.values()):
-        folder = args.output_dir / str(number)
-        objectives.train("distill_ende_eagle", folder, settings | changes)
-        drafts += ["--draft", f"eagle:{folder / 'draft'}"]
+    drafts = trained(args.data_dir, args.output_dir) | AT_BEST
+    flags = [flag for draft in drafts.values() for flag in ("--draft", draft)]
     data = ["--data", f"{args.data_dir}/dev.tsv.gz", "--source_column", "1", "--num_columns", "3"]
-    given = ["--target", "ende-target", *drafts, *MEASURED, *data, "--json", str(args.json)]
+    given = ["--target", TARGET, *flags, *MEASURED, *data, "--json", str(args.json)]
     status = spec_t5x(["acceptance", *given])
     if status:
         sys.exit(status)
     found = json.loads(args.json.read_text(encoding="utf-8"))
     # Rows of each temperature, in the order of the drafts.
-    for i, row in enumerate(found["rows"]):
-        row["draft"] = list(VARIANTS)[i % len(VARIANTS)]
+    for row, name in zip(found["rows"], 2 * list(drafts), strict=True):
+        row["draft"] = name
     results.write_json(args.json, found | {"options": found["options"] | {"trained": SETTINGS}})
 
 

@@ -78,12 +78,14 @@ def measure(recipe: Sequence, settings: Mapping[str, Any], output_dir: Path) -> 
     }
 
 
-def train(gin_file: str, folder: Path, bindings: Mapping[str, Any]) -> None:
-    """A run of ``spec-t5x distill`` in a folder, by a file of ``gin_configs/runs``."""
+def train(
+    gin_file: str, folder: Path, bindings: Mapping[str, Any], command: str = "distill"
+) -> None:
+    """A training of ``spec-t5x`` in a folder, by a file of ``gin_configs/runs``."""
     gin.clear_config()
     bindings = {**bindings, "OUTPUT_DIR": str(folder)}
     flags = [f"--gin.{name}={value!r}" for name, value in bindings.items()]
-    status = spec_t5x(["distill", f"--gin_file=gin_configs/runs/{gin_file}.gin", *flags])
+    status = spec_t5x([command, f"--gin_file=gin_configs/runs/{gin_file}.gin", *flags])
     if status:
         sys.exit(status)
 

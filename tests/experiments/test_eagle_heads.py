@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import eagle_heads, objectives
 from spec_t5x.cli.gin_files import parse_gin
-from spec_t5x.training import run_distill
+from spec_t5x.training import run_distill, run_train
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,10 @@ def nothing_bound(monkeypatch, request):
 def test_variants_differ_in_what_they_say_and_are_measured_together(tmp_path, monkeypatch):
     runs, measured = [], []
 
-    def distill(arguments):
+    def train(arguments):
         command, file, *flags = arguments
-        assert command == "distill" and run_distill.distill
+        # Which register what the files name.
+        assert {"distill": run_distill, "train-heads": run_train}[command]
         parse_gin([file.removeprefix("--gin_file=")], flags)
         runs.append(dict(flag.removeprefix("--gin.").split("=", 1) for flag in flags))
         return 0
@@ -38,16 +39,18 @@ def test_variants_differ_in_what_they_say_and_are_measured_together(tmp_path, mo
         )
         return 0
 
-    monkeypatch.setattr(objectives, "spec_t5x", distill)
+    monkeypatch.setattr(objectives, "spec_t5x", train)
     monkeypatch.setattr(eagle_heads, "spec_t5x", acceptance)
     kept = tmp_path / "figures.json"
     flags = ["--data_dir", "data", "--output_dir", str(tmp_path / "runs"), "--json", str(kept)]
     eagle_heads.main(flags)
-    common = runs[0]
-    for run, changes in zip(runs, eagle_heads.VARIANTS.values(), strict=True):
+    common, *_, transformer, heads = runs
+    for run, changes in zip(runs, [*eagle_heads.VARIANTS.values(), {}], strict=False):
         changed = {name for name in run if run[name] != common.get(name)} - {"OUTPUT_DIR"}
         assert changed == set(changes)
-        assert f"eagle:{ast.literal_eval(run['OUTPUT_DIR'])}/draft" in measured
-    found = json.loads(kept.read_text())
-    assert [row["draft"] for row in found["rows"]] == 2 * list(eagle_heads.VARIANTS)
-    assert found["options"]["trained"]["TRAIN_STEPS"] == 200
+        assert f"{ast.literal_eval(run['OUTPUT_DIR'])}/draft" in measured
+    assert all(heads[name] == common[name] for name in eagle_heads.SETTINGS)
+    assert f"medusa:{ast.literal_eval(heads['OUTPUT_DIR'])}/heads" in measured
+    names = [row["draft"] for row in json.loads(kept.read_text())["rows"]]
+    assert names[: len(names) // 2] == names[len(names) // 2 :]
+    assert len(set(names)) == len(runs) + len(eagle_heads.AT_BEST)
