@@ -48,13 +48,24 @@ def distill(
       InputError: a model with losses of its own, settings out of range, or a target that
         embeds another number of ids.
     """
+    made = encoder_decoder_as(DistillationModel, model, ("loss_fn", "eval_fn"))
+    made.set_up(target, objective, weight)
+    return made
+
+
+def encoder_decoder_as(
+    made: type["DistillationModel"], model: models.BaseTransformerModel, unused: tuple[str, ...]
+) -> Any:
+    """``remade`` of a ``t5x.models.EncoderDecoderModel``.
+
+    Raises:
+      InputError: another model, or as of ``remade``.
+    """
     if not isinstance(model, models.EncoderDecoderModel):
         raise InputError(
             f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel"
         )
-    made = remade(model, models.EncoderDecoderModel, DistillationModel, ("loss_fn", "eval_fn"))
-    made.set_up(target, objective, weight)
-    return made
+    return remade(model, models.EncoderDecoderModel, made, unused)
 
 
 class DistillationModel(models.EncoderDecoderModel):

@@ -25,10 +25,9 @@ from spec_t5x.models.binding import abstract_variables
 from spec_t5x.models.eagle import first_head
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.t5x_plugin.distillation import DistillationModel
+from spec_t5x.t5x_plugin.distillation import DistillationModel, encoder_decoder_as
 from spec_t5x.t5x_plugin.drafts import as_vocabulary
 from spec_t5x.t5x_plugin.frozen_target import COLLECTION, FrozenTarget, without_target
-from spec_t5x.t5x_plugin.speculative_model import remade
 from spec_t5x.training.distill import Student
 from spec_t5x.training.learners import read_target
 from spec_t5x.training.run_distill import KeptLayers
@@ -55,12 +54,8 @@ def distill_head(
     Raises:
       InputError: as of ``distillation.distill``, and layers that are no head's.
     """
-    if not isinstance(model, models.EncoderDecoderModel):
-        raise InputError(
-            f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel"
-        )
     unused = ("loss_fn", "eval_fn", "get_initial_variables")
-    made = remade(model, models.EncoderDecoderModel, HeadDistillationModel, unused)
+    made = encoder_decoder_as(HeadDistillationModel, model, unused)
     made.set_up(target, objective, weight)
     made.set_up_head(layers)
     return made

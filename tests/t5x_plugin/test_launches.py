@@ -325,24 +325,27 @@ def metrics_of(directory: Path) -> dict[str, float]:
     }
 
 
+# On 4 devices, data 2 x model 2.
+DISTILLING = {
+    "TARGET_DTYPE": "float32",
+    "BATCH_SIZE": 4,
+    "EVAL_STEPS": 1,
+    "EVAL_PERIOD": 2,
+    "CHECKPOINT_PERIOD": 2,
+    "WARMUP_STEPS": 1,
+    **MODEL_PARALLEL,
+}
 DISTILL = ["small_model.gin", "gin_configs/runs/t5x_distill.gin"]
 
 
 def test_a_draft_is_distilled_killed_and_goes_on(launches, tiny_pair):
     directory = launches.directory / "distilled"
     macros = {
+        **DISTILLING,
         "CHECKPOINT_PATH": launches.checkpoint("target_orbax"),
-        "TARGET_DTYPE": "float32",
         "MODEL_DIR": str(directory),
-        "BATCH_SIZE": 4,
-        "EVAL_STEPS": 1,
-        "EVAL_PERIOD": 2,
-        "CHECKPOINT_PERIOD": 2,
-        "WARMUP_STEPS": 1,
         "RANDOM_SEED": 0,
         "DISTILLATION_WEIGHT": 0.8,
-        # Data 2 x model 2.
-        **MODEL_PARALLEL,
     }
     arguments, options = launches.command(
         "train", DISTILL, devices=4, TRAIN_STEPS=10**6, **dict(macros)
@@ -390,24 +393,19 @@ def check_is_a_draft(launches, directory, tiny_pair):
 def test_an_eagle_head_is_trained_and_drafts(launches, stock):
     directory = launches.directory / "head"
     macros = {
+        **DISTILLING,
         "CHECKPOINT_PATH": launches.checkpoint("target_orbax"),
-        "TARGET_DTYPE": "float32",
         "MODEL_DIR": str(directory),
         "DRAFT_DIR": str(directory / "draft"),
         "HEAD_WIDTH": 16,
         "HEAD_DEPTHS": (0,),
-        "BATCH_SIZE": 4,
-        "EVAL_STEPS": 1,
-        "EVAL_PERIOD": 2,
-        "CHECKPOINT_PERIOD": 2,
-        "WARMUP_STEPS": 1,
-        **MODEL_PARALLEL,
     }
     files = ["model_0.0.gin", "gin_configs/runs/t5x_distill_head.gin"]
     # The second goes on from the first one's checkpoint.
     for steps in (2, 4):
-        command = launches.command("train", files, devices=4, TRAIN_STEPS=steps, **dict(macros))
-        arguments, options = command
+        arguments, options = launches.command(
+            "train", files, devices=4, TRAIN_STEPS=steps, **macros
+        )
         done = subprocess.run(arguments, **options, capture_output=True)
         assert done.returncode == 0, done.stderr[-6000:]
         assert f"Starting main loop over steps {steps - 2}-{steps}" in done.stderr
