@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the demonstration's models from the texts alone, on whatever JAX finds: the
-# English-German target, its drafts, tables and head, the pair for summaries, and the corrector.
+# Trains the demonstration's models from the texts alone, on whatever JAX finds: the targets for
+# English-German and for summaries, each with its drafts, tables and head, and the corrector.
 #   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
 #
@@ -9,8 +9,8 @@
 #                 another machine, to which it was copied
 #   STAGE         in this order: target target_more ngram draft draft_more eagle
 #                 summaries_target summaries_target_more summaries_draft
-#                 summaries_draft_more summaries_ngram correct_target correct_target_more (all of
-#                 them)
+#                 summaries_draft_more summaries_ngram summaries_eagle correct_target
+#                 correct_target_more (all of them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
 #                 that is out of time ends the script with status 75, and resumes when the same
 #                 command is run again
@@ -22,7 +22,7 @@ source "$(dirname "$0")/setup_env.sh"
 
 STAGES=(target target_more ngram draft draft_more eagle
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
-  correct_target correct_target_more)
+  summaries_eagle correct_target correct_target_more)
 
 data="" output=""
 stages=() flags=()
@@ -156,6 +156,9 @@ run_stage() {
     summaries_ngram)
       counting summaries_ngram --data "$data/summarize/debian_train.tsv.gz" --column 1 \
         --num_columns 2 --vocabulary "$teacher" --order 3
+      ;;
+    summaries_eagle)
+      summaries summaries_eagle distill distill_summaries_eagle "--gin.CHECKPOINT_PATH='$teacher'"
       ;;
     correct_target)
       errors errors train --copies 2

@@ -62,7 +62,11 @@ from spec_t5x.sampling.distributions import Sampling
 # The packaged targets and their packaged drafts, by kind.
 PACKAGED_DRAFTS = {
     "ende-target": {"transformer": "ende-draft", "ngram": "ende-ngram", "eagle": "ende-eagle"},
-    "summaries-target": {"transformer": "summaries-draft", "ngram": "summaries-ngram"},
+    "summaries-target": {
+        "transformer": "summaries-draft",
+        "ngram": "summaries-ngram",
+        "eagle": "summaries-eagle",
+    },
     "lm-target": {"transformer": "lm-draft", "ngram": "lm-ngram"},
     # What it writes is mostly in its source: it is copied.
     "correct-target": {},

@@ -235,7 +235,7 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     kinds = [line.split()[0] for line in ran]
     assert kinds == [
         *("train", "train", "train-ngram", "distill", "distill", "distill"),
-        *("train", "train", "distill", "distill", "train-ngram"),
+        *("train", "train", "distill", "distill", "train-ngram", "distill"),
         *("make-errors", "make-errors", "train"),
         *("make-errors", "make-errors", "train"),
     ]
@@ -248,6 +248,8 @@ def test_every_stage_is_gone_through_once(train_pairs, tmp_path):
     assert f"--gin.INITIAL_DRAFT='{tmp_path}/output/draft/draft'" in ran[4]
     assert f"--gin.CHECKPOINT_PATH='{tmp_path}/output/target_more/model'" in ran[5]
     assert f"--gin.DATA_DIR='{tmp_path}/data/summarize'" in ran[6]
+    teacher = f"{tmp_path}/output/summaries_target_more/model"
+    assert f"--gin.CHECKPOINT_PATH='{teacher}'" in ran[-7]
     assert f"--output {tmp_path}/output/errors/train_errors.tsv.gz" in ran[-6]
     assert f"--gin.DATA_DIR='{tmp_path}/output/errors'" in ran[-4]
     assert f"--output {tmp_path}/output/more_errors/train_errors.tsv.gz" in ran[-3]
