@@ -7,7 +7,6 @@ points as for any draft. T5X's checkpoints have the head's own parameters; with 
 ``saving_head`` writes the head in the package's format.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,7 @@ class HeadDistillationModel(DistillationModel):
         # Their parameters come with each batch.
         self._target_read = T5Model.create({}, config).showing(layers.depths)
         self._student = Student(
-            config=dataclasses.replace(
-                layers.head_config(config), dropout_rate=layers.dropout_rate
-            ),
+            config=layers.head_config(config),
             params={},
             shared_layers=layers.of(config),
             unrolled_steps=layers.unrolled_steps,

@@ -90,7 +90,8 @@ class KeptLayers:
 
     def head_config(self, target: T5Config) -> EagleConfig:
         """Sizes of the EAGLE head that ``unrolled_steps`` asks for."""
-        return head_config(target, self.of(target), self.width, self.depths, self.reads_source)
+        sizes = head_config(target, self.of(target), self.width, self.depths, self.reads_source)
+        return dataclasses.replace(sizes, dropout_rate=self.dropout_rate)
 
 
 for _settings in (DistillOptions, KeptLayers):
@@ -261,15 +262,16 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
     encoder_rule = "all" if is_shared else layers.encoder
     decoder = layers.of(config)
     if layers.unrolled_steps:
-        config = layers.head_config(target.config)
+        config = layers.head_config(config)
         key = jax.random.key(options.seed)
         own = first_head(key, target.params, target.config, config, decoder)
     else:
         encoder = kept_layers(encoder_rule, config.num_encoder_layers)
         own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)
+        config = dataclasses.replace(config, dropout_rate=layers.dropout_rate)
         own = own_params(own) if is_shared else own
     return Student(
-        config=dataclasses.replace(config, dropout_rate=layers.dropout_rate),
+        config=config,
         params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own),
         shared_layers=decoder if is_shared else None,
         unrolled_steps=layers.unrolled_steps,
