@@ -70,7 +70,11 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
         objectives.train(gin_file, folder, bindings, command)
         drafts[name] = result.format(folder)
 
-    distilled = {"distill.cache_dir": str(output_dir), "CHECKPOINT_PATH": TARGET}
+    distilled = {
+        "distill.cache_dir": str(output_dir),
+        "CHECKPOINT_PATH": TARGET,
+        "DRAFT_VOCAB_SIZE": None,
+    }
     for name, changes in VARIANTS.items():
         train(name, "distill_ende_eagle", "{}/draft", "distill", distilled | changes)
     train("transformer, as ende-draft", "train_ende_draft", "{}/draft", "distill", distilled)
