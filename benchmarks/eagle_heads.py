@@ -73,6 +73,7 @@ def trained(data_dir: str, output_dir: Path) -> dict[str, str]:
     distilled = {
         "distill.cache_dir": str(output_dir),
         "CHECKPOINT_PATH": TARGET,
+        # The packaged head's layer is cut; what one is worth has a variant of its own.
         "DRAFT_VOCAB_SIZE": None,
     }
     for name, changes in VARIANTS.items():
