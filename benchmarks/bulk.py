@@ -209,7 +209,7 @@ class _CTranslate2:
         self._outputs: list[list[int]] = []
 
     def time(self, *, keep: bool = False) -> None:
-        length = GenerateOptions().max_decode_len
+        length = GenerateOptions().without_open({}).max_decode_len
         for size, times in self.seconds.items():
             seconds, self._outputs = self._pool.submit(_translate, self._ids, length, size).result()
             if keep:

@@ -20,6 +20,7 @@ from jax import lax
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import Sampling, check_float32, values_at
 from spec_t5x.sampling.draws import Draws
+from spec_t5x.sampling.rules import Places, Rules, apply
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float, Float32, Int, PyTree
 
@@ -125,6 +126,44 @@ class Context:
     # Drafts of a row that may be verified; None for all gamma. A draft that stops there
     # saves time, and what others propose beyond is ignored.
     limit: Int[Array, ""] | None = None
+    # The prompts' lengths, and those at which rows end at the latest. The rules of decoding ask
+    # for them; None where there is no rule.
+    starts: Int[Array, "batch"] | None = None
+    limits: Int[Array, "batch"] | None = None
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules of decoding, which hold for draft and target alike."""
+        return self.settings.rules
+
+    def ruled(
+        self,
+        logits: Float[Array, "batch places vocab"],
+        drafted: Int[Array, "batch drafted"],
+        first: Int[Array, ""] | int = 0,
+    ) -> Float[Array, "batch places vocab"]:
+        """The logits by the rules of decoding, after ``first``, ``first + 1``, … drafted tokens."""
+        if self.rules is None:
+            return logits
+        write = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
+        sequences = write(self.sequences, drafted, self.lengths + 1)
+        offsets = first + jnp.arange(logits.shape[1])
+        return self.ruled_texts(logits, sequences[:, None], offsets)
+
+    def ruled_texts(
+        self,
+        logits: Float[Array, "batch places vocab"],
+        texts: Int[Array, "batch #places width"],
+        offsets: Int[Array, "places"],
+    ) -> Float[Array, "batch places vocab"]:
+        """The logits by the rules, each after so many of the tokens drafted in its text."""
+        places = Places(
+            tokens=texts,
+            lengths=self.lengths[:, None] + offsets[None, :],
+            starts=self.starts,
+            limits=self.limits,
+        )
+        return apply(self.rules, logits, places)
 
     def num_drafts(self, gamma: int) -> Int[Array, ""] | int:
         """How many tokens are worth proposing, of ``gamma``."""

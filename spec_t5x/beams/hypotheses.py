@@ -12,7 +12,15 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
   the worst finished one, even if it went on for nothing until ``max_decode_len``;
 * it returns its finished hypotheses or, if there is none, the live ones.
 
-Three things differ, so that a row gets what T5X gives for it alone:
+A ``Ranking`` by transformers' rules differs in three places:
+
+* of the candidates that end, only the ``beams`` likeliest of all candidates count;
+* a score is the log-probability divided by ``generated tokens ** length_penalty``, and at its limit
+  a row takes the likeliest candidates as they are;
+* the row also ends with its first ``beams`` finished hypotheses (``early_stopping``), or once the
+  likeliest live one would not displace the worst of them at its present length.
+
+Three things differ from T5X, so that a row gets what T5X gives for it alone:
 
 * a row ends by itself. T5X goes on for as long as any row of the batch does, which adds
   nothing to a finished set unless alpha is negative (where the last bound is none);
@@ -29,6 +37,7 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.sampling.rules import Places, Rules
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int
 
 # The score of a place that no hypothesis fills, T5X's.
@@ -45,7 +54,8 @@ class Beams:
     live_log_probs: Float32[Array, "batch beams"]
     # Tokens after the start token, the prompt's included: the same for all live ones.
     lengths: Int[Array, "batch"]
-    # The length at which a row ends at the latest.
+    # The prompts' lengths, and those at which rows end at the latest.
+    starts: Int[Array, "batch"]
     limits: Int[Array, "batch"]
     # Hypotheses that have ended, their end-of-sequence token included.
     finished_sequences: Int[Array, "batch beams width"]
@@ -61,6 +71,53 @@ class Beams:
         """The token at each live hypothesis's end: the next one to feed to a model."""
         at = self.lengths[:, None, None]
         return jnp.take_along_axis(self.live_sequences, at, axis=2)[:, :, 0]
+
+    def places(
+        self, sequences: Int[Array, "batch nodes width"], positions: Int[Array, "batch nodes"]
+    ) -> Places:
+        """Places at the ends of some hypotheses, for the rules of decoding."""
+        return Places(tokens=sequences, lengths=positions, starts=self.starts, limits=self.limits)
+
+
+@flax.struct.dataclass(kw_only=True)
+class Ranking:
+    """What hypotheses are ranked by, and when a search has found enough of them."""
+
+    # Exponent of the penalty on short texts: of T5X's (alpha), or of transformers'.
+    exponent: Float[Array, ""] | float = 0.6
+    # Whether the rules are those of transformers.
+    of_transformers: bool = flax.struct.field(pytree_node=False, default=False)
+    # Theirs: True ends a row with its first ``beams`` finished hypotheses; "never" bounds what a
+    # live hypothesis may reach by the row's limit, False by its present length.
+    early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
+
+    def penalty(
+        self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
+    ) -> Float32[Array, "batch"]:
+        """The divisor of the log-probabilities of hypotheses of these lengths."""
+        if self.of_transformers:
+            exponent = jnp.asarray(self.exponent, jnp.float32)
+            return (lengths - starts).astype(jnp.float32) ** exponent
+        return brevity_penalty(self.exponent, lengths)
+
+    def counted(self, ends: Bool[Array, "batch top"], beams: int) -> Bool[Array, "batch top"]:
+        """The candidates, best first, that count as finished, of those that end."""
+        if not self.of_transformers:
+            return ends
+        return ends & (jnp.arange(ends.shape[1]) < beams)[None, :]
+
+    def within_reach(self, beams: "Beams") -> Float32[Array, "batch"]:
+        """The best score that a row's live hypotheses may still get."""
+        likeliest = beams.live_log_probs[:, -1]
+        if not self.of_transformers:
+            # The largest penalty that T5X reckons with; its sequences count the start token.
+            longest = jnp.asarray(beams.live_sequences.shape[2])
+            return likeliest / brevity_penalty(self.exponent, longest)
+        now = self.penalty(beams.lengths, beams.starts)
+        if self.early_stopping == "never":
+            at_last = self.penalty(beams.limits, beams.starts)
+            now = jnp.where(jnp.asarray(self.exponent) > 0, at_last, now)
+        return likeliest / now
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -91,7 +148,7 @@ class BeamResult:
 
     # Prompt, generated tokens, the end-of-sequence token (if it was reached), padding.
     tokens: Int[Array, "batch beams length"]
-    # Log-probability of the generated tokens (natural logarithm) over the brevity
+    # Log-probability of the generated tokens (natural logarithm) over the ranking's
     # penalty; without the penalty where no hypothesis of the row has ended. NaN where the
     # target's logits were not finite, and the tokens mean nothing.
     scores: Float32[Array, "batch beams"]
@@ -134,6 +191,7 @@ def start(
         live_sequences=jnp.repeat(rows.sequences[:, None], beams, axis=1),
         live_log_probs=jnp.tile(log_probs[None], (batch, 1)),
         lengths=rows.lengths,
+        starts=rows.starts,
         limits=rows.limits,
         finished_sequences=jnp.full((batch, beams, width), PAD_ID, jnp.int32),
         finished_scores=jnp.full((batch, beams), EMPTY_SCORE, jnp.float32),
@@ -154,8 +212,21 @@ def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
     return (2 if not isinstance(eos_id, tuple) else 1 + len(eos_id)) * beams
 
 
-def continuations(logits: Float32[Array, "batch nodes vocab"], num: int) -> Continuations:
-    """The ``num_candidates`` likeliest tokens after each node: no other can be a candidate."""
+def continuations(
+    logits: Float32[Array, "batch nodes vocab"],
+    num: int,
+    rules: Rules | None = None,
+    places: Places | None = None,
+) -> Continuations:
+    """The ``num_candidates`` likeliest tokens after each node: no other can be a candidate.
+
+    Rules of decoding change log-probabilities, as in transformers, and not logits: the
+    probabilities of the tokens that they leave do not sum to 1. ``places`` are the nodes'.
+    """
+    if rules is not None:
+        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+        top, tokens = lax.top_k(rules(log_probs, places), num)
+        return Continuations(tokens=tokens, log_probs=top)
     top, tokens = lax.top_k(logits, num)
     # Not top[..., :1]: with a slice of it, XLA's CPU backend sorts the whole vocabulary.
     largest = jnp.max(logits, axis=-1, keepdims=True)
@@ -193,7 +264,7 @@ def going_on(found: Candidates, beams: int, eos_id: EndOfSequence) -> Candidates
 
 
 def extend(
-    beams: Beams, following: Continuations, alpha: float | Float[Array, ""], eos_id: EndOfSequence
+    beams: Beams, following: Continuations, ranking: Ranking, eos_id: EndOfSequence
 ) -> tuple[Beams, Int[Array, "batch beams"]]:
     """One step of the search in every row that has not ended.
 
@@ -208,18 +279,21 @@ def extend(
         live_sequences=_append(beams, live),
         live_log_probs=live.log_probs,
         lengths=lengths,
-        **_finished(beams, found, lengths, alpha, eos_id),
+        **_finished(beams, found, lengths, ranking, eos_id),
     )
-    extended = extended.replace(ended=_has_ended(extended, alpha))
+    extended = extended.replace(ended=_has_ended(extended, ranking))
     return where_rows(beams.ended, beams, extended), live.parents
 
 
 def _finished(
-    beams: Beams, found: Candidates, lengths, alpha, eos_id: EndOfSequence
+    beams: Beams, found: Candidates, lengths, ranking: Ranking, eos_id: EndOfSequence
 ) -> dict[str, Array]:
     """The best of the finished hypotheses and of the candidates that end."""
     ends = outputs_lib.ends(found.tokens, eos_id)
-    penalty = brevity_penalty(alpha, lengths)[:, None]
+    if ranking.of_transformers:
+        ends |= (lengths >= beams.limits)[:, None] & (found.log_probs > -jnp.inf)
+    ends = ranking.counted(ends, beams.live_log_probs.shape[1])
+    penalty = ranking.penalty(lengths, beams.starts)[:, None]
     new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
     new_lengths = jnp.where(ends, lengths[:, None], 0)
     scores = jnp.concatenate([beams.finished_scores, new_scores], axis=1)
@@ -237,13 +311,15 @@ def _finished(
     }
 
 
-def _has_ended(beams: Beams, alpha) -> Bool[Array, "batch"]:
+def _has_ended(beams: Beams, ranking: Ranking) -> Bool[Array, "batch"]:
     likeliest = beams.live_log_probs[:, -1]
-    # The largest penalty that T5X reckons with; its sequences count the start token.
-    longest = jnp.asarray(beams.live_sequences.shape[2])
-    within_reach = likeliest / brevity_penalty(alpha, longest)
+    worst, within_reach = jnp.min(beams.finished_scores, axis=1), ranking.within_reach(beams)
     # Not while there is an empty place.
-    settled = jnp.min(beams.finished_scores, axis=1) > within_reach
+    if ranking.of_transformers:
+        is_full = jnp.all(beams.finished_lengths > 0, axis=1)
+        settled = is_full & ((worst >= within_reach) | (ranking.early_stopping is True))
+    else:
+        settled = worst > within_reach
     return (beams.lengths >= beams.limits) | settled | (likeliest == -jnp.inf)
 
 

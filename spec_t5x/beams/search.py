@@ -14,9 +14,10 @@ from jax import lax
 
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.beams import slots
-from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats
+from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Ranking
 from spec_t5x.interfaces import Cache, Target, check_positions
 from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.sampling.rules import Rules
 from spec_t5x.types import EOS_ID, Array, EndOfSequence, Float, Int, PyTree
 
 
@@ -70,8 +71,9 @@ def init(
 def step(
     target: Target,
     state: SearchState,
-    alpha: float | Float[Array, ""],
+    ranking: Ranking,
     *,
+    rules: Rules | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> SearchState:
     """One target call, one token more for the hypotheses of each row that goes on."""
@@ -79,16 +81,22 @@ def step(
     batch, num = beams.live_log_probs.shape
     places = jnp.arange(num)
     lineages = slots.settle(state.lineages, beams.lengths, places)
+    positions = jnp.tile(beams.lengths[:, None], (1, num))
     nodes = slots.nodes(
         beams.last_tokens,
-        jnp.tile(beams.lengths[:, None], (1, num)),
+        positions,
         jnp.tile(places[None], (batch, 1)),
         lineages,
         width=num,
     )
     logits, cache = target.score_nodes(state.target_cache, nodes)
-    following = beams_lib.continuations(logits, beams_lib.num_candidates(num, eos_id))
-    extended, parents = beams_lib.extend(beams, following, alpha, eos_id)
+    following = beams_lib.continuations(
+        logits,
+        beams_lib.num_candidates(num, eos_id),
+        rules,
+        beams.places(beams.live_sequences, positions),
+    )
+    extended, parents = beams_lib.extend(beams, following, ranking, eos_id)
     return SearchState(
         beams=extended,
         lineages=beams_lib.pick(lineages, parents),
@@ -117,6 +125,8 @@ def beam_search(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     eos_id: EndOfSequence = EOS_ID,
+    ranking: Ranking | None = None,
+    rules: Rules | None = None,
 ) -> BeamResult:
     """Searches the ``beams`` best texts for each input, as T5X does.
 
@@ -132,6 +142,8 @@ def beam_search(
       max_decode_steps: tokens to generate at most, after the prompt: one number, or one
         for each input.
       eos_id: the token that ends a hypothesis, or several; in a prompt they do not.
+      ranking: by what hypotheses are ranked, in place of T5X's brevity penalty with ``alpha``.
+      rules: which tokens may follow a text (``sampling.rules.rules``).
 
     Raises:
       InputError: ``beams`` below 1 or above half of the vocabulary, prompts longer than
@@ -146,7 +158,8 @@ def beam_search(
         max_decode_len=max_decode_len,
         max_decode_steps=max_decode_steps,
     )
-    body = functools.partial(step, target, alpha=alpha, eos_id=eos_id)
+    ranking = ranking or Ranking(exponent=alpha)
+    body = functools.partial(step, target, ranking=ranking, rules=rules, eos_id=eos_id)
     state = lax.while_loop(lambda state: ~done(state), body, state)
     return beams_lib.finish(state.beams, state.stats)
 

@@ -24,11 +24,12 @@ from jax import lax
 
 from spec_t5x.beams import hypotheses as beams_lib
 from spec_t5x.beams import search, slots
-from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Continuations
+from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Continuations, Ranking
 from spec_t5x.beams.search import SearchState, done
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Nodes, Target, check_vocabularies
 from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.sampling.rules import Rules
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 
 # The parent of a live hypothesis's last token: no node.
@@ -56,6 +57,8 @@ class Tree:
     positions: Int[Array, "*levels batch nodes"]
     places: Int[Array, "*levels batch nodes"]
     lineages: Int[Array, "*levels batch nodes positions"]
+    # Start token and tokens of each hypothesis, for the rules of decoding; None without rules.
+    sequences: Int[Array, "*levels batch nodes width"] | None = None
 
     def nodes(self, width: int) -> Nodes:
         """What ``score_nodes`` takes, for ``width`` places at a position."""
@@ -66,18 +69,21 @@ def step(
     target: Target,
     draft_model: Target,
     state: SearchState,
-    alpha: float | Float[Array, ""],
+    ranking: Ranking,
     *,
     gamma: int,
     draft_beams: int,
+    rules: Rules | None = None,
     eos_id: EndOfSequence = EOS_ID,
 ) -> SearchState:
     """One iteration: 1 to ``gamma + 1`` steps of the search for each row that goes on."""
-    tree, draft_cache = propose(draft_model, state, gamma=gamma, width=draft_beams, eos_id=eos_id)
+    tree, draft_cache = propose(
+        draft_model, state, gamma=gamma, width=draft_beams, rules=rules, eos_id=eos_id
+    )
     logits, target_cache = target.score_nodes(state.target_cache, tree.nodes(draft_beams))
     num = beams_lib.num_candidates(state.beams.live_log_probs.shape[1], eos_id)
-    following = beams_lib.continuations(logits, num)
-    beams, lineages, steps = replay(state, tree, following, alpha, eos_id)
+    following = _continuations(state.beams, tree, logits, num, rules)
+    beams, lineages, steps = replay(state, tree, following, ranking, eos_id)
     return SearchState(
         beams=beams,
         lineages=lineages,
@@ -92,7 +98,17 @@ def step(
     )
 
 
-def _live_hypotheses(state: SearchState, width: int) -> Tree:
+def _continuations(
+    beams: Beams, nodes: Tree, logits: Array, num: int, rules: Rules | None
+) -> Continuations:
+    """The likeliest tokens after each node, by the rules of decoding."""
+    if rules is None:
+        return beams_lib.continuations(logits, num)
+    places = beams.places(nodes.sequences, nodes.positions)
+    return beams_lib.continuations(logits, num, rules, places)
+
+
+def _live_hypotheses(state: SearchState, width: int, with_texts: bool) -> Tree:
     """The live hypotheses, whose last tokens are about to be cached.
 
     And empty places: as many nodes as a level that the draft proposes.
@@ -113,11 +129,18 @@ def _live_hypotheses(state: SearchState, width: int) -> Tree:
         positions=jnp.tile(beams.lengths[:, None], (1, width)),
         places=jnp.tile(places[None], (batch, 1)),
         lineages=slots.settle(widen(state.lineages, 0), beams.lengths, places),
+        sequences=widen(beams.live_sequences, PAD_ID) if with_texts else None,
     )
 
 
 def propose(
-    draft_model: Target, state: SearchState, *, gamma: int, width: int, eos_id: EndOfSequence
+    draft_model: Target,
+    state: SearchState,
+    *,
+    gamma: int,
+    width: int,
+    eos_id: EndOfSequence,
+    rules: Rules | None = None,
 ) -> tuple[Tree, Cache]:
     """The live hypotheses and the ``gamma`` levels to follow them, if the draft is right.
 
@@ -125,13 +148,13 @@ def propose(
     one in it.
     """
     batch, num_live = state.beams.live_log_probs.shape
-    live = _live_hypotheses(state, width)
+    live = _live_hypotheses(state, width, with_texts=rules is not None)
 
     def grow(carry, first_parent):
         level, cache = carry
         logits, cache = draft_model.score_nodes(cache, level.nodes(width))
         num = beams_lib.num_candidates(width, eos_id)
-        following = beams_lib.continuations(logits, num)
+        following = _continuations(state.beams, level, logits, num, rules)
         found = beams_lib.candidates(level.log_probs, following)
         level = _next_level(level, beams_lib.going_on(found, width, eos_id), first_parent)
         return (level, cache), level
@@ -155,6 +178,11 @@ def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tr
     positions = level.positions[:, 0] + 1
     lineages = beams_lib.pick(level.lineages, expected.parents)
     is_one = expected.log_probs > -jnp.inf
+    sequences = level.sequences
+    if sequences is not None:
+        is_next = (jnp.arange(sequences.shape[2])[None, :] == positions[:, None])[:, None, :]
+        sequences = beams_lib.pick(sequences, expected.parents)
+        sequences = jnp.where(is_next, expected.tokens[:, :, None], sequences)
     return Tree(
         tokens=expected.tokens,
         # What is none must not be taken for a child of another level's node.
@@ -163,6 +191,7 @@ def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tr
         positions=jnp.tile(positions[:, None], (1, num)),
         places=jnp.tile(places[None], (batch, 1)),
         lineages=slots.settle(lineages, positions, places),
+        sequences=sequences,
     )
 
 
@@ -170,7 +199,7 @@ def replay(
     state: SearchState,
     tree: Tree,
     following: Continuations,
-    alpha: float | Float[Array, ""],
+    ranking: Ranking,
     eos_id: EndOfSequence,
 ) -> tuple[Beams, Int[Array, "batch beams positions"], Int[Array, "batch"]]:
     """The steps of the plain search that the scored tree covers.
@@ -182,7 +211,10 @@ def replay(
     def one_step(carry):
         beams, lineages, nodes, covered, steps = carry
         extended, parents = beams_lib.extend(
-            beams, jax.tree.map(lambda leaf: beams_lib.pick(leaf, nodes), following), alpha, eos_id
+            beams,
+            jax.tree.map(lambda leaf: beams_lib.pick(leaf, nodes), following),
+            ranking,
+            eos_id,
         )
         parent_nodes = beams_lib.pick(nodes, parents)
         beams, lineages = beams_lib.where_rows(
@@ -249,6 +281,8 @@ def speculative_beam_search(
     max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
     eos_id: EndOfSequence = EOS_ID,
+    ranking: Ranking | None = None,
+    rules: Rules | None = None,
 ) -> BeamResult:
     """What ``beam_search`` finds with the target, in fewer of its calls.
 
@@ -256,8 +290,8 @@ def speculative_beam_search(
     of the search each call makes (``BeamResult.stats``).
 
     Args:
-      target, inputs, prompts, beams, alpha, max_decode_len, max_decode_steps, eos_id: as of
-        ``beam_search``; ``inputs`` are what both models' ``prefill`` take.
+      target, inputs, prompts, beams, alpha, max_decode_len, max_decode_steps, eos_id, ranking,
+        rules: as of ``beam_search``; ``inputs`` are what both models' ``prefill`` take.
       draft_model: a smaller one of the same kind, over the same vocabulary.
       gamma: levels that the draft proposes in each iteration, at least 1.
       draft_beams: hypotheses in each of them, at least ``beams`` (None takes as many).
@@ -282,7 +316,9 @@ def speculative_beam_search(
         draft_model=draft_model,
         **levels,
     )
-    body = functools.partial(step, target, draft_model, alpha=alpha, eos_id=eos_id, **levels)
+    ranking = ranking or Ranking(exponent=alpha)
+    common = {"ranking": ranking, "rules": rules, "eos_id": eos_id}
+    body = functools.partial(step, target, draft_model, **common, **levels)
     state = lax.while_loop(lambda state: ~done(state), body, state)
     return beams_lib.finish(state.beams, state.stats)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.gemma import reading as gemma
-from spec_t5x.checkpoints.huggingface import gpt2, hub, t5gemma
+from spec_t5x.checkpoints.huggingface import generation_config, gpt2, hub, t5gemma
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
 from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
@@ -86,13 +86,17 @@ def open_model(
     if is_on_hub(directory_or_name):
         hub.download_weights(directory_or_name)
     stored = open_format(directory, values)
+    metadata = stored.metadata
+    if values is not None and "format" not in values:
+        settings = generation_config.read(directory, values)
+        metadata = {**metadata, generation_config.GENERATION: settings} if settings else metadata
     chosen = choose_vocabulary(
         _of_another_model(vocabulary),
         stored.vocabulary,
         stored.directory,
         stored.config.vocab_size,
     )
-    return dataclasses.replace(stored, vocabulary=chosen)
+    return dataclasses.replace(stored, vocabulary=chosen, metadata=metadata)
 
 
 def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:

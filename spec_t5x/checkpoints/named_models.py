@@ -17,6 +17,9 @@ class Models:
     draft: str | None = None
     # Of a target that holds none, as T5X checkpoints.
     vocabulary: str | None = None
+    # The task whose decoding settings the target's checkpoint is taken with
+    # (``task_specific_params``); None takes those that it has for all.
+    task: str | None = None
     # What the networks compute in; "auto" is the fast type of the platform.
     dtype: str = "auto"
     # The target's and the draft's: "auto" is what the checkpoint has, at the width that it needs;
@@ -37,7 +40,8 @@ class Models:
 
     def __post_init__(self):
         # gin hands over whatever a file binds.
-        for name, kind in {"target": str, "draft": str | None, "vocabulary": str | None}.items():
+        texts = {"target": str, "draft": str | None, "vocabulary": str | None, "task": str | None}
+        for name, kind in texts.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         for name in ("weights", "draft_weights"):

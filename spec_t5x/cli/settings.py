@@ -21,11 +21,15 @@ def gamma(text: str) -> int | str:
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
-def _widths(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(",") if text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 3,2") from error
+
+
+def _early_stopping(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 # Flags of ``Models`` and ``GenerateOptions``, as
@@ -47,6 +51,11 @@ _MODELS = {
         "what proposes: a checkpoint's directory or name, or "
         f"{', '.join(DRAFTS[:-1])} or {DRAFTS[-1]}, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
+    ),
+    "task": (
+        "NAME",
+        "decode with the settings that the target's config.json has for this task "
+        "(task_specific_params)",
     ),
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
     "draft_top_k": (int, "the draft's own (0)"),
@@ -82,15 +91,45 @@ _DECODING = {
         "of the random draws (0); with a temperature, outputs depend on --gamma too, and with "
         "--gamma auto on what was measured here, except for --verifier coupled",
     ),
-    "max_decode_len": (int, "tokens generated at most (128)"),
+    "max_decode_len": (int, "tokens generated at most (the checkpoint's, or 128)"),
+    "min_decode_len": (int, "tokens before one may end the output (the checkpoint's, or 0)"),
     "batch_size": (int, "inputs decoded together (1)"),
     "beams": (int, "beam search with N hypotheses; 0 does not search (0)"),
     "beam_alpha": (float, "exponent of its brevity penalty (0.6)"),
+    "length_penalty": (
+        float,
+        "a beam search by transformers' rules in place of T5X's, with this exponent (the "
+        "checkpoint's, if it has one)",
+    ),
+    "early_stopping": (
+        _early_stopping,
+        "of such a search: true, false or never (the checkpoint's, or false)",
+    ),
     "max_source_len": (int, "longest input in tokens (the checkpoint's)"),
     "verifier": ("NAME", f"{', '.join(VERIFIERS[:-1])} or {VERIFIERS[-1]} (block)"),
     "lenience": (float, "below 1 the token verifier is lossy (1)"),
-    "widths": (_widths, "drafts for each position, such as 3,2, of multi and tree"),
+    "widths": (_numbers, "drafts for each position, such as 3,2, of multi and tree"),
     "stop": (["TEXT", "stop"], "outputs end before it; several may be given"),
+    "output_prefix": ("TEXT", "what every output of an encoder-decoder begins with"),
+    "repetition_penalty": (
+        float,
+        "above 1 makes tokens less likely that the output has (the checkpoint's, or 1)",
+    ),
+    "no_repeat_ngram_size": (
+        int,
+        "so many tokens come only once in the same order (the checkpoint's, or 0 for no such rule)",
+    ),
+    "suppress_tokens": (_numbers, "ids that never come, as 3,4 (the checkpoint's)"),
+    "begin_suppress_tokens": (_numbers, "ids that do not come first (the checkpoint's)"),
+    "forced_bos_token_id": (int, "the id that comes first, -1 for any (the checkpoint's)"),
+    "forced_eos_token_id": (
+        _numbers,
+        "ids of which one comes last where an output is cut (the checkpoint's)",
+    ),
+    "bad_words_ids": (
+        [_numbers, "bad_words_ids"],
+        "ids that never come in this order; may be given several times (the checkpoint's)",
+    ),
     "truncate": (bool, "cut longer inputs"),
     "rescale_log_probs": (bool, "scores under the sampled distribution, as T5X's default"),
 }

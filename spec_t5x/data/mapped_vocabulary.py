@@ -64,6 +64,7 @@ class MappedVocabulary(TokenizerVocabulary):
         super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
         self.source_frame = self._frame() or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
+        (self.start_in_text,) = self.from_theirs([start_id])
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """What the tokenizer puts around a text; None where it puts nothing."""

@@ -38,6 +38,8 @@ class Vocabulary(Protocol):
     extra_ids: int
     # What ends an output.
     eos_ids: tuple[int, ...] = (EOS_ID,)
+    # The id, within a text, of the token that starts every output.
+    start_in_text: int = PAD_ID
     # What stands before a source and after it.
     source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
 

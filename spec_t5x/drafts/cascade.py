@@ -171,6 +171,8 @@ class CascadeDraft(Draft):
             draws=draft_draws(stream, inner.lengths, coupled),
             settings=settings,
             target_cache=inner.state.cache,
+            starts=context.starts,
+            limits=context.limits,
         )
         draft_state = self.draft.catch_up(
             inner.state.draft_state, inner_context, self.inner_gamma + 1

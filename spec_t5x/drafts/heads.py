@@ -66,7 +66,11 @@ class MedusaDraft(Draft):
         logits, draws = self.head_logits(context, num), context.draws
         tokens, probs = [], []
         for head in range(num):
-            token, of_head, draws = draw_token(logits[:, head], draws, settings)
+            drafted = (
+                jnp.stack(tokens, axis=1) if tokens else jnp.zeros((len(logits), 0), jnp.int32)
+            )
+            ruled = context.ruled(logits[:, head, None], drafted, head)[:, 0]
+            token, of_head, draws = draw_token(ruled, draws, settings)
             tokens.append(token)
             probs.append(of_head)
         beyond = (0, gamma - num)

@@ -156,18 +156,20 @@ class NgramDraft(Draft):
         """``gamma`` tokens, each sampled given the ones before it."""
         settings = context.settings if self.settings is None else self.settings
 
-        def draft_one(carry, _):
-            window, draws = carry
+        def draft_one(carry, offset):
+            window, draws, tokens = carry
             # Minus infinity for padding of the vocabulary, which is never sampled.
             logits = jnp.log(jax.vmap(self.next_probs)(window))
+            logits = context.ruled(logits[:, None], tokens, offset)[:, 0]
             token, probs, draws = draw_token(logits, draws, settings)
             window = jnp.concatenate([window, token[:, None]], axis=1)[:, 1:]
-            return (window, draws), (token, probs)
+            return (window, draws, tokens.at[:, offset].set(token)), probs
 
-        start = (self._window(context), context.draws)
-        _, (tokens, probs) = lax.scan(draft_one, start, length=gamma)
+        nothing = jnp.zeros((context.lengths.shape[0], gamma), jnp.int32)
+        start = (self._window(context), context.draws, nothing)
+        (_, _, tokens), probs = lax.scan(draft_one, start, jnp.arange(gamma))
         probs = None if probs is None else probs.swapaxes(0, 1)
-        return Proposal(tokens.T, probs, drawn=gamma), state
+        return Proposal(tokens, probs, drawn=gamma), state
 
     def _window(self, context: Context) -> Int[Array, "batch window"]:
         """The last ``order - 1`` tokens of each row."""

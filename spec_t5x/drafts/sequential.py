@@ -10,7 +10,7 @@ from jax import lax
 from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.interfaces import Cache, Context, NodeTarget, Proposal, Target, TreeProposal
-from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, standardize, values_at
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
@@ -37,6 +37,7 @@ def draft_tokens(
     """
 
     def draw(logits, offset, draws, proposal):
+        logits = context.ruled(logits[:, None], proposal.tokens, offset)[:, 0]
         token, probs, draws = draw_token(logits, draws, settings)
         return token, draws, _put(proposal, offset, token, probs)
 
@@ -71,6 +72,7 @@ def draft_while_worth_it(
 
     def draft_one(carry):
         offset, cache, logits, drafting, reach, draws, proposal, seen = carry
+        logits = context.ruled(logits[:, None], proposal.tokens, offset)[:, 0]
         token, probs, draws = draw_token(logits, draws, settings)
         # The model's own probability: at temperature 0 all of ``probs`` are certain.
         confidence = values_at(jax.nn.softmax(logits, axis=-1), token)
@@ -131,6 +133,7 @@ def draft_tree(
     level_logits, draws = logits[:, None], context.draws
     tokens, all_probs = [], []
     for depth, branching in enumerate(tree.branching):
+        level_logits = ruled_nodes(context, level_logits, tree, tokens, tree.level_starts[depth])
         probs = standardize(level_logits, settings)
         children = []
         for i in range(tree.level_sizes[depth]):

@@ -207,8 +207,10 @@ def run(
         texts = read_texts(source, generator, decoding, options.num_inputs)
         # As ``generate`` decodes them: a batch takes as long as its longest row.
         texts.sort(key=lambda text: len(generator.tokenize(text, decoding)))
+    of_checkpoint = {} if options.drawn else generator.defaults
     for done, setting in enumerate(settings):
-        name, row = setting.draft, setting.decoding
+        row = setting.decoding.without_open(of_checkpoint)
+        name, setting = setting.draft, setting._replace(decoding=row)
         what = f"{name}/{row.verifier}, gamma {row.gamma}, temperature {row.temperature:g}"
         report(done, len(settings), f"{what}, batch {row.batch_size}, {row.max_decode_len} tokens")
         draft = loaded.draft(name)

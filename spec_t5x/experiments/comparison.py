@@ -23,6 +23,8 @@ from spec_t5x.generation import (
 )
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.outputs import Decoded
+from spec_t5x.sampling import rules
+from spec_t5x.sampling.rules import Places
 from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
@@ -267,6 +269,7 @@ def compare(
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: a beam search is not compared here")
+    options = options.without_open(generator.defaults)
     batches = generator.batches(texts, options)
     if options.gamma == AUTO and generator.pace(batches[0], options) is None:
         raise InputError(
@@ -383,9 +386,18 @@ def _divergence(
     (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
     prompt = batch.prompts[0, 1:]
     prompt = prompt[prompt != PAD_ID]
-    prefix = jnp.asarray([[PAD_ID, *prompt, *plain.output_ids[:position]]], jnp.int32)
+    # An encoder-decoder's output has its prefix in it.
+    before = prompt if generator.is_decoder_only else []
+    prefix = jnp.asarray([[PAD_ID, *before, *plain.output_ids[:position]]], jnp.int32)
     cache = generator.target.prefill(batch.tokens, prefix.shape[1])
     logits, _ = generator.target.score(cache, prefix)
+    place = Places(
+        tokens=prefix[:, None],
+        lengths=jnp.asarray([[prefix.shape[1] - 1]]),
+        starts=jnp.asarray([len(prompt)]),
+        limits=jnp.asarray([generator.room(batch, options)]),
+    )
+    logits = rules.apply(generator.rules(options), logits[:, -1:], place)
     return Divergence(
         input=plain.input,
         position=position,

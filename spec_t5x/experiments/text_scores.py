@@ -19,6 +19,7 @@ from spec_t5x.loops import autoregressive, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import first_states, with_states
 from spec_t5x.loops.outputs import Outputs
+from spec_t5x.sampling import rules
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import RowStream, draft_draws, sample_next
 from spec_t5x.theory import formulas
@@ -125,12 +126,15 @@ def score_texts(
             settings=settings,
             target_cache=cache,
             target_states=state.target_states,
+            starts=before.starts,
+            limits=before.limits,
         )
         block, states = before.last_tokens[:, None], None
         if uses_states:
             logits, states, cache = target.score_states(cache, block)
         else:
             logits, cache = target.score(cache, block)
+        logits = rules.apply(settings.rules, logits, before.ends)
         probs = standardize(logits, settings)
         if texts is None:
             tokens = sample_next(stream, before.lengths, probs[:, 0], settings, False)

@@ -99,7 +99,7 @@ class Bursts:
             *self._models,
             self._slots,
             self._group,
-            self._options.sampling(),
+            self._generator.sampling(self._options),
             np.bool_(drain),
             loop=self._loop,
         )
@@ -149,7 +149,7 @@ def _loop(generator: Any, options: GenerateOptions, batch: Batch, gamma: int) ->
     return Loop(
         gamma=gamma,
         eos_id=generator.eos_id,
-        max_decode_len=batch.prompts.shape[1] - 1 + options.max_decode_len,
+        max_decode_len=generator.room(batch, options),
         num_decodes=options.num_decodes,
         verifier=options.make_verifier(),
         rescale_log_probs=options.rescale_log_probs,

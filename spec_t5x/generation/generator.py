@@ -1,22 +1,27 @@
 """A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
 
 import dataclasses
+import functools
 import itertools
+import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from spec_t5x.beams.hypotheses import BeamResult
+from spec_t5x.beams.hypotheses import BeamResult, Ranking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
+from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import DraftOptions, find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, Shardings
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
@@ -36,12 +41,16 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model
-from spec_t5x.models.gpt import GPTModel
+from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.names import AUTO, NO_DRAFT
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.rules import Rules, rules
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import fingerprint, identity
 from spec_t5x.tuning.store import Store
 from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
+
+log = logging.getLogger(__name__)
 
 # Where a checkpoint does not say how long its sources were in training.
 DEFAULT_MAX_SOURCE_LENGTH = 512
@@ -59,6 +68,8 @@ class Generator:
     draft: Draft | None = None
     # What earlier processes learned of the draft, which it may keep from being loaded.
     memory: Memory | None = None
+    # Options that the checkpoint sets where a user does not (``GenerateOptions.settled``).
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # What speculation costs with some options, and the pace that texts were last decoded at.
     _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
@@ -82,6 +93,7 @@ class Generator:
         shardings: Shardings | None = None,
         weights: str = AUTO,
         memory: Memory | None = None,
+        task: str | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories, the names of packaged models, or of the Hugging Face Hub.
 
@@ -98,6 +110,11 @@ class Generator:
           weights: "int8" and "int4" round the target's matrices: another model, whose output it
             then is.
           memory: what is known of the draft: one that did not pay is loaded when its turn comes.
+          task: whose decoding settings the target's checkpoint is to be taken with
+            (``task_specific_params`` of its config.json).
+
+        What a Hugging Face checkpoint says of decoding holds where no option says otherwise; a
+        warning names what is left out.
 
         Raises:
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
@@ -112,7 +129,7 @@ class Generator:
             shardings=shardings,
             for_decoding=True,
         )
-        generator = cls.of(loaded, weights)
+        generator = cls.of(loaded, weights, task)
         model = generator.target
         if draft in (None, NO_DRAFT):
             return generator
@@ -132,15 +149,16 @@ class Generator:
     def load_named(cls, models: Models, **options) -> "Generator":
         """``load`` of what a command was given; ``options`` are more of its arguments."""
         named = models.target, models.draft_name(), models.draft_options(), models.vocabulary
-        return cls.load(*named, weights=models.weights, **options)
+        return cls.load(*named, weights=models.weights, task=models.task, **options)
 
     @classmethod
-    def of(cls, target: LoadedModel, weights: str = AUTO) -> "Generator":
-        """A target that was loaded, without a draft; ``weights`` as of ``load``."""
+    def of(cls, target: LoadedModel, weights: str = AUTO, task: str | None = None) -> "Generator":
+        """A target that was loaded, without a draft; ``weights`` and ``task`` as of ``load``."""
         return cls(
             target=target.bind(weights),
             vocabulary=target.vocabulary,
             max_source_len=target.metadata.get("max_source_length", DEFAULT_MAX_SOURCE_LENGTH),
+            defaults=_defaults(target, task),
         )
 
     def with_draft(self, draft: Draft | None) -> "Generator":
@@ -225,10 +243,11 @@ class Generator:
         return ids[max(len(ids) - limit, 0) :]
 
     def _longest_prompt(self, options: GenerateOptions) -> int:
-        room = self.target.max_positions - options.max_decode_len
+        max_decode_len = self.max_decode_len(options)
+        room = self.target.max_positions - max_decode_len
         if room < 0:
             raise InputError(
-                f"max_decode_len is {options.max_decode_len} and the target has "
+                f"max_decode_len is {max_decode_len} and the target has "
                 f"{self.target.max_positions} positions: lower max_decode_len"
             )
         return room if options.max_source_len is None else min(room, options.max_source_len)
@@ -265,7 +284,7 @@ class Generator:
         else:
             tokens, prompts = self._sources(ids, options)
         steps = np.zeros(options.batch_size, np.int32)
-        steps[: len(ids)] = options.max_decode_len
+        steps[: len(ids)] = self.max_decode_len(options)
         # As many keys for every batch: their number is part of the program.
         padded = np.zeros(options.batch_size, np.uint32)
         padded[: len(places)] = places
@@ -284,7 +303,12 @@ class Generator:
         tokens = padded(ids, options.batch_size, width)
         # A padding row needs something to attend to.
         tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
-        return tokens, np.full((options.batch_size, 1), PAD_ID, np.int32)
+        start = [PAD_ID, *self.prefix_ids(options)]
+        return tokens, np.tile(np.asarray(start, np.int32), (options.batch_size, 1))
+
+    def prefix_ids(self, options: GenerateOptions) -> list[int]:
+        """Ids of the text that every output begins with; none of a decoder alone."""
+        return [] if self.is_decoder_only else self.vocabulary.encode(options.output_prefix)
 
     def _prompts(self, ids: Sequence[list[int]], options: GenerateOptions):
         """A source of one token for each row, and prompts."""
@@ -318,11 +342,34 @@ class Generator:
         ids = self.vocabulary.eos_ids
         return ids if len(ids) > 1 else ids[0]
 
+    def max_decode_len(self, options: GenerateOptions) -> int:
+        """Tokens generated at most."""
+        return options.settled(self.defaults)["max_decode_len"]
+
+    def room(self, batch: Batch, options: GenerateOptions) -> int:
+        """The loops' ``max_decode_len``, which counts the prompt."""
+        return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
+
+    def sampling(self, options: GenerateOptions) -> Sampling:
+        """The distribution to sample from, by the rules of decoding."""
+        settings, found = options.sampling(), self.rules(options)
+        return settings if found is None else settings.replace(rules=found)
+
+    def rules(self, options: GenerateOptions) -> Rules | None:
+        """The rules of decoding: the options', or the checkpoint's.
+
+        Raises:
+          InputError: tokens that the model does not have.
+        """
+        start_id = None if self.is_decoder_only else self.vocabulary.start_in_text
+        arguments = options.rules(self.defaults) | {"start_id": start_id}
+        return _rules(self.target.vocab_size, self.vocabulary.eos_ids, **arguments)
+
     def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
         """What every loop takes, by place and by name."""
-        return (batch.tokens, batch.prompts, batch.keys, options.sampling()), {
+        return (batch.tokens, batch.prompts, batch.keys, self.sampling(options)), {
             "eos_id": self.eos_id,
-            "max_decode_len": _room(batch, options),
+            "max_decode_len": self.room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
             "num_decodes": options.num_decodes,
             "rescale_log_probs": options.rescale_log_probs,
@@ -403,9 +450,10 @@ class Generator:
         arguments = (batch.tokens, batch.prompts)
         common = {
             "beams": options.beams,
-            "alpha": options.beam_alpha,
+            "ranking": self._ranking(options),
+            "rules": self.rules(options),
             "eos_id": self.eos_id,
-            "max_decode_len": _room(batch, options),
+            "max_decode_len": self.room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
         if self.draft is None or options.gamma in (0, AUTO):
@@ -417,6 +465,17 @@ class Generator:
             )
         return speculative_beam_search(
             self.target, self.draft.model, *arguments, gamma=options.gamma, **common
+        )
+
+    def _ranking(self, options: GenerateOptions) -> Ranking:
+        """What a search ranks by: T5X's brevity penalty, or transformers' rules."""
+        settled = options.settled(self.defaults)
+        if settled["length_penalty"] is None:
+            return Ranking(exponent=options.beam_alpha)
+        return Ranking(
+            exponent=settled["length_penalty"],
+            of_transformers=True,
+            early_stopping=settled["early_stopping"],
         )
 
     def generate(
@@ -578,9 +637,11 @@ class Generator:
         skipped: int,
         stop: tuple[str, ...] = (),
     ) -> dict:
-        """What every output has, without the ``skipped`` tokens of its prompt."""
+        """What every output has, without the ``skipped`` tokens of the text that it continues."""
         decode = self.vocabulary.decode
-        ids = decoded.tokens[at][skipped : decoded.lengths[at]].tolist()
+        # The prefix of an encoder-decoder's output is part of it.
+        first = skipped if self.is_decoder_only else 0
+        ids = decoded.tokens[at][first : decoded.lengths[at]].tolist()
         stopped = first_stop(decode, [], ids, stop)
         if stopped is not None:
             ids = ids[: stopped.count]
@@ -627,9 +688,27 @@ def _num_parameters(tree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _room(batch: Batch, options: GenerateOptions) -> int:
-    """The loops' ``max_decode_len``, which counts the prompt."""
-    return batch.prompts.shape[1] - 1 + options.max_decode_len
+def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
+    """The options that a checkpoint sets; warns of what it asks for and does not get."""
+    vocabulary = target.vocabulary
+    decoding = generation_config.understood(
+        target.metadata.get(generation_config.GENERATION, {}),
+        str(target.directory),
+        task=task,
+        to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
+        is_decoder_only=isinstance(target.config, GPTConfig),
+    )
+    if decoding.left_out:
+        log.warning(
+            "%s asks for decoding that is left out: %s",
+            target.directory,
+            ", ".join(decoding.left_out),
+        )
+    return decoding.options
+
+
+# Kept: they hold device arrays.
+_rules = functools.lru_cache(rules)
 
 
 def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:

@@ -57,7 +57,7 @@ def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
     began = time.perf_counter()
     steps = generator.steps(batch, run.options, run.pace)
     prefill = seconds = time.perf_counter() - began
-    ids, calls, generation = [], 0, None
+    ids, calls, generation = generator.prefix_ids(run.options), 0, None
     while generation is None:
         began = time.perf_counter()
         iteration = next(steps)

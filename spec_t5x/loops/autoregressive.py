@@ -15,6 +15,7 @@ from jax import lax
 from spec_t5x.interfaces import Cache, PromptTarget, Target, check_positions
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Decoded, Outputs
+from spec_t5x.sampling import rules
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.draws import Stream, sample_next
 from spec_t5x.sampling.log_probs import token_log_probs
@@ -100,6 +101,7 @@ def write_token(
         logits, states, cache = target.score_states(cache, block)
     else:
         (logits, cache), states = target.score(cache, block), None
+    logits = rules.apply(settings.rules, logits, outputs.ends)
     probs = standardize(logits, settings)
     tokens = sample_next(stream, outputs.lengths, probs[:, 0], settings, coupled)[:, None]
     log_probs = token_log_probs(logits, probs, tokens, settings, rescale_log_probs)

@@ -288,6 +288,8 @@ def make_context(
         target_cache=state.target_cache,
         target_states=state.target_states,
         limit=limit,
+        starts=outputs.starts,
+        limits=outputs.limits,
     )
 
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
+from spec_t5x.sampling.rules import Places
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key
 
 # What to do about logits that are not finite.
@@ -31,6 +32,8 @@ class Outputs:
     sequences: Int[Array, "batch width"]
     # Tokens after the start token, the prompt's included.
     lengths: Int[Array, "batch"]
+    # The prompts' lengths: tokens beyond them are generated.
+    starts: Int[Array, "batch"]
     # The length at which a row ends without an end-of-sequence token.
     limits: Int[Array, "batch"]
     # Rows that are done; they append nothing more.
@@ -42,6 +45,16 @@ class Outputs:
     def last_tokens(self) -> Int[Array, "batch"]:
         """The token at each row's end: the next one to feed to a model."""
         return jnp.take_along_axis(self.sequences, self.lengths[:, None], axis=1)[:, 0]
+
+    @property
+    def ends(self) -> Places:
+        """The place at each row's end, for the rules of decoding."""
+        return Places(
+            tokens=self.sequences[:, None],
+            lengths=self.lengths[:, None],
+            starts=self.starts,
+            limits=self.limits,
+        )
 
 
 @flax.struct.dataclass
@@ -77,6 +90,7 @@ def start(
     return Outputs(
         sequences=lax.dynamic_update_slice(sequences, prompts, (0, 0)),
         lengths=lengths,
+        starts=lengths,
         limits=limits,
         ended=lengths >= limits,
         scores=jnp.zeros(batch, jnp.float32),

@@ -148,6 +148,7 @@ def verify(
     cache = context.target_cache if proposal.target_cache is None else proposal.target_cache
     longest = jnp.max(num_proposed) if draft.varies or context.limit is not None else None
     logits, states, cache = _score(target, draft, cache, block, longest)
+    logits = context.ruled(logits, proposal.tokens)
     probs = standardize(logits, settings)
     verdict = verifier(stream, context.lengths, proposal, logits, probs, settings)
     return Verified(

@@ -27,7 +27,7 @@ from spec_t5x.interfaces import (
     shown_to,
 )
 from spec_t5x.loops.decode_state import Verified
-from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
 from spec_t5x.sampling.distributions import Sampling, argmax, check_float32, sample, standardize
 from spec_t5x.sampling.draws import RowStream, purpose_keys
 from spec_t5x.sampling.random_bits import uniform
@@ -63,6 +63,7 @@ def verify(
     if proposal.probs is not None:
         check_float32(proposal.probs, "a tree's probs")
     logits, states, cache = _score(target, draft, context, proposal, tree)
+    logits = ruled_nodes(context, logits, tree, [proposal.tokens])
     probs = standardize(logits, settings)
     verdict = verify_tree(stream, lengths, proposal, logits, probs, settings, tree)
 

@@ -1,10 +1,15 @@
 """The nodes of a tree, or of some of its levels, as new tokens of a cache."""
 
-import jax.numpy as jnp
+from collections.abc import Sequence
 
-from spec_t5x.interfaces import Nodes
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from spec_t5x.interfaces import Context, Nodes
 from spec_t5x.sampling.tree_shapes import Tree
-from spec_t5x.types import Array, Int
+from spec_t5x.types import Array, Float, Int
 
 
 def tree_nodes(
@@ -42,3 +47,33 @@ def tree_nodes(
         visible=is_text[:, None, :] | (is_node[:, None, :] & on_path),
         consecutive=True,
     )
+
+
+def ruled_nodes(
+    context: Context,
+    logits: Float[Array, "batch nodes vocab"],
+    tree: Tree,
+    tokens: Sequence[Int[Array, "batch _"]],
+    first: int = 0,
+) -> Float[Array, "batch nodes vocab"]:
+    """The logits after some nodes of a tree by the rules of decoding, each after its own path.
+
+    Args:
+      context: the rows.
+      logits: after the nodes ``first, first + 1, …``.
+      tree: the tree.
+      tokens: one for each node but the root, in parts; those of the paths at least.
+      first: number of the first node.
+    """
+    if context.rules is None:
+        return logits
+    nodes = first + np.arange(logits.shape[1])
+    # The node at each depth of the paths, from depth 1; of shorter ones the last repeats.
+    paths = tree.paths[nodes][:, 1:]
+    drafted = jnp.concatenate([context.last_tokens[:, None], *tokens], axis=1)[:, paths]
+
+    def write(row, drafted, length):
+        return jax.vmap(lambda new: lax.dynamic_update_slice(row, new, (length + 1,)))(drafted)
+
+    texts = jax.vmap(write)(context.sequences, drafted, context.lengths)
+    return context.ruled_texts(logits, texts, jnp.asarray(tree.depths[nodes]))

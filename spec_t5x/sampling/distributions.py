@@ -24,6 +24,7 @@ from jaxtyping import Shaped
 from spec_t5x.errors import InputError
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.sampling.random_bits import uniform
+from spec_t5x.sampling.rules import Rules
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
 
 # Temperatures up to this one mean argmax, as in T5X.
@@ -46,6 +47,8 @@ class Sampling:
     top_p: float = flax.struct.field(pytree_node=False, default=0.0)
     # Every row is known to be argmax while tracing: no noise is drawn for it.
     greedy: bool = flax.struct.field(pytree_node=False, default=False)
+    # Which tokens may follow a text: applied to the logits before all else (``rules.Places``).
+    rules: Rules | None = None
 
     def repeat(self, times: int) -> "Sampling":
         """The settings of ``times`` consecutive copies of each row."""

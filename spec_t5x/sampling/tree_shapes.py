@@ -95,3 +95,15 @@ class Tree:
         for node in range(1, self.num_nodes):
             ancestors[node] |= ancestors[self.parents[node]]
         return ancestors
+
+    @functools.cached_property
+    def paths(self) -> np.ndarray:
+        """The node at each depth of the path to a node ``[nodes, depth + 1]``.
+
+        Beyond a node's own depth the node itself.
+        """
+        paths = np.zeros((self.num_nodes, self.depth + 1), np.int32)
+        for node in range(1, self.num_nodes):
+            paths[node] = paths[self.parents[node]]
+            paths[node, self.depths[node] :] = node
+        return paths

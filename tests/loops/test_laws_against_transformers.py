@@ -21,6 +21,7 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.rules import rules
 from spec_t5x.testing.laws import CHANCE
 from spec_t5x.testing.toy_models import tiny_t5, tiny_t5gemma
 from spec_t5x.types import EOS_ID
@@ -62,7 +63,7 @@ PAIRS = [
     ("medusa", "tree"),
 ]
 # How often one of all the tests fails by chance alone is ``CHANCE``.
-THRESHOLD = CHANCE / len(PAIRS)
+THRESHOLD = CHANCE / (2 * len(PAIRS))
 
 
 def num_layers(draft):
@@ -109,10 +110,11 @@ class FewBytes(ByteVocabulary):
     vocab_size = VOCAB
 
 
-def law(model, directory, format_of=t5):
+def law(model, directory, format_of=t5, processors=lambda ids, logits: logits):
     """The probability of every text ``[sources, first, second, third token]``.
 
-    What follows the end of a text is 0, as in the loop's output.
+    What follows the end of a text is 0, as in the loop's output. ``processors`` are transformers',
+    of logits.
     """
     stored = StoredModel.of_params(directory, model.params, model.config, FewBytes())
     stored.write(directory, format_of.write_model, dtype="float32")
@@ -128,6 +130,8 @@ def law(model, directory, format_of=t5):
                 decoder_input_ids=prefixes,
                 decoder_attention_mask=torch.ones_like(prefixes),
             ).logits
+        places = [processors(prefixes[:, : n + 1], logits[:, n].clone()) for n in range(LENGTH)]
+        logits = torch.stack(places, dim=1)
         probs = torch.softmax(logits / TEMPERATURE, dim=-1).numpy()
         probs = probs.reshape(VOCAB, VOCAB, LENGTH, VOCAB)
         first, second, third = probs[0, 0, 0], probs[:, 0, 1], probs[:, :, 2]
@@ -149,7 +153,7 @@ def decode(draft, verifier_name, temperature=TEMPERATURE, seed=11):
     return decode_with(target(num_layers(draft)), made(draft), verifier_name, temperature, seed)
 
 
-def decode_with(target, draft, verifier_name, temperature=TEMPERATURE, seed=11):
+def decode_with(target, draft, verifier_name, temperature=TEMPERATURE, seed=11, rules=None):
     return jax.device_get(
         speculative_decode(
             target,
@@ -157,7 +161,7 @@ def decode_with(target, draft, verifier_name, temperature=TEMPERATURE, seed=11):
             jnp.asarray(np.tile(SOURCES, (ROWS // len(SOURCES), 1))),
             jnp.zeros((ROWS, 1), jnp.int32),
             jax.random.key(seed),
-            sampling(temperature),
+            sampling(temperature).replace(rules=rules),
             gamma=GAMMA,
             max_decode_len=LENGTH,
             verifier=verifier(verifier_name),
@@ -200,6 +204,49 @@ def test_texts_of_a_t5gemma_follow_the_law_of_transformers(tmp_path, verifier_na
     decoded = decode_with(model, TransformerDraft(smaller), verifier_name)
     assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
     assert p_value(law(model, tmp_path, t5gemma), decoded) > THRESHOLD
+
+
+@pytest.fixture(scope="module")
+def ruled_laws(tmp_path_factory):
+    """The laws under transformers' logits processors."""
+    processors = transformers.LogitsProcessorList(
+        [
+            transformers.SequenceBiasLogitsProcessor([[[4], 1.0], [[3, 3], -2.0]]),
+            transformers.RepetitionPenaltyLogitsProcessor(1.5),
+            transformers.NoRepeatNGramLogitsProcessor(2),
+            transformers.NoBadWordsLogitsProcessor([[5, 4]]),
+            transformers.MinLengthLogitsProcessor(2, EOS_ID),
+            transformers.SuppressTokensAtBeginLogitsProcessor([3], 1),
+        ]
+    )
+    return {
+        layers: law(target(layers), tmp_path_factory.mktemp("ruled"), processors=processors)
+        for layers in (1, DEEP)
+    }
+
+
+def ruled():
+    """The same of ours."""
+    return rules(
+        VOCAB,
+        (EOS_ID,),
+        sequence_bias=(((4,), 1.0), ((3, 3), -2.0)),
+        repetition_penalty=1.5,
+        no_repeat_ngram_size=2,
+        bad_words_ids=((5, 4),),
+        min_length=1,
+        begin_suppress_tokens=(3,),
+    )
+
+
+@pytest.mark.parametrize(("draft", "verifier_name"), PAIRS)
+def test_texts_follow_the_law_under_rules_of_decoding(laws, ruled_laws, draft, verifier_name):
+    layers = num_layers(draft)
+    decoded = decode_with(target(layers), made(draft), verifier_name, rules=ruled())
+    assert np.sum(decoded.stats.accepted) > 0 or (draft, verifier_name) == ("copy", "rejection")
+    assert p_value(ruled_laws[layers], decoded) > THRESHOLD
+    # What rules change is seen.
+    assert p_value(laws[layers], decoded) < THRESHOLD
 
 
 def test_a_temperature_that_is_off_by_a_twentieth_is_found_out(laws):

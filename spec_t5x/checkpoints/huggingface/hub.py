@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from spec_t5x.checkpoints.huggingface.generation_config import GENERATION_NAME
 from spec_t5x.checkpoints.huggingface.weight_files import (
     INDEX_ENDING,
     TORCH_WEIGHTS,
@@ -30,7 +31,7 @@ from spec_t5x.errors import InputError
 # What is read of a checkpoint besides its weights.
 _SMALL_FILES = (
     CONFIG_NAME,
-    "generation_config.json",
+    GENERATION_NAME,
     SPIECE_NAME,
     TOKENIZER_NAME,
     "tokenizer_config.json",

@@ -14,6 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.huggingface.generation_config import (
+    GENERATION,
+    GENERATION_NAME,
+    TASKS,
+)
 from spec_t5x.checkpoints.huggingface.weight_files import (
     check_tied,
     open_tensors,
@@ -209,8 +214,10 @@ def write_as(
         ids = {START: vocabulary.start_id, EOS: eos, PAD: stored.metadata[PAD]}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
-    write_json(stage / CONFIG_NAME, values_of(config, ids))
-    write_json(stage / "generation_config.json", ids)
+    settings = dict(stored.metadata.get(GENERATION, {}))
+    tasks = {TASKS: settings.pop(TASKS)} if TASKS in settings else {}
+    write_json(stage / CONFIG_NAME, values_of(config, ids) | tasks)
+    write_json(stage / GENERATION_NAME, settings | ids)
     write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
     names = names_of(config)
 
@@ -298,7 +305,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     As in transformers generation_config.json comes first. Where several ids end a text, the first
     is ``EOS``'s, and the others are ``MORE_EOS``'s.
     """
-    generation, found = _read_if_there(directory / "generation_config.json"), {}
+    generation, found = _read_if_there(directory / GENERATION_NAME), {}
     for name, usual in _SPECIAL_IDS.items():
         token = generation.get(name)
         token = values.get(name, usual) if token is None else token

@@ -1,0 +1,220 @@
+"""Decoding settings of a Hugging Face directory: what transformers' ``generate`` does by default.
+
+They lie in ``generation_config.json`` or, where that is absent, in ``config.json``. A model keeps
+them under ``metadata["generation"]`` as they are written, so that a converted model has them, too.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.checkpoints.storage.files import read_json
+from spec_t5x.errors import InputError
+
+GENERATION_NAME = "generation_config.json"
+# The entry of a model's metadata, and that of ``config.json`` with settings by task.
+GENERATION = "generation"
+TASKS = "task_specific_params"
+
+# Settings that become rules of decoding by the same name; their values are token ids or numbers.
+_NUMBERS = {"repetition_penalty": float, "no_repeat_ngram_size": int}
+_IDS = (
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("bad_words_ids", "sequence_bias"),
+)
+_LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+_BEAMS = ("length_penalty", "early_stopping")
+# Settings of sampling, with the values that change nothing.
+_SAMPLING = {
+    **{"typical_p": 1.0, "top_p": 1.0, "temperature": 1.0, "top_k": 0},
+    **{"min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
+}
+# Settings that change the output and are not honoured: the values that change nothing, and our
+# option for the same.
+_LEFT_OUT = {
+    "num_beams": (1, "--beams {}"),
+    "num_return_sequences": (1, "--num_decodes {}"),
+    "stop_strings": (None, "--stop TEXT"),
+    "guidance_scale": (1, None),
+    "encoder_repetition_penalty": (1, None),
+    "encoder_no_repeat_ngram_size": (0, None),
+    "exponential_decay_length_penalty": (None, None),
+    "renormalize_logits": (False, None),
+    "watermarking_config": (None, None),
+    "diversity_penalty": (0, None),
+    "num_beam_groups": (1, None),
+    "penalty_alpha": (0, None),
+    "dola_layers": (None, None),
+    "constraints": (None, None),
+    "force_words_ids": (None, None),
+    "forced_decoder_ids": (None, None),
+    "max_time": (None, None),
+    "token_healing": (False, None),
+    # Of a task alone: what its inputs begin with.
+    "prefix": (None, "put it before each input"),
+}
+_KNOWN = {*_NUMBERS, *_IDS, *_LENGTHS, *_BEAMS, *_SAMPLING, *_LEFT_OUT, "do_sample"} - {"prefix"}
+# Where else config.json may have them.
+_NESTED = ("decoder", "generator", "text_config")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """What a directory asks for: options of ours with their values, and what is left out."""
+
+    options: dict[str, Any]
+    # Each with its value and, in brackets, how to have it.
+    left_out: list[str]
+
+
+def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as transformers finds them, those of tasks under ``TASKS``.
+
+    Args:
+      directory: the checkpoint.
+      values: its config.json.
+    """
+    path = directory / GENERATION_NAME
+    if path.is_file():
+        found = _present(read_json(path))
+    else:
+        nested = next((values[name] for name in _NESTED if values.get(name)), {})
+        nested = nested if isinstance(nested, Mapping) else {}
+        found = {n: v for n, v in _present({**nested, **_present(values)}).items() if n in _KNOWN}
+    tasks = values.get(TASKS)
+    return found | {TASKS: tasks} if isinstance(tasks, Mapping) and tasks else found
+
+
+def understood(
+    settings: Mapping[str, Any],
+    where: str,
+    *,
+    task: str | None = None,
+    to_ours: Callable[[Sequence[int]], list[int]] = list,
+    is_decoder_only: bool = False,
+) -> Decoding:
+    """The settings as options of ours.
+
+    Args:
+      settings: what ``read`` gives.
+      where: the checkpoint, for messages.
+      task: whose settings come before the others.
+      to_ours: from ids of the checkpoint's tokenizer to those of the package's vocabulary.
+      is_decoder_only: whether lengths count a prompt.
+
+    Raises:
+      InputError: there is no such task, or a value is of another type.
+    """
+    settings, tasks = dict(settings), settings.get(TASKS, {})
+    settings.pop(TASKS, None)
+    if task is not None:
+        if task not in tasks:
+            raise InputError(
+                f"{where} has no settings of a task {task!r}: it has "
+                f"{', '.join(tasks) or 'none of any task'}; leave --task out, or name one"
+            )
+        settings |= _present(tasks[task])
+    left_out = list(_left_out(settings))
+    options = {**_numbers(settings, where), **_ids(settings, where, to_ours)}
+    if is_decoder_only:
+        left_out += [
+            f"{name} {settings[name]} (it counts the prompt: --{ours})"
+            for name, ours in (("max_length", "max_decode_len"), ("min_length", "min_decode_len"))
+            if settings.get(name)
+        ]
+        settings = {n: v for n, v in settings.items() if n not in ("max_length", "min_length")}
+    options |= _lengths(settings, where)
+    if any(settings.get(name) for name in _BEAMS) or settings.get("num_beams", 1) != 1:
+        options["length_penalty"] = _number(settings, "length_penalty", float, where, 1.0)
+        options["early_stopping"] = settings.get("early_stopping", False)
+    if tasks and task is None:
+        left_out.append(f"settings of the tasks {', '.join(tasks)} (--task NAME)")
+    return Decoding(options=options, left_out=left_out)
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are set: transformers writes null for the others."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _numbers(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {
+        name: _number(settings, name, kind, where)
+        for name, kind in _NUMBERS.items()
+        if name in settings
+    }
+
+
+def _number(settings, name: str, kind: type, where: str, otherwise=None):
+    value = settings.get(name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int | kind):
+        raise InputError(f"{where} has {name} {value!r}: set it to a number")
+    return kind(value)
+
+
+def _lengths(settings: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Lengths of ours, which do not count the start token."""
+    found = {}
+    for ours, of_new, of_all in (
+        ("max_decode_len", "max_new_tokens", "max_length"),
+        ("min_decode_len", "min_new_tokens", "min_length"),
+    ):
+        if of_new in settings:
+            found[ours] = _number(settings, of_new, int, where)
+        elif of_all in settings:
+            found[ours] = max(_number(settings, of_all, int, where) - 1, 0)
+    if found.get("max_decode_len") == 0:
+        raise InputError(f"{where} has a max_length of no tokens: raise it, or leave it out")
+    return found
+
+
+def _ids(settings: Mapping[str, Any], where: str, to_ours) -> dict[str, Any]:
+    """Token ids of ours, as tuples."""
+    found = {}
+    for name in _IDS:
+        value = settings.get(name)
+        if value is None or value == []:
+            continue
+        try:
+            if name == "forced_bos_token_id":
+                (found[name],) = to_ours(_checked([value]))
+            elif name == "bad_words_ids":
+                found[name] = tuple(tuple(to_ours(_checked(word))) for word in value)
+            elif name == "sequence_bias":
+                found[name] = tuple(
+                    (tuple(to_ours(_checked(text))), float(bias)) for text, bias in value
+                )
+            else:
+                value = value if isinstance(value, list) else [value]
+                found[name] = tuple(to_ours(_checked(value)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where} has {name} {value!r}: set it to token ids") from error
+    return found
+
+
+def _checked(ids: list[int]) -> list[int]:
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise TypeError(ids)
+    return ids
+
+
+def _left_out(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that are not honoured, each with its value and the remedy, if there is one."""
+    for name, (neutral, remedy) in _LEFT_OUT.items():
+        value = settings.get(name)
+        if value and value != neutral:
+            yield f"{name} {value!r}" + (f" ({remedy.format(value)})" if remedy else "")
+    if settings.get("do_sample"):
+        sampled = {"temperature": 1.0, "top_k": 50} | {
+            name: settings[name] for name in _SAMPLING if name in settings
+        }
+        ours = [
+            f"--{name} {sampled.pop(name)}"
+            for name in ("temperature", "top_k", "top_p")
+            if name == "temperature" or sampled.get(name, _SAMPLING[name]) != _SAMPLING[name]
+        ]
+        yield f"do_sample True ({' '.join(ours)})"
+        for name, value in sampled.items():
+            if value != _SAMPLING[name]:
+                yield f"{name} {value}"

@@ -1,0 +1,181 @@
+"""Rules of decoding in every loop: the text of plain decoding, whatever drafts and verifies."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.beams.hypotheses import Ranking
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.speculative import speculative_decode, speculative_steps
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.sampling.rules import rules
+from spec_t5x.types import EOS_ID
+from spec_t5x.verifiers import verifier
+from tests.drafts import test_every_draft as every_draft
+from tests.drafts.test_every_draft import KEY, LENGTH, PROMPTS, SOURCES, T5_DRAFTS, VOCAB, target
+from tests.drafts.test_heads import random_heads
+from tests.drafts.test_ngram import ngrams
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
+
+RULES = {
+    "masks": {
+        "suppress_tokens": (8, 22),
+        "begin_suppress_tokens": tuple(range(2, 12)),
+        "forced_eos_token_id": (EOS_ID,),
+        "min_length": 7,
+    },
+    "history": {
+        "repetition_penalty": 1.4,
+        "no_repeat_ngram_size": 2,
+        "bad_words_ids": ((9, 9), (3,)),
+        "sequence_bias": (((5,), 2.0),),
+    },
+    "first": {"forced_bos_token_id": 12, "no_repeat_ngram_size": 1},
+}
+every_rule = pytest.mark.parametrize("name", RULES)
+DRAFTS = T5_DRAFTS | {
+    "medusa": lambda: random_heads(model=target()),
+    "ngram": lambda: ngrams(VOCAB),
+}
+
+
+@functools.cache
+def made(name):
+    return rules(VOCAB, (EOS_ID,), **RULES[name])
+
+
+def settings(name, temperature=0.0):
+    return sampling(temperature).replace(rules=made(name))
+
+
+@functools.cache
+def plain(name):
+    decoded = autoregressive_decode(
+        target(), SOURCES, PROMPTS, KEY, settings(name), max_decode_len=LENGTH
+    )
+    return jax.device_get(decoded)
+
+
+@every_rule
+def test_rules_are_kept_and_change_the_text(name):
+    found = plain(name).tokens[:, 0]
+    assert not np.array_equal(found, every_draft.plain_text().tokens[:, 0])
+    for row, start in zip(found, (0, 1, 2, 0), strict=True):
+        text = row[: np.flatnonzero(row)[-1] + 1].tolist()
+        new = text[start:]
+        if name == "masks":
+            assert not {8, 22} & set(new)
+            assert not 2 <= new[0] < 12
+            assert EOS_ID not in new[:7]
+            assert text[-1] == EOS_ID
+        elif name == "history":
+            pairs = list(zip([0, *text], text, strict=False))
+            assert len(set(pairs)) == len(pairs)
+            assert 3 not in new
+        else:
+            assert start or text[0] == 12
+            assert len(set(new) - set(text[:start])) == len(new)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@every_rule
+def test_the_text_is_that_of_plain_decoding(name, draft):
+    decoded = every_draft.decode(DRAFTS[draft](), settings=settings(name))
+    np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
+    np.testing.assert_allclose(decoded.scores, plain(name).scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", ["token", "coupled", "rejection", "multi", "tree"])
+@every_rule
+def test_with_every_verifier(name, which):
+    decoded = every_draft.decode(
+        DRAFTS["transformer"](), settings=settings(name), verifier=verifier(which)
+    )
+    np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
+
+
+@every_rule
+def test_a_draft_that_keeps_the_rules_is_the_target_in_small(name):
+    """The target as its own draft has every proposal accepted, since both keep the rules."""
+    draft = every_draft.TransformerDraft(target())
+    for which in ("block", "tree"):
+        stats = every_draft.decode(draft, settings=settings(name), verifier=verifier(which)).stats
+        full = 3 * stats.target_calls
+        # The last call of a row may end within its proposals.
+        assert np.all(stats.accepted >= full - 3), which
+
+
+@every_rule
+def test_at_a_pace_and_step_by_step(name):
+    pace = Pace.start(Costs.by_formula(c=0.8, largest=3), tolerance=0.3)
+    decoded = every_draft.decode(DRAFTS["shared encoder"](), settings=settings(name), pace=pace)
+    np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
+    assert np.any(decoded.stats.plain_steps > 0)
+    steps = speculative_steps(
+        target(), DRAFTS["transformer"](), SOURCES, PROMPTS, KEY, settings(name), gamma=3,
+        max_decode_len=LENGTH,
+    )  # fmt: skip
+    decoded = None
+    while decoded is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            decoded = end.value
+    np.testing.assert_array_equal(decoded.tokens, plain(name).tokens)
+
+
+@every_rule
+def test_coupled_samples_are_those_of_plain_decoding(name):
+    """Seed for seed."""
+    sampled = settings(name, 1.0)
+    options = {"max_decode_len": LENGTH, "num_decodes": 2}
+    expected = autoregressive_decode(
+        target(), SOURCES, PROMPTS, KEY, sampled, coupled=True, **options
+    )
+    found = speculative_decode(
+        target(), DRAFTS["transformer"](), SOURCES, PROMPTS, KEY, sampled, gamma=3,
+        verifier=verifier("coupled"), **options,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+RANKINGS = {
+    "of T5X": Ranking(exponent=0.6),
+    "of transformers": Ranking(exponent=2.0, of_transformers=True, early_stopping=True),
+}
+
+
+@pytest.mark.parametrize("ranking", RANKINGS.values(), ids=RANKINGS)
+@every_rule
+def test_a_speculative_search_finds_what_the_plain_one_does(name, ranking):
+    found = []
+    common = {"beams": 3, "max_decode_len": LENGTH, "ranking": ranking, "rules": made(name)}
+    for draft in (None, every_draft.near(), target()):
+        if draft is None:
+            found.append(beam_search(target(), SOURCES, PROMPTS, **common))
+        else:
+            found.append(
+                speculative_beam_search(target(), draft, SOURCES, PROMPTS, gamma=3, **common)
+            )
+    unruled = beam_search(target(), SOURCES, PROMPTS, **common | {"rules": None})
+    assert not np.array_equal(unruled.tokens, found[0].tokens)
+    for speculative in found[1:]:
+        np.testing.assert_array_equal(speculative.tokens, found[0].tokens)
+        np.testing.assert_allclose(speculative.scores, found[0].scores, rtol=1e-5)
+    # The target drafts for itself, and knows the rules.
+    assert np.all(found[2].stats.block_efficiency > 2)
+
+
+def test_rules_of_samples_hold_for_rows_of_all_temperatures():
+    mixed = sampling(np.array([0.0, 1.0, 0.0, 2.0], np.float32)).replace(rules=made("masks"))
+    decoded = every_draft.decode(DRAFTS["transformer"](), settings=mixed)
+    assert not np.isin(decoded.tokens, [8, 22]).any()
+    np.testing.assert_array_equal(decoded.tokens[[0, 2]], plain("masks").tokens[[0, 2]])
+    assert jnp.all(jnp.isfinite(decoded.scores))

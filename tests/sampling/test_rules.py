@@ -1,0 +1,156 @@
+"""Rules of decoding: place by place what transformers' processors make of the same logits."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.sampling.rules import Places, rules
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+SIZES = {"d_model": 2, "d_kv": 1, "d_ff": 1, "num_heads": 1, "num_layers": 1, "vocab_size": 7}
+MODEL = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES))
+VOCAB = 7
+EOS = (1,)
+# Places of each text: so many that n-grams, phrases and repeated tokens occur.
+WIDTH, ROWS = 12, 6
+# Tokens of each row's prompt, and where the row ends at the latest.
+STARTS, LIMITS = (0, 0, 2, 0, 3, 1), (11, 6, 11, 9, 8, 10)
+
+
+def texts(seed=0):
+    """Random tokens of few kinds behind the start token."""
+    drawn = np.random.default_rng(seed).integers(2, VOCAB, (ROWS, WIDTH)).astype(np.int32)
+    drawn[:, 0] = 0
+    return drawn
+
+
+# What ``rules`` is given and, where it differs, what transformers' GenerationConfig is.
+CASES = {
+    "suppressed": {"suppress_tokens": (3, 5)},
+    "suppressed at the beginning": {"begin_suppress_tokens": (2, 1)},
+    "forced first": {"forced_bos_token_id": 4},
+    "forced first, suppressed after it": {"forced_bos_token_id": 4, "begin_suppress_tokens": (2,)},
+    "forced last": {"forced_eos_token_id": (1,)},
+    "one of several last": {"forced_eos_token_id": (1, 3)},
+    "a bad word": {"bad_words_ids": ((3,),)},
+    "the end is no bad word": {"bad_words_ids": ((1,), (4,))},
+    "bad words of several tokens": {"bad_words_ids": ((3, 4), (2, 2, 2), (5,))},
+    "a phrase that begins with the start token": {
+        "bad_words_ids": (tuple(texts()[3, :5].tolist()),)
+    },
+    "penalty": {"repetition_penalty": 1.7},
+    "bonus": {"repetition_penalty": 0.6},
+    "no token twice": {"no_repeat_ngram_size": 1},
+    "no pair twice": {"no_repeat_ngram_size": 2},
+    "no triple twice": {"no_repeat_ngram_size": 3},
+    "n-grams longer than any text": {"no_repeat_ngram_size": 40},
+    "biases": {"sequence_bias": (((3,), -2.5), ((2, 4), 3.0), ((0, 5), 1.5))},
+    "at least so many": {"min_length": 4},
+    "ends that are several": {"min_length": 3, "eos": (1, 5)},
+    "everything": {
+        "min_length": 5,
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": (6,),
+        "begin_suppress_tokens": (3,),
+        "forced_eos_token_id": (1,),
+        "bad_words_ids": ((5, 5), (4,)),
+        "sequence_bias": (((2,), 1.25),),
+    },
+}
+
+
+def lists(value):
+    """Tuples as lists, those in them, too."""
+    return [lists(each) for each in value] if isinstance(value, tuple) else value
+
+
+def theirs(logits, tokens, start, limit, case):
+    """The logits after ``tokens`` by transformers' own processors."""
+    values = {name: lists(value) for name, value in case.items() if name != "eos"}
+    values["min_new_tokens"] = values.pop("min_length", None)
+    config = transformers.GenerationConfig(**values, max_length=limit + 1)
+    config._eos_token_tensor = torch.tensor(case.get("eos", EOS))
+    processors = MODEL._get_logits_processor(config, input_ids_seq_length=start + 1)
+    given = torch.tensor(np.array(tokens)[None]).long()
+    return processors(given, torch.tensor(logits[None])).numpy()[0]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_place_has_the_logits_of_transformers(case):
+    made = rules(VOCAB, case.get("eos", EOS), **{n: v for n, v in case.items() if n != "eos"})
+    tokens = texts()
+    starts, limits = np.array(STARTS, np.int32), np.array(LIMITS, np.int32)
+    # Places of a block that begins elsewhere in each row.
+    lengths = starts[:, None] + np.arange(7, dtype=np.int32)[None, :]
+    lengths = np.minimum(lengths, limits[:, None] - 1)
+    logits = np.random.default_rng(1).normal(0, 3, (*lengths.shape, VOCAB)).astype(np.float32)
+    places = Places(tokens=tokens[:, None], lengths=lengths, starts=starts, limits=limits)
+    found = np.asarray(made(jnp.asarray(logits), places))
+    changed = 0
+    for row, place in np.ndindex(lengths.shape):
+        given = tokens[row, : lengths[row, place] + 1]
+        expected = theirs(logits[row, place], given, STARTS[row], LIMITS[row], case)
+        # PyTorch multiplies by the inverse of a penalty.
+        np.testing.assert_allclose(
+            found[row, place], expected, rtol=2e-7, err_msg=f"{row}, {place}"
+        )
+        changed += not np.array_equal(expected, logits[row, place])
+    assert changed or case in (CASES["n-grams longer than any text"],)
+
+
+def test_a_text_of_its_own_at_each_place():
+    """As in a tree: the places of a row do not share their tokens."""
+    made = rules(VOCAB, EOS, no_repeat_ngram_size=2)
+    tokens = np.array([[[0, 3, 4, 3, 9], [0, 3, 5, 3, 9]]], np.int32)
+    places = Places(
+        tokens=tokens, lengths=np.array([[3, 3]]), starts=np.array([0]), limits=np.array([4])
+    )
+    found = made(jnp.zeros((1, 2, VOCAB)), places)
+    assert np.isinf(found[0]).nonzero()[1].tolist() == [4, 5]
+
+
+def test_a_decoders_text_has_no_start_token():
+    made = rules(VOCAB, EOS, no_repeat_ngram_size=1, start_id=None)
+    tokens = np.array([[0, 3, 0, 0]], np.int32)[:, None]
+    places = Places(
+        tokens=tokens, lengths=np.array([[1]]), starts=np.array([1]), limits=np.array([3])
+    )
+    assert np.isinf(made(jnp.zeros((1, 1, VOCAB)), places)).nonzero()[2].tolist() == [3]
+
+
+def test_the_start_token_may_be_another_within_a_text():
+    """Of models whose texts start with the token that ends them."""
+    made = rules(VOCAB, EOS, repetition_penalty=2.0, start_id=1)
+    places = Places(
+        tokens=np.zeros((1, 1, 3), np.int32),
+        lengths=np.array([[0]]),
+        starts=np.array([0]),
+        limits=np.array([2]),
+    )
+    np.testing.assert_array_equal(
+        made(jnp.ones((1, 1, VOCAB)), places)[0, 0], [1, 0.5, 1, 1, 1, 1, 1]
+    )
+
+
+def test_neutral_values_are_no_rules():
+    assert rules(VOCAB, EOS, min_length=0, repetition_penalty=1.0, bad_words_ids=((1,),)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"suppress_tokens": (VOCAB,)}, "suppress_tokens has token 7 and the model 7 tokens"),
+        ({"bad_words_ids": ((2, -1),)}, "bad_words_ids has token -1"),
+        ({"bad_words_ids": ((),)}, "a text of no tokens"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: give a number above 0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: give at least 0"),
+        ({"min_length": -2}, "min_length is -2: give at least 0"),
+    ],
+)
+def test_what_cannot_be(given, message):
+    with pytest.raises(InputError, match=message):
+        rules(VOCAB, EOS, **given)
