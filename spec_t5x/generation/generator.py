@@ -361,9 +361,12 @@ class Generator:
         Raises:
           InputError: tokens that the model does not have.
         """
-        start_id = None if self.is_decoder_only else self.vocabulary.start_in_text
-        arguments = options.rules(self.defaults) | {"start_id": start_id}
-        return _rules(self.target.vocab_size, self.vocabulary.eos_ids, **arguments)
+        return _rules(
+            self.target.vocab_size,
+            self.vocabulary.eos_ids,
+            start_id=self.vocabulary.start_in_text,
+            **options.rules(self.defaults),
+        )
 
     def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
         """What every loop takes, by place and by name."""

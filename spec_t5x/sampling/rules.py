@@ -54,9 +54,8 @@ class Rules:
     phrase_biases: Float32[Array, "phrases"] | None = None
     # Number of tokens that no text has twice in this order; 0 for no such rule.
     no_repeat_ngram_size: int = flax.struct.field(pytree_node=False, default=0)
-    # What the start token is in the text: another id means it within a text where start and end
-    # are one token. None where it is no part of the text, as of a decoder alone.
-    start_id: int | None = flax.struct.field(pytree_node=False, default=PAD_ID)
+    # The start token's id within a text, where start and end are one token.
+    start_id: int = flax.struct.field(pytree_node=False, default=PAD_ID)
 
     def __call__(
         self, logits: Float[Array, "batch places vocab"], places: Places
@@ -107,12 +106,8 @@ class Rules:
         """The tokens around each place, and which of them are its text."""
         shape = (*places.lengths.shape, places.tokens.shape[-1])
         indices = jnp.arange(shape[-1])[None, None, :]
-        is_text = indices <= places.lengths[:, :, None]
-        if self.start_id is None:
-            tokens, is_text = places.tokens, is_text & (indices > 0)
-        else:
-            tokens = jnp.where(indices == 0, self.start_id, places.tokens)
-        return jnp.broadcast_to(tokens, shape), is_text
+        tokens = jnp.where(indices == 0, self.start_id, places.tokens)
+        return jnp.broadcast_to(tokens, shape), indices <= places.lengths[:, :, None]
 
     def _seen(self, places: Places, vocab_size: int) -> Bool[Array, "batch places vocab"]:
         """Tokens that the text has."""
@@ -138,7 +133,7 @@ class Rules:
         longest = self.phrases.shape[1]
         at = places.lengths[:, :, None] - jnp.arange(longest - 2, -1, -1)[None, None, :]
         before = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=-1)
-        before = jnp.where(at >= (self.start_id is None), before, _ANY - 1)[:, :, None, :]
+        before = jnp.where(at >= 0, before, _ANY - 1)[:, :, None, :]
         wanted = self.phrases[None, None, :, :-1]
         completed = jnp.all((wanted == before) | (wanted == _ANY), axis=-1)
         added = jnp.where(completed, self.phrase_biases[None, None, :], 0.0)
@@ -166,7 +161,7 @@ def rules(
     forced_eos_token_id: Sequence[int] = (),
     bad_words_ids: Sequence[Sequence[int]] = (),
     sequence_bias: Sequence[tuple[Sequence[int], float]] = (),
-    start_id: int | None = PAD_ID,
+    start_id: int = PAD_ID,
 ) -> Rules | None:
     """The rules of decoding by their names in transformers; None where all are neutral.
 
@@ -182,7 +177,7 @@ def rules(
       forced_eos_token_id: tokens of which one comes last, where a text reaches its limit.
       bad_words_ids: texts that never come; one of ``eos_ids`` alone stays allowed.
       sequence_bias: texts, and what is added to the logit of the last token of each.
-      start_id: the token that every text begins with; None for texts without it.
+      start_id: the token that every text begins with.
 
     Raises:
       InputError: a token that the model does not have, or a value out of its range.

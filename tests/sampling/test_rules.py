@@ -113,15 +113,6 @@ def test_a_text_of_its_own_at_each_place():
     assert np.isinf(found[0]).nonzero()[1].tolist() == [4, 5]
 
 
-def test_a_decoders_text_has_no_start_token():
-    made = rules(VOCAB, EOS, no_repeat_ngram_size=1, start_id=None)
-    tokens = np.array([[0, 3, 0, 0]], np.int32)[:, None]
-    places = Places(
-        tokens=tokens, lengths=np.array([[1]]), starts=np.array([1]), limits=np.array([3])
-    )
-    assert np.isinf(made(jnp.zeros((1, 1, VOCAB)), places)).nonzero()[2].tolist() == [3]
-
-
 def test_the_start_token_may_be_another_within_a_text():
     """Of models whose texts start with the token that ends them."""
     made = rules(VOCAB, EOS, repetition_penalty=2.0, start_id=1)
