@@ -290,12 +290,13 @@ def speculative_beam_search(
     of the search each call makes (``BeamResult.stats``).
 
     Args:
-      target, inputs, prompts, beams, alpha, max_decode_len, max_decode_steps, eos_id, ranking,
-        rules: as of ``beam_search``; ``inputs`` are what both models' ``prefill`` take.
+      target, inputs, prompts, beams, alpha, max_decode_len, max_decode_steps, eos_id: as of
+        ``beam_search``; ``inputs`` are what both models' ``prefill`` take.
       draft_model: a smaller one of the same kind, over the same vocabulary.
       gamma: levels that the draft proposes in each iteration, at least 1.
       draft_beams: hypotheses in each of them, at least ``beams`` (None takes as many).
         More of them are more likely to have all of the target's among them.
+      ranking, rules: as of ``beam_search``; the draft's own search keeps the same rules.
 
     Raises:
       InputError: ``beams`` below 1 or ``draft_beams`` below ``beams``, either above half
