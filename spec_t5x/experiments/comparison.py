@@ -269,7 +269,6 @@ def compare(
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: a beam search is not compared here")
-    options = options.without_open(generator.defaults)
     batches = generator.batches(texts, options)
     if options.gamma == AUTO and generator.pace(batches[0], options) is None:
         raise InputError(
@@ -299,7 +298,7 @@ def compare(
         generator.target,
         generator.draft,
         jnp.asarray(batches[0].tokens),
-        options,
+        options.without_open(generator.defaults),
         num_inputs=len(texts),
         gamma=options.gamma if pace is None else pace.typical_limit,
         # A token each.
