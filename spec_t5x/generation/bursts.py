@@ -86,13 +86,15 @@ class Bursts:
             self._inputs[place] = text, skipped
         numbers = np.full(batch.tokens.shape[0], slots.NOBODY, np.int32)
         numbers[: len(places)] = places
-        return _prepare(
+        members = _prepare(
             *self._models,
             *(batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, numbers),
             loop=self._loop,
             paced=self._pace is not None,
             waits=waits,
         )
+        # Of the host, as those of ``drain``: for another sharding a burst is compiled again.
+        return members.replace(places=numbers) if waits else members
 
     def _burst(self, *, drain: bool) -> Callable[[], Answered]:
         self._slots, ended = _burst(

@@ -25,6 +25,7 @@ from spec_t5x.loops.autoregressive import AutoregressiveState
 from spec_t5x.loops.decode_state import DecodeState, Loop
 from spec_t5x.loops.outputs import Decoded, Outputs
 from spec_t5x.loops.pace import Pace
+from spec_t5x.machine.meshes import gather_rows, spread_rows
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
 
@@ -150,7 +151,7 @@ def prepare(
             # What is not used is not computed.
             zeros = jax.tree.map(jnp.zeros_like, state.draft_state)
             state = state.replace(draft_state=zeros)
-    return Members(state=state, sources=sources, prompts=prompts, places=places)
+    return spread_rows(Members(state=state, sources=sources, prompts=prompts, places=places))
 
 
 def fill(members: Members, pace: Pace | None = None) -> Slots:
@@ -214,7 +215,8 @@ class _Going:
 
         carry = _Burst(
             slots=slots,
-            group=group,
+            # Any device may fill a slot with any of them: gathered once, not for each slot.
+            group=gather_rows(group),
             taken=jnp.int32(0),
             outputs=jax.tree.map(room, state.outputs),
             stats=jax.tree.map(room, _stats(state)),
@@ -245,13 +247,16 @@ class _Going:
 
     def end(self, carry: _Burst) -> tuple[Slots, Ended]:
         """The slots as the next burst takes them, and what this one has finished."""
-        pace, slots = self._pace(carry), carry.slots
+        pace, members = self._pace(carry), carry.slots.members
+        # As ``prepare`` left them: the next burst is the same program.
+        members = spread_rows(members.replace(state=_without_pace(members.state)))
         if pace is not None:
             pace = pace.end_batch()
-            slots = carry.with_state(carry.state.replace(pace=pace)).slots
+            members = members.replace(state=members.state.replace(pace=pace))
         decoded = outputs_lib.finish(
             carry.outputs, self.loop.num_decodes, self.loop.max_decode_len, carry.stats, pace
         )
+        slots = carry.slots.replace(members=members)
         return slots, Ended(places=carry.places, decoded=decoded, calls=carry.calls)
 
     def _pace(self, carry: _Burst) -> Pace | None:
@@ -296,7 +301,7 @@ class _Going:
             loop,
             has_state=slots.drafting,
         )
-        group = group.replace(state=group.state.replace(draft_state=waiting))
+        group = group.replace(state=group.state.replace(draft_state=gather_rows(waiting)))
         slots = slots.replace(drafting=jnp.asarray(True))
         return carry.replace(slots=slots, group=group).with_state(state)
 

@@ -1,0 +1,35 @@
+"""Where the rows of a batch lie on a mesh.
+
+XLA chooses for arrays that nothing was said of, and not the same from program to program. Without
+a mesh (``jax.set_mesh``) or without rules for logical axes nothing here has an effect.
+"""
+
+import flax.linen.partitioning as flax_partitioning
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from spec_t5x.types import Array, PyTree
+
+
+def spread_rows(tree: PyTree) -> PyTree:
+    """Gives each device its part of the rows of arrays that lead with the batch."""
+    return _with_rows(tree, dict(flax_partitioning.get_axis_rules()).get("batch"))
+
+
+def gather_rows(tree: PyTree) -> PyTree:
+    """Gives each device all rows of arrays that lead with the batch."""
+    return _with_rows(tree, None)
+
+
+def _with_rows(tree: PyTree, axis: str | None) -> PyTree:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not flax_partitioning.get_axis_rules():
+        return tree
+
+    def lay(leaf: Array) -> Array:
+        first = axis if axis and leaf.shape[0] % mesh.shape[axis] == 0 else None
+        others = [PartitionSpec.UNCONSTRAINED] * (leaf.ndim - 1)
+        return lax.with_sharding_constraint(leaf, PartitionSpec(first, *others))
+
+    return jax.tree.map(lay, tree)
