@@ -1,15 +1,18 @@
 """What is compiled once: the user's cache, and JAX's persistent compilation cache in it."""
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from spec_t5x.machine import progress
 
@@ -61,6 +64,24 @@ def enable() -> None:
     # Small programs count as well: starting fast is the point.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """Within it JAX's cache is neither read nor written."""
+    directory = jax.config.jax_compilation_cache_dir
+    _use(None)
+    try:
+        yield
+    finally:
+        _use(directory)
+
+
+def _use(directory: str | None) -> None:
+    if directory != jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", directory)
+        # JAX looks at the setting once.
+        jax_cache.reset_cache()
 
 
 @functools.cache

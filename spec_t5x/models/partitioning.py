@@ -21,6 +21,7 @@ from flax.core import unfreeze
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine import compilation_cache
 from spec_t5x.models.binding import ModelConfig, abstract_variables
 from spec_t5x.models.logical_axes import partition_spec
 from spec_t5x.types import PyTree
@@ -71,9 +72,16 @@ def make_mesh(
 def partitioned(mesh: Mesh) -> Iterator[Mesh]:
     """Within it, what is traced obeys the rules, and arrays are made on the mesh.
 
-    Not to be entered inside a compiled function.
+    Not to be entered inside a compiled function. Programs of several CPU devices are compiled
+    anew in each process.
     """
-    with jax.set_mesh(mesh), flax_partitioning.axis_rules(RULES):
+    # XLA's CPU runtime orders a program's collectives by a resource that all of them use. One that
+    # is read back has another for each loop and branch (XLA's ``ThunkSequenceSerDesProtobuf``, as
+    # of jaxlib 0.10.2): of a collective in a loop and one beside it, a device may begin with
+    # either, and two devices wait for each other.
+    several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+    cache = compilation_cache.unused() if several else contextlib.nullcontext()
+    with cache, jax.set_mesh(mesh), flax_partitioning.axis_rules(RULES):
         yield mesh
 
 
