@@ -12,13 +12,16 @@ from tests import quick_compilation
 REPOSITORY = Path(__file__).parents[1]
 
 
-def printed_by(program: str, *arguments: str | Path, devices: int) -> Any:
+def printed_by(
+    program: str, *arguments: str | Path, devices: int, cache: Path | str = ""
+) -> Any:
     """The JSON that a program prints, in a process of its own with so many CPU devices.
 
     Args:
       program: its path from ``tests``.
       *arguments: it is given.
       devices: how many there shall be.
+      cache: where JAX keeps compiled programs; nowhere by default.
     """
     flags = f"{quick_compilation.FLAGS} --xla_force_host_platform_device_count={devices}"
     result = subprocess.run(
@@ -27,6 +30,7 @@ def printed_by(program: str, *arguments: str | Path, devices: int) -> Any:
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
             "XLA_FLAGS": flags,
         },
         capture_output=True,

@@ -29,20 +29,23 @@ def tokens_of(generator, options=OPTIONS):
     return [outputs[0].output_ids for outputs in generator.generate(TEXTS, options)]
 
 
-@pytest.fixture(scope="module")
-def on_four_devices(drafts_of_pair, tmp_path_factory):
-    """What ``infer`` writes on data 2 x model 2, by draft."""
+@pytest.fixture(scope="module", params=[(2, 1), (4, 2)], ids=["data 2", "data 2 x model 2"])
+def runs(drafts_of_pair, tmp_path_factory, request):
+    """What ``infer`` does on several devices, by draft, twice; and JAX's cache of programs."""
+    devices, model_parallel = request.param
     source = tmp_path_factory.mktemp("inputs") / "lines.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     flags = {
         "input": source,
-        "model_parallel": 2,
+        "model_parallel": model_parallel,
         "gamma": OPTIONS.gamma,
         "max_decode_len": OPTIONS.max_decode_len,
         "batch_size": OPTIONS.batch_size,
     }
     flags = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-    return printed_by("inference/every_draft_program.py", drafts_of_pair, *flags, devices=4)
+    program = "inference/every_draft_program.py", drafts_of_pair, *flags
+    cache = tmp_path_factory.mktemp("cache")
+    return [printed_by(*program, devices=devices, cache=cache) for _ in range(2)], cache
 
 
 @every_named_draft
@@ -52,5 +55,14 @@ def test_generate_writes_the_targets_text(draft, drafts_of_pair, plain):
 
 
 @pytest.mark.parametrize("draft", SPREAD)
-def test_infer_on_several_devices_writes_the_targets_text(draft, on_four_devices, plain):
-    assert on_four_devices[draft] == plain
+def test_infer_on_several_devices_writes_the_targets_text_twice(draft, runs, plain):
+    assert [run[draft]["tokens"] for run in runs[0]] == [plain, plain]
+
+
+@pytest.mark.parametrize("draft", SPREAD)
+def test_all_bursts_of_several_devices_are_one_program(draft, runs):
+    assert [run[draft]["bursts"] for run in runs[0]] == [1, 1]
+
+
+def test_no_program_is_read_back_in_which_devices_would_wait_for_one_another(runs):
+    assert not list(runs[1].glob("*burst*"))

@@ -1,5 +1,5 @@
 """Run by ``tests/end_to_end/test_named_drafts.py``: ``spec-t5x infer`` on simulated devices, with
-each kind of draft, and what it writes as JSON.
+each kind of draft: what it writes and how often it compiled its loop, as JSON.
 """
 
 import contextlib
@@ -13,6 +13,10 @@ import jax
 
 from spec_t5x.cli.main import main
 from tests.named_drafts import SPREAD, named
+
+
+# Names of the programs that were compiled, or read back.
+compiled: list[str] = []
 
 
 def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | str:
@@ -31,8 +35,20 @@ def infer(directory: Path, draft: str, flags: list[str]) -> list[list[int]] | st
     return [json.loads(line)["output_ids"] for line in lines]
 
 
+def note(event: str, seconds: float, fun_name: str = "", **_) -> None:
+    if event.endswith("backend_compile_duration"):
+        compiled.append(fun_name)
+
+
+def run(directory: Path, draft: str, flags: list[str]) -> dict:
+    compiled.clear()
+    tokens = infer(directory, draft, flags)
+    return {"tokens": tokens, "bursts": sum("burst" in name for name in compiled)}
+
+
 if __name__ == "__main__":
     # The programs run for a moment: compiling them is the cost.
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.monitoring.register_event_duration_secs_listener(note)
     directory, *flags = sys.argv[1:]
-    print(json.dumps({draft: infer(Path(directory), draft, flags) for draft in SPREAD}))
+    print(json.dumps({draft: run(Path(directory), draft, flags) for draft in SPREAD}))

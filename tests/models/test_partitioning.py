@@ -95,6 +95,17 @@ def test_a_constraint_without_mesh_or_without_rules_is_none():
             assert "sharding_constraint" in program(array)
 
 
+def test_programs_of_several_cpu_devices_are_neither_kept_nor_read_back(tmp_path):
+    assert printed_by("models/unkept_program.py", devices=2, cache=tmp_path) == {
+        "on the mesh": "neither",
+        "outside": "written",
+        "on the mesh, kept": "neither",
+        "outside, kept": "read",
+        "on a mesh of one device": "written",
+        "on a mesh of one device, kept": "read",
+    }
+
+
 def test_shardings_of_the_largest_size_take_no_memory():
     mesh = make_mesh(1, 1, jax.devices()[:1])
     shardings = param_shardings(size("t5_1_1_xxl"), mesh)

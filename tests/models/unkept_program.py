@@ -1,0 +1,54 @@
+"""Run by ``test_partitioning.py`` with 2 simulated devices: what JAX's cache does for a program on a
+mesh and outside it, one after the other, as JSON.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from spec_t5x.models.partitioning import batch_sharding, make_mesh, partitioned
+
+ROWS = np.ones((2, 3), np.float32)
+
+
+def total(rows: jax.Array) -> jax.Array:
+    return jax.numpy.tanh(rows).sum()
+
+
+def run(mesh: Mesh, context: contextlib.AbstractContextManager) -> str:
+    """Whether the program was read from the cache, else written to it, or neither."""
+    hits = []
+
+    def look(event: str, **_) -> None:
+        if event.endswith("cache_hits"):
+            hits.append(event)
+
+    rows, before = jax.device_put(ROWS, batch_sharding(mesh)), number_kept()
+    jax.clear_caches()
+    jax.monitoring.register_event_listener(look)
+    with context:
+        jax.block_until_ready(jax.jit(total)(rows))
+    return "read" if hits else "written" if number_kept() > before else "neither"
+
+
+def number_kept() -> int:
+    return len(list(Path(jax.config.jax_compilation_cache_dir).glob("*total*-cache")))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    two, one = make_mesh(), make_mesh(devices=jax.devices()[:1])
+    cases = {
+        "on the mesh": (two, partitioned(two)),
+        "outside": (two, jax.set_mesh(two)),
+        "on the mesh, kept": (two, partitioned(two)),
+        "outside, kept": (two, jax.set_mesh(two)),
+        "on a mesh of one device": (one, partitioned(one)),
+        "on a mesh of one device, kept": (one, partitioned(one)),
+    }
+    print(json.dumps({name: run(*case) for name, case in cases.items()}))
