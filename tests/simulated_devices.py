@@ -12,9 +12,7 @@ from tests import quick_compilation
 REPOSITORY = Path(__file__).parents[1]
 
 
-def printed_by(
-    program: str, *arguments: str | Path, devices: int, cache: Path | str = ""
-) -> Any:
+def printed_by(program: str, *arguments: str | Path, devices: int, cache: Path | str = "") -> Any:
     """The JSON that a program prints, in a process of its own with so many CPU devices.
 
     Args:

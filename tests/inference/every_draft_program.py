@@ -14,7 +14,6 @@ import jax
 from spec_t5x.cli.main import main
 from tests.named_drafts import SPREAD, named
 
-
 # Names of the programs that were compiled, or read back.
 compiled: list[str] = []
 

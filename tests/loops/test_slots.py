@@ -20,6 +20,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_gpt, tiny_t5
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier
+from tests.simulated_devices import printed_by
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -247,3 +248,9 @@ def test_numbers_that_are_not_finite_stay_in_their_input(kernels):
         assert np.isnan(one.scores[0]) or not is_bad[place]
         if not is_bad[place]:
             np.testing.assert_array_equal(one.tokens, expected.tokens[place])
+
+
+def test_several_devices_gather_what_waits_once_for_a_burst():
+    found = printed_by("loops/spread_slots_program.py", devices=2)
+    assert found == {"cached": found["cached"], "outside": found["cached"], "in loops": 0}
+    assert found["cached"] > 0

@@ -1,5 +1,5 @@
-"""Run by ``test_partitioning.py`` with 2 simulated devices: what JAX's cache does for a program on a
-mesh and outside it, one after the other, as JSON.
+"""Run by ``test_partitioning.py`` with 2 simulated devices: what JAX's cache does for programs on
+meshes and outside them, one after the other, as JSON.
 """
 
 import contextlib

@@ -1,0 +1,52 @@
+"""Run by ``test_slots.py`` with 2 simulated devices: what a burst gathers of the inputs that wait, and
+how many arrays of their caches there are, as JSON.
+"""
+
+import json
+import re
+
+import jax
+import numpy as np
+
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops import slots
+from spec_t5x.loops.decode_state import Loop
+from spec_t5x.loops.outputs import row_keys
+from spec_t5x.models.partitioning import make_mesh, partitioned, shard_batch
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import tiny_t5
+
+ROWS = 2
+# Of keys and values: batch, heads and two axes more.
+CACHED = re.compile(r"\w+\[\d+,\d+,\d+,\d+\]\S* all-gather\(")
+
+
+def gathered(text: str) -> dict[str, int]:
+    """Arrays of caches that a program gathers, outside of its loops and in them."""
+    entry = text[text.index("\nENTRY ") :]
+    entry = entry[: entry.index("\n}")]
+    outside = len(CACHED.findall(entry))
+    return {"outside": outside, "in loops": len(CACHED.findall(text)) - outside}
+
+
+def main() -> dict[str, int]:
+    target = tiny_t5(0, num_decoder_layers=2)
+    models = target, TransformerDraft(tiny_t5(1))
+    loop = Loop(gamma=2, max_decode_len=8)
+    mesh = make_mesh()
+    sources = np.full((ROWS, 5), 3, np.int32)
+    prompts, places = np.zeros((ROWS, 1), np.int32), np.arange(ROWS, dtype=np.int32)
+    rows = sources, prompts, row_keys(jax.random.key(0), ROWS), np.full(ROWS, 8, np.int32), places
+    with partitioned(mesh):
+        rows = shard_batch(rows, mesh)
+        first, group = (slots.prepare(*models, *rows, loop=loop, waits=w) for w in (False, True))
+        settings, drain = sampling(0.0), np.bool_(False)
+        burst = slots.burst.lower(*models, slots.fill(first), group, settings, drain, loop=loop)
+        text = burst.compile().as_text()
+    cached = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(group))
+    return {"cached": cached, **gathered(text)}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
+    print(json.dumps(main()))
