@@ -1,5 +1,5 @@
-"""Run by ``test_slots.py`` with 2 simulated devices: what a burst gathers of the inputs that wait, and
-how many arrays of their caches there are, as JSON.
+"""Run by ``test_slots.py`` with 2 simulated devices: how many arrays of caches a burst gathers, and
+how many those of the inputs that wait are, as JSON.
 """
 
 import json
