@@ -1,8 +1,12 @@
 """Text in, text out; and the measurements that are made of it."""
 
+import copy
 import dataclasses
+import functools
+import inspect
 import itertools
 import json
+import pickle
 import time
 
 import jax
@@ -12,6 +16,7 @@ import pytest
 import sacrebleu
 from flax.traverse_util import flatten_dict
 
+from spec_t5x import names
 from spec_t5x.checkpoints.make_draft import DraftOptions
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
@@ -25,7 +30,9 @@ from spec_t5x.generation import (
     GenerateOptions,
     Generator,
     bucket,
+    bursts,
 )
+from spec_t5x.generation import generator as generator_lib
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model
@@ -212,7 +219,22 @@ def test_where_no_acceptance_pays_the_draft_is_left_out_and_it_is_said(generator
     (outputs,) = which.generate(TEXTS[:1], auto)
     assert outputs[0].proposed is None
     assert "which no acceptance pays for" in which.run(auto).verdict
-    assert "comes to 0" in message_of(compare, which, TEXTS[:1], auto)
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0}, {"batch_size": 2}])
+def test_where_no_acceptance_pays_plain_decoding_is_compared_with_itself(generator, changes):
+    auto = options(gamma="auto", **changes)
+    which = dataclasses.replace(generator)
+    which.assume(auto, dataclasses.replace(Costs.by_formula(c=1.0, position=0.1), beside=0.5))
+    comparison = compare(which, TEXTS[:3], auto, repeats=1)
+    assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, 0.0, None)
+    assert comparison.block_efficiency == comparison.predicted == 1.0
+    assert comparison.predicted_with_verification == 1.0
+    assert comparison.identical in (True, None) and not comparison.divergences
+    assert comparison.outputs == list(which.plain().generate(TEXTS[:3], auto))
+    assert comparison.remark.startswith("gamma auto came to 0, so both sides are plain decoding")
+    assert "other programs took 50% of the processors" in comparison.remark
+    json.dumps(comparison.to_dict())
 
 
 def test_a_program_with_the_draft_is_made_only_where_it_pays(generator, greedy_alone):
@@ -663,3 +685,230 @@ def test_a_beam_search_needs_a_model_to_draft(generator):
     message = message_of(lambda: list(copying.generate(TEXTS[:1], options(beams=2))))
     assert "beams is 2 and the draft a CopyDraft" in message
     assert "not compared" in message_of(compare, generator, TEXTS, options(beams=2))
+
+
+# --- what comes out, as a sequence and one by one --------------------------------
+
+
+def test_answers_have_a_length_and_an_index_and_come_one_by_one(generator, greedy_alone):
+    def answers(texts=TEXTS):
+        return generator.generate(texts, GREEDY)
+
+    expected = [greedy_alone[text] for text in TEXTS]
+    assert len(answers()) == len(TEXTS)
+    assert answers()[0] == expected[0] and answers()[-2:] == expected[-2:]
+    assert list(answers()) == [*answers()] == expected
+    kept = answers()
+    assert kept[1] == expected[1]
+    assert list(kept) == list(kept) == expected and len(kept) == len(TEXTS)
+    coming = answers(iter(TEXTS))
+    assert next(coming) == expected[0] and list(coming) == expected[1:]
+    assert "decoded while they are iterated over" in repr(answers())
+    assert "GREEDY" not in repr(kept) and expected[0][0].output in repr(kept)
+    assert list(answers([])) == [] and bool(answers())
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda coming: len(coming), "the number of answers is not known"),
+        (lambda coming: (next(coming), coming[0]), "answer 0 was asked for while iterating"),
+        (lambda coming: (list(coming), list(coming)), "were iterated over before and are not kept"),
+        (lambda coming: (list(coming), [*coming]), "were iterated over before and are not kept"),
+    ],
+)
+def test_answers_say_what_only_a_list_of_them_has(generator, ask, message):
+    with pytest.raises(InputError, match=message) as raised:
+        ask(generator.generate(iter(TEXTS[:2]), GREEDY))
+    assert isinstance(raised.value, TypeError) and "\n" not in str(raised.value)
+
+
+def test_answers_are_decoded_no_further_than_somebody_iterates(generator):
+    seen = []
+    texts = (seen.append(text) or text for text in TEXTS)
+    answers = generator.generate(texts, GREEDY)
+    assert seen == []
+    next(answers)
+    assert 0 < len(seen) < len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        list,
+        lambda answer: [*answer],
+        lambda answer: [one for one in answer],  # noqa: C416
+        lambda answer: answer[0],
+        lambda answer: answer[:1],
+        lambda answer: next(iter(answer)),
+        lambda answer: max(answer, key=len),
+    ],
+)
+def test_an_answer_that_is_an_error_is_never_empty_in_silence(generator, look):
+    (answer,) = generator.generate("", GREEDY)
+    with pytest.raises(InputError, match="the text is empty"):
+        look(answer)
+    assert repr(answer).startswith("Answer(error=InputError('the text is empty")
+    for again in (copy.copy(answer), pickle.loads(pickle.dumps(answer))):
+        assert str(again.error) == str(answer.error)
+    (good,) = generator.generate(TEXTS[0], GREEDY)
+    assert pickle.loads(pickle.dumps(good)) == copy.copy(good) == good == list(good)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("texts", [3, None, b"My sister", {"text": "My sister"}])
+def test_what_is_no_text_and_no_list_is_refused_at_the_call(generator, texts):
+    assert "give a string, or a list of strings" in message_of(generator.generate, texts)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_model_in_place_of_its_name_is_refused(generator, tiny_pair, name):
+    names = {"target": tiny_pair / "target", "draft": tiny_pair / "draft"}
+    for model in (generator.target, object(), 3):
+        message = message_of(lambda model=model: Generator.load(**names | {name: model}))
+        assert message.startswith(f"{name} is a {type(model).__name__}: give a directory")
+
+
+def test_ids_are_decoded_as_the_texts_they_are_of(generator, greedy_alone):
+    ids = [generator.tokenize(text, GREEDY) for text in TEXTS]
+    for rows in (ids, map(np.asarray, ids), iter(ids)):
+        answers = generator.generate_ids(rows, gamma=3, max_decode_len=16)
+        assert [answer[0].output for answer in answers] == [
+            greedy_alone[text][0].output for text in TEXTS
+        ]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "has no ids"),
+        ([5, 128, 1], "has the id 128: give numbers from 0 to 127"),
+        ([-1], "has the id -1"),
+        ([2.0], "has the id 2.0"),
+        ("My sister", "has the id 'M'"),
+        (7, "an input is 7: give a list of ids"),
+    ],
+)
+def test_ids_that_the_target_does_not_have_are_their_inputs_error(generator, row, message):
+    bad, good = generator.generate_ids([row, [5, 1]], GREEDY)
+    assert message in str(bad.error) and good[0].output_ids
+
+
+# --- names that other programs have ----------------------------------------------
+
+THEIRS = {
+    "max_new_tokens": "max_decode_len",
+    "max_length": "max_decode_len",
+    "max_tokens": "max_decode_len",
+    "num_beams": "beams",
+    "beam_size": "beams",
+    "num_return_sequences": "num_decodes",
+    "do_sample": "temperature",
+    "topk": "top_k",
+    "num_assistant_tokens": "gamma",
+    "stop_strings": "stop",
+    "random_seed": "seed",
+    "truncation": "truncate",
+    "max_input_length": "max_source_len",
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_an_option_under_anothers_name_is_refused_with_ours(generator, name):
+    expected = f"there is no option '{name}': it is '{THEIRS[name]}' here"
+    for refuse in (
+        GenerateOptions,
+        functools.partial(generator.generate, TEXTS),
+        functools.partial(generator.generate_ids, [[1]]),
+        functools.partial(generator.stream, TEXTS[0]),
+        functools.partial(dataclasses.replace, GREEDY),
+    ):
+        assert message_of(lambda refuse=refuse: refuse(**{name: 2})) == expected
+
+
+def test_other_names_are_answered_too_and_none_is_one_of_ours():
+    cases = {
+        "output_scores": "there is no option 'output_scores': an output has a score, its tokens",
+        "temprature": "there is no option 'temprature', did you mean 'temperature'?",
+        "zzz": "there is no option 'zzz': choose from gamma, temperature,",
+    }
+    for name, message in cases.items():
+        assert message_of(lambda name=name: GenerateOptions(**{name: 2})).startswith(message)
+    fields = {field.name for field in dataclasses.fields(GenerateOptions)}
+    assert not fields & {*names._OURS, *names._ABSENT}
+    assert list(inspect.signature(GenerateOptions).parameters)[0] == "gamma"
+    assert pickle.loads(pickle.dumps(GREEDY)) == copy.deepcopy(GREEDY) == GREEDY
+
+
+# --- limits that share programs ----------------------------------------------------
+
+_MANY = {
+    "plain": {"gamma": 0},
+    "token": {"verifier": "token"},
+    "sampled": {"temperature": 1.0, "seed": 3},
+    "coupled": {"temperature": 1.0, "seed": 3, "verifier": "coupled"},
+    "tree": {"temperature": 1.0, "seed": 3, "verifier": "tree", "gamma": 2},
+    "slots": {"batch_size": 2},
+    "decodes": {"num_decodes": 2, "temperature": 1.0},
+    "auto": {"gamma": "auto"},
+    "search of transformers": {"gamma": 0, "beams": 3, "length_penalty": 1.0},
+    "the same, to the end": {
+        **{"gamma": 0, "beams": 3, "length_penalty": 2.0},
+        "early_stopping": "never",
+    },
+    "rules": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "min_decode_len": 4},
+}
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """The room of each program that is called."""
+    found = []
+    places = [(generator_lib, "_decode_plainly"), (generator_lib, "_decode_speculatively")]
+    places += [(bursts, "_prepare"), (bursts, "_burst"), (generator_lib, "beam_search")]
+
+    def noted(function, *args, **named):
+        found.append(
+            named["max_decode_len"] if "loop" not in named else named["loop"].max_decode_len
+        )
+        return function(*args, **named)
+
+    for module, name in places:
+        monkeypatch.setattr(module, name, functools.partial(noted, getattr(module, name)))
+    return found
+
+
+@pytest.mark.parametrize("which", _MANY)
+def test_near_limits_share_a_program_and_change_no_text(generator, which, rooms, monkeypatch):
+    """A limit cuts the longest text, and the room of a program changes nothing else."""
+
+    def decoded(length):
+        alone, decoding = dataclasses.replace(generator), options(max_decode_len=length)
+        decoding = dataclasses.replace(decoding, **_MANY[which])
+        if decoding.gamma == "auto":
+            alone.assume(decoding, Costs.by_formula(c=0.0, largest=3))
+        return [
+            [(one.output_ids, one.score, one.target_calls) for one in answer]
+            for answer in alone.generate(TEXTS, decoding)
+        ]
+
+    lengths = (5, 9, 16)
+    shared = [decoded(length) for length in lengths]
+    assert set(rooms) == {16}
+    assert max(len(ids) for answer in shared[0] for ids, *_ in answer) == 5
+    rooms.clear()
+    # Of the encoder-decoder the prompt is the start token alone.
+    monkeypatch.setattr(Generator, "room", lambda self, batch, options: options.max_decode_len)
+    assert [decoded(length) for length in lengths] == shared
+    assert set(rooms) == set(lengths)
+
+
+def test_limits_share_what_speculation_costs_and_searches_are_exact(generator, rooms):
+    costs = [options(max_decode_len=length).costly for length in (9, 16, 17, 32)]
+    assert costs[0] == costs[1] != costs[2] == costs[3]
+    (batch,) = generator.batches(TEXTS[:1], GREEDY)
+    assert generator.room(batch, options(max_decode_len=17)) == 32
+    list(generator.generate(TEXTS[:1], gamma=0, beams=2, max_decode_len=9))
+    assert rooms == [9]

@@ -3,7 +3,7 @@
 import dataclasses
 
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.names import AUTO, NO_DRAFT, WEIGHTS
+from spec_t5x.names import AUTO, INT8, NO_DRAFT, WEIGHTS
 
 DEFAULT_TARGET = "ende-target"
 
@@ -83,6 +83,7 @@ class Models:
 
         if self.target not in PACKAGED_DRAFTS:
             raise InputError(
-                f"no --draft was given for --target {self.target}: give one, or --draft {NO_DRAFT}"
+                f"no --draft was given for --target {self.target}: give --draft {INT8}, which "
+                f"needs no other model, a model of your own, or --draft {NO_DRAFT}"
             )
         return PACKAGED_DRAFTS[self.target].get("transformer", "copy")

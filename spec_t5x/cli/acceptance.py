@@ -31,7 +31,7 @@ _MEASUREMENT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="an input; more are more inputs")
+    settings.add_text(parser)
     settings.add_gin(parser)
     settings.add_flags(parser.add_argument_group("models"), _MODELS)
     settings.add_texts(parser)
@@ -72,12 +72,13 @@ def run(args: argparse.Namespace) -> int:
     drafts = {name: make_draft(name, target, generator.target, draft_options) for name in names}
     with Progress("tokens") as progress:
         rows = measure(generator, drafts, texts, options, progress.update)
-    results.show(table(rows), conclusion(rows))
+    # First: what is printed may be lost.
     if args.json:
         shown = [
             dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows
         ]
         results.save(args.json, shown, models=models, source=source, options=options)
+    results.show(table(rows), conclusion(rows))
     return 0
 
 

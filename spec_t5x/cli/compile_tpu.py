@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--json {args.json}: no such folder: make it first")
     results = []
     for result in tpu_compilation.run(options):
-        if not results:
-            show(tpu_compilation.header(options))
         results.append(result)
-        print()
-        show(*tpu_compilation.tables(result))
         # After every mesh: a long run that is cut short leaves what it has.
         if args.json:
             tpu_compilation.write_json(args.json, options, results)
+        if len(results) == 1:
+            show(tpu_compilation.header(options))
+        print()
+        show(*tpu_compilation.tables(result))
     print()
     show(tpu_compilation.FOOTNOTES, tpu_compilation.conclusion(options, results))
     return 0

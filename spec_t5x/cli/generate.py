@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.cli import settings
+from spec_t5x.data.text_files import json_line, stream_lines
 from spec_t5x.errors import InputError
 from spec_t5x.inference.arriving import arriving
-from spec_t5x.inference.sources import FileSource, Item, file_source
+from spec_t5x.inference.sources import FileSource, Item, file_source, no_inputs
 from spec_t5x.machine.progress import doing
 from spec_t5x.names import NO_DRAFT
 
@@ -30,7 +31,7 @@ _INPUTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="an input; more are more inputs")
+    settings.add_text(parser)
     settings.add_flags(parser, _INPUTS)
     shown = parser.add_argument_group("output").add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="one JSON object for each input")
@@ -114,9 +115,13 @@ def _source(args: argparse.Namespace) -> Iterator[Iterable[Item]]:
             raise InputError("no input: give TEXT, --input FILE, or pipe lines in")
         return _typed()
     if args.input in (None, "-"):
-        read = FileSource(path=Path("-"), jsonl=args.field is not None, field=args.field)
-        return _lines(read, arriving(sys.stdin.buffer))
+        name = "standard input"
+        read = FileSource(path=Path(name), jsonl=args.field is not None, field=args.field)
+        return _lines(read, arriving(stream_lines(sys.stdin.buffer, name)))
     read = file_source(args.input, field=args.field)
+    if next(read.raw(), None) is None:
+        # Told before anything is loaded.
+        raise no_inputs(read.name)
     # One part, read as it is decoded.
     return _lines(read, iter([read.raw()]))
 
@@ -136,15 +141,33 @@ def _typed() -> Iterator[Iterable[Item]]:
 
 
 def _lines(read, parts: Iterable[Iterable[bytes]]) -> Iterator[Iterable[Item]]:
-    """Lines of bytes, with what is wrong with them."""
+    """Yields lines of bytes, with what is wrong with them.
+
+    Raises:
+      InputError: after the lines before it, that no more can be read, or that there was none.
+    """
     numbers = itertools.count()
+    failure = None
 
     def line(raw: bytes) -> Item:
         item = read.item(next(numbers), raw)
         # Whether a text may be empty depends on the model.
         return item if raw.strip() else dataclasses.replace(item, error=None)
 
-    return (map(line, part) for part in parts)
+    def lines(part: Iterable[bytes]) -> Iterator[Item]:
+        nonlocal failure
+        try:
+            yield from map(line, part)
+        except InputError as error:
+            # Raised here it would take the lines along that are to be decoded with it.
+            failure = error
+
+    for part in parts:
+        yield lines(part)
+        if failure is not None:
+            raise failure
+    if next(numbers) == 0:
+        raise no_inputs(read.name)
 
 
 # --- what is printed ---------------------------------------------------------
@@ -238,7 +261,7 @@ class _Command:
         for line in lines:
             self._print(line, next(outputs) if line.error is None else ())
         if self.args.json:
-            print(json.dumps({"comparison": comparison.to_dict()}, ensure_ascii=False))
+            print(json.dumps({"comparison": comparison.to_dict()}))
         else:
             print_comparison(comparison)
 
@@ -268,16 +291,11 @@ class _Command:
         """A line (or JSON object) for each output; an empty one (or the error) for a bad input."""
         if line.error is not None:
             values = {"line": line.index + 1, "input": line.text, "error": line.error}
-            print(json.dumps(values, ensure_ascii=False) if self.args.json else "", flush=True)
+            print(json_line(values) if self.args.json else "", flush=True)
             return
         for output in outputs:
             values = dataclasses.asdict(output)
-            print(
-                json.dumps(values, ensure_ascii=False, allow_nan=False)
-                if self.args.json
-                else _one_line(output.output),
-                flush=True,
-            )
+            print(json_line(values) if self.args.json else _one_line(output.output), flush=True)
 
 
 def _stream_one(generator, source: str, options, place: int) -> None:

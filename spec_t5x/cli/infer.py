@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Infers. Exit status 1 if an input could not be decoded, 128 + N after signal N."""
+    """Infers. Exit status 128 + N after signal N; else ``_tell``'s."""
     from spec_t5x.inference.processes import HostOptions, join
 
     # Processes must join before anything asks JAX for a device, as reading the options does.
@@ -116,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
     who = f"process {hosts.index} answered" if hosts.index else "answered"
     if report.merged is None and options.shard_count is not None:
         who = f"worker {options.shard_index} answered"
-    return _tell(report, who)
+    status = _tell(report, who)
+    # A scheduler takes another status for work to be done again. Of several processes the one that
+    # has joined the shards speaks for all.
+    return 0 if options.shard_count is not None or report.merged is None else status
 
 
 def _with_batch_size(args: argparse.Namespace, decoding):
@@ -164,7 +167,10 @@ def _settings(models, options) -> dict[str, Any]:
 
 
 def _tell(report, who: str) -> int:
-    """Says what is wrong and what was done, prints the figures, and returns the exit status."""
+    """Says what is wrong and what was done, prints the figures, and returns the exit status.
+
+    It is 1 if an input could not be decoded.
+    """
     for text in report.named:
         log.error(text)
     if report.errors > len(report.named) > 0:

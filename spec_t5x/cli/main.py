@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import spec_t5x
-from spec_t5x.cli import completion
+from spec_t5x.cli import completion, standard_streams
 from spec_t5x.errors import InputError, did_you_mean
 from spec_t5x.machine import xla_flags
+from spec_t5x.names import ours
 
 # The package's: what all its modules log.
 log = logging.getLogger("spec_t5x")
@@ -21,6 +22,10 @@ log = logging.getLogger("spec_t5x")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Exit status 0, or 2 for an input error."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    return standard_streams.guarded(functools.partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> int:
     bindings = [item for item in arguments if item.startswith("--gin.")]
     # Taken out first: argparse would read one that holds a space as a TEXT.
     parser = _parser()
@@ -51,10 +56,6 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has closed the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,7 +86,7 @@ class _Once(argparse.Action):
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"spec-t5x: {record.getMessage()}", file=sys.stderr, flush=True)
+        standard_streams.complain(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -106,8 +107,10 @@ def _shown_log(level: int) -> Iterator[None]:
 
 def _check_known(rest: list[str], command: str, flags: Sequence[str]) -> None:
     if rest:
-        similar = did_you_mean(rest[0].partition("=")[0], [f"--{flag}" for flag in flags])
-        raise InputError(f"unknown argument {rest[0]!r}{similar}: see spec-t5x {command} --help")
+        name = rest[0].partition("=")[0]
+        hint = ours(name.lstrip("-"), flags).replace("is '", "is '--")
+        hint = hint or did_you_mean(name, [f"--{flag}" for flag in flags])
+        raise InputError(f"unknown argument {rest[0]!r}{hint}: see spec-t5x {command} --help")
 
 
 def speaking_of_flags(message: str, flags: Iterable[str]) -> str:

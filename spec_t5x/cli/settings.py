@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
+from spec_t5x.cli import standard_streams
 from spec_t5x.names import AUTO, DRAFTS, NO_DRAFT, VERIFIERS, WEIGHTS
 
 # Where gamma has to be a number and none was given.
@@ -172,9 +173,17 @@ def add_flags(parser, flags: Mapping[str, tuple[Any, str]]) -> None:
             options["choices"] = kind
         elif isinstance(kind, str):
             options["metavar"] = kind
+            if kind == "TEXT":
+                options["type"] = standard_streams.text
         else:
             options |= {"type": kind, "metavar": "N"}
         parser.add_argument(f"--{name}", default=None, help=text, **options)
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Adds the inputs that are given as arguments."""
+    text = "an input; more are more inputs"
+    parser.add_argument("text", nargs="*", metavar="TEXT", type=standard_streams.text, help=text)
 
 
 def add_gin(parser: argparse.ArgumentParser) -> None:

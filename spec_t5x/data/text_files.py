@@ -7,6 +7,7 @@ error.
 
 import codecs
 import gzip
+import io
 import json
 import math
 import zlib
@@ -24,13 +25,10 @@ def is_gzip(path: str | Path) -> bool:
     """Whether the file is gzip, by its content.
 
     Raises:
-        InputError: there is no such file.
+        InputError: there is no such file, or it cannot be read.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
-    with path.open("rb") as stream:
-        return stream.read(2) == _GZIP_MAGIC
+    with _opened(path) as stream:
+        return _holds_gzip(stream)
 
 
 def is_jsonl(path: str | Path) -> bool:
@@ -44,16 +42,41 @@ def raw_lines(path: str | Path) -> Iterator[bytes]:
     Raises:
         InputError: there is no such file, it cannot be read, or it is cut short.
     """
+    with _opened(path) as stream:
+        yield from stream_lines(stream, str(path))
+
+
+def stream_lines(stream: io.BufferedIOBase, name: str) -> Iterator[bytes]:
+    """Yields the lines of a stream as they arrive, as ``raw_lines`` does; errors say ``name``."""
+    if not isinstance(stream, io.BufferedReader):
+        stream = io.BufferedReader(stream)
     number = 0
     try:
-        with gzip.open(path) if is_gzip(path) else Path(path).open("rb") as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
-                yield line
+        lines = gzip.GzipFile(fileobj=stream) if _holds_gzip(stream) else stream
+        for number, line in enumerate(lines, start=1):  # noqa: B007, the error names it
+            yield line
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"cannot read {path} after line {number} ({reason}): give a complete file"
+            f"cannot read {name} after line {number} ({reason}): give a complete file"
         ) from error
+
+
+def _opened(path: str | Path) -> io.BufferedReader:
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no file {path}: give the path of a text file (it may be gzipped)")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(
+            f"cannot open {path} ({error.strerror}): give a file that you may read"
+        ) from error
+
+
+def _holds_gzip(stream: io.BufferedReader) -> bool:
+    """Whether what follows in the stream is gzip."""
+    return stream.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
 
 
 def text_of(line: bytes) -> str:
@@ -112,3 +135,18 @@ def _finite(text: str) -> float:
 
 def _refuse(text: str) -> float:
     raise ValueError(f"{text} is not a finite number")
+
+
+def json_line(values: Any) -> str:
+    """A value as a line of JSON that UTF-8 can hold."""
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    # JSON can hold half of a surrogate pair, UTF-8 its escape alone.
+    return text if _is_unicode(text) else json.dumps(values)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

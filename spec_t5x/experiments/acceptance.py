@@ -354,7 +354,7 @@ class _Measurement:
                 batch.prompts,
                 batch.keys,
                 self.generator.sampling(decoding),
-                max_decode_len=self.generator.room(batch, decoding),
+                max_decode_len=self.generator.longest(batch, decoding),
                 max_decode_steps=batch.max_decode_steps,
                 leniences=self.options.leniences,
                 eos_id=self.generator.eos_id,

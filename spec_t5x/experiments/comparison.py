@@ -23,6 +23,8 @@ from spec_t5x.generation import (
 )
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import Pace
+from spec_t5x.machine.other_programs import MUCH
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.theory import formulas
@@ -134,6 +136,8 @@ class Comparison:
     identical: bool | None
     divergences: list[Divergence]
     outputs: list[list[Generation]]
+    # Why gamma "auto" came to 0, so that both sides decode plainly; None where it did not.
+    left_out: str | None = None
 
     @property
     def plain_rate(self) -> float:
@@ -212,6 +216,11 @@ class Comparison:
         the prefill takes, which the theorem leaves out; tokens of an iteration, expected over
         counted; an iteration's time over that of its parts.
         """
+        if self.left_out is not None:
+            return (
+                f"gamma {AUTO} came to 0, so both sides are plain decoding: {self.left_out}; give "
+                "gamma a number to see the draft at work"
+            )
         ratio = self.predicted_with_verification / self.speed_up
         # Of a decoding of a moment what is subtracted may leave nothing.
         if max(ratio, 1 / ratio) < _MUCH or self.gamma < 1 or self.loop_speed_up <= 0:
@@ -261,23 +270,20 @@ def compare(
 ) -> Comparison:
     """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
 
+    Where no acceptance pays here, gamma "auto" comes to 0 and both sides are plain decoding.
+
     Raises:
-      InputError: the generator has no draft, gamma is 0 or comes to it, or an input cannot
-        be decoded.
+      InputError: the generator has no draft, gamma is 0, or an input cannot be decoded.
     """
     if generator.draft is None or options.gamma == 0:
         raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
     if options.beams:
         raise InputError(f"beams is {options.beams}: a beam search is not compared here")
     batches = generator.batches(texts, options)
-    if options.gamma == AUTO and generator.pace(batches[0], options) is None:
-        raise InputError(
-            f"gamma is {AUTO} and comes to 0, since no acceptance pays here: give it a number"
-        )
-    plain = generator.plain()
+    plain, left_out = generator.plain(), _left_out(generator, batches[0], options)
     times, decoded = time_in_turn(
         lambda: plain.run(options).decode,
-        lambda: generator.run(options).decode,
+        lambda: (generator if left_out is None else plain).run(options).decode,
         [batches] * repeats,
     )
     plain_outputs, outputs = (
@@ -291,7 +297,7 @@ def compare(
     greedy = options.sampling().greedy
     divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
     pace = decoded[-1]["speculative"][-1].pace
-    alpha = achieved(list(itertools.chain(*outputs))).alpha
+    alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
     return comparison_of(
         times,
         decoded,
@@ -300,7 +306,8 @@ def compare(
         jnp.asarray(batches[0].tokens),
         options.without_open(generator.defaults),
         num_inputs=len(texts),
-        gamma=options.gamma if pace is None else pace.typical_limit,
+        gamma=_mean_gamma(options, pace, left_out),
+        left_out=left_out,
         # A token each.
         plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
         # Where a pace has left the draft out, nothing was verified.
@@ -309,6 +316,21 @@ def compare(
         divergences=divergences,
         outputs=outputs,
     )
+
+
+def _left_out(generator: Generator, batch: Batch, options: GenerateOptions) -> str | None:
+    """Why gamma "auto" comes to 0; None where it does not."""
+    if options.gamma != AUTO or generator.pace(batch, options) is not None:
+        return None
+    costs = generator.costs(batch, options)
+    busy = f", measured while other programs took {costs.beside:.0%} of the processors"
+    return costs.where_it_pays + busy * (costs.beside > MUCH)
+
+
+def _mean_gamma(options: GenerateOptions, pace: Pace | None, left_out: str | None) -> int:
+    if left_out is not None:
+        return 0
+    return options.gamma if pace is None else pace.typical_limit
 
 
 def comparison_of(
@@ -332,7 +354,38 @@ def comparison_of(
       gamma: drafts per iteration.
       values: the fields that do not follow from these.
     """
-    # By round, of all its batches.
+    if gamma:
+        mean = _mean_counts(decoded)
+    else:
+        tokens = float(values["plain_tokens"])
+        mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
+        mean |= {"accepted": 0.0, "verified": 0.0}
+    step_times = measure_step_times(
+        target,
+        draft,
+        inputs,
+        gamma=max(gamma, 1),
+        max_decode_len=options.max_decode_len,
+        settings=options.sampling(),
+        verifier=options.make_verifier(),
+    )
+    if not gamma:
+        # One token is verified.
+        step_times = dataclasses.replace(step_times, verification=step_times.target)
+    return Comparison(
+        gamma=gamma,
+        temperature=options.temperature,
+        verifier=options.verifier,
+        speculative_tokens=round(mean.pop("appended")),
+        step_times=step_times,
+        **times,
+        **mean,
+        **values,
+    )
+
+
+def _mean_counts(decoded: list[dict[str, list[Decoded]]]) -> dict[str, float]:
+    """Counts of speculative decoding over all batches of a round, their means over the rounds."""
     counts = [
         {
             name: sum(float(np.sum(getattr(each.stats, name))) for each in of_round["speculative"])
@@ -340,25 +393,7 @@ def comparison_of(
         }
         for of_round in jax.device_get(decoded)
     ]
-    mean = {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
-    return Comparison(
-        gamma=gamma,
-        temperature=options.temperature,
-        verifier=options.verifier,
-        speculative_tokens=round(mean.pop("appended")),
-        step_times=measure_step_times(
-            target,
-            draft,
-            inputs,
-            gamma=gamma,
-            max_decode_len=options.max_decode_len,
-            settings=options.sampling(),
-            verifier=options.make_verifier(),
-        ),
-        **times,
-        **mean,
-        **values,
-    )
+    return {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
 
 
 def _divergences(
@@ -394,7 +429,7 @@ def _divergence(
         tokens=prefix[:, None],
         lengths=jnp.asarray([[prefix.shape[1] - 1]]),
         starts=jnp.asarray([len(prompt)]),
-        limits=jnp.asarray([generator.room(batch, options)]),
+        limits=jnp.asarray([len(prompt) + generator.max_decode_len(options)]),
     )
     logits = rules.apply(generator.rules(options), logits[:, -1:], place)
     return Divergence(

@@ -8,7 +8,7 @@ To an encoder-decoder a text is the source. To a decoder alone (``models.gpt``) 
 prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
 """
 
-from spec_t5x.generation.answers import Answer, Generation, all_answered
+from spec_t5x.generation.answers import Answer, Answers, Generation, all_answered
 from spec_t5x.generation.batch_run import Run
 from spec_t5x.generation.batches import Batch, bucket
 from spec_t5x.generation.generate_options import GenerateOptions
@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT_MAX_SOURCE_LENGTH",
     "NO_DRAFT",
     "Answer",
+    "Answers",
     "Batch",
     "GenerateOptions",
     "Generation",

@@ -33,8 +33,7 @@ class Generation:
 class Answer(list[Generation]):
     """An input's outputs, the best first; or why there are none.
 
-    Of an input that cannot be decoded it is empty, ``error`` says why, and asking for an
-    output raises that.
+    Of an input that cannot be decoded ``error`` says why, and asking for an output raises that.
     """
 
     def __init__(self, outputs: Iterable[Generation] = (), error: InputError | None = None):
@@ -45,6 +44,89 @@ class Answer(list[Generation]):
         if self.error is not None:
             raise self.error
         return super().__getitem__(index)
+
+    def __iter__(self):
+        if self.error is not None:
+            raise self.error
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.error is None else f"Answer(error={self.error!r})"
+
+    def __reduce__(self):
+        # A list is pickled by iterating over it.
+        return type(self), (list(super().__iter__()), self.error)
+
+
+class NoSequenceError(InputError, TypeError):
+    """Answers asked for what only a list of them has. As a ``TypeError``, ``list`` expects it."""
+
+
+class Answers(Iterator[Answer]):
+    """The answers to some inputs, in order.
+
+    Inputs are decoded, and answers forgotten, while somebody iterates over them. An index decodes
+    all of them, and keeps them for good.
+    """
+
+    def __init__(self, coming: Iterator[Answer], count: int | None = None):
+        """Answers that are still to come.
+
+        Args:
+          coming: decodes them.
+          count: how many there will be; None where the inputs do not say.
+        """
+        self._coming, self._count = coming, count
+        self._kept: list[Answer] | None = None
+        self._begun = self._over = False
+
+    def __iter__(self) -> Iterator[Answer]:
+        if self._kept is not None:
+            return iter(self._kept)
+        if self._over:
+            raise NoSequenceError(
+                "these answers were iterated over before and are not kept: make a list of them, as "
+                "in list(generator.generate(texts))"
+            )
+        return self
+
+    def __next__(self) -> Answer:
+        self._begun = True
+        for answer in self._coming:
+            return answer
+        self._over = True
+        raise StopIteration
+
+    def __getitem__(self, index):
+        if self._kept is None:
+            if self._begun:
+                raise NoSequenceError(
+                    f"answer {index!r} was asked for while iterating, which keeps none: make a "
+                    "list of them, as in list(generator.generate(texts))"
+                )
+            self._kept = list(self._coming)
+            self._coming = iter(self._kept)
+        return self._kept[index]
+
+    def __len__(self) -> int:
+        if self._kept is not None:
+            return len(self._kept)
+        if self._count is None:
+            raise NoSequenceError(
+                "the number of answers is not known, as the inputs are no list: make a list of the "
+                "answers, as in list(generator.generate(texts))"
+            )
+        return self._count
+
+    def __bool__(self) -> bool:
+        # Not by their number, which need not be known.
+        return True
+
+    def __repr__(self) -> str:
+        if self._kept is not None:
+            return repr(self._kept)
+        number = "the" if self._count is None else self._count
+        return f"<{number} answers, decoded while they are iterated over>"
 
 
 def all_answered(answers: Iterable[Answer]) -> Iterator[Answer]:

@@ -119,7 +119,8 @@ class Run:
 
         def counted() -> Answered:
             answers = list(finish())
-            calls = max((one.target_calls for answer in answers for one in answer), default=0)
+            good = itertools.chain.from_iterable(a for a in answers if a.error is None)
+            calls = max((one.target_calls for one in good), default=0)
             self._count(calls)
             return places, answers
 

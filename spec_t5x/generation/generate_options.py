@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import numbers
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spec_t5x.errors import InputError, check_at_least
-from spec_t5x.names import AUTO
+from spec_t5x.errors import InputError, check_at_least, did_you_mean
+from spec_t5x.generation.batches import bucket
+from spec_t5x.names import AUTO, ours
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.verifiers import Verifier, verifier
 
@@ -61,6 +63,20 @@ _COSTLY = (
 )
 
 
+def _says_ours(cls: type) -> type:
+    """A dataclass whose constructor refuses a name that is no field's as ``_check_names`` does."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self, *args, **given):
+        _check_names(given)
+        init(self, *args, **given)
+
+    cls.__init__ = checked
+    return cls
+
+
+@_says_ours
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """Settings of a run. The names are those of the command line and of gin."""
@@ -203,7 +219,9 @@ class GenerateOptions:
     def costly(self) -> dict[str, Any]:
         """What decides how long a step takes, as JSON can hold it."""
         values = {name: getattr(self, name) for name in _COSTLY}
-        return values | {"greedy": self.sampling().greedy}
+        # Programs are shared by limits that are near one another.
+        room = self.max_decode_len and bucket(self.max_decode_len, sys.maxsize)
+        return values | {"greedy": self.sampling().greedy, "max_decode_len": room}
 
     def settled(self, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The options that a checkpoint may set, with its values where they are None."""
@@ -252,8 +270,18 @@ def options_with(options: GenerateOptions | None, changes: dict) -> GenerateOpti
         raise InputError(
             f"options are {options!r}: give GenerateOptions(…), or single ones by name"
         )
-    known = [field.name for field in dataclasses.fields(options)]
-    for name in changes:
-        if name not in known:
-            raise InputError(f"there is no option {name!r}: choose from {', '.join(known)}")
+    _check_names(changes)
     return dataclasses.replace(options, **changes)
+
+
+def _check_names(given: Iterable[str]) -> None:
+    """Raises ``InputError`` for a name that is no option's, and says which one is meant."""
+    known = [field.name for field in dataclasses.fields(GenerateOptions)]
+    for name in given:
+        if name not in known:
+            hint = (
+                ours(name, known)
+                or did_you_mean(name, known)
+                or f": choose from {', '.join(known)}"
+            )
+            raise InputError(f"there is no option {name!r}{hint}")

@@ -1,11 +1,15 @@
 """A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import numbers
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +30,14 @@ from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.generation.answers import Answer, Generation
+from spec_t5x.generation.answers import Answer, Answers, Generation
 from spec_t5x.generation.batch_run import Input, Run
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.left_out import Memory
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.generation.streaming import StreamEvent, stream
-from spec_t5x.interfaces import Draft
+from spec_t5x.interfaces import Draft, check_positions
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
 from spec_t5x.loops.outputs import UNSOUND, Decoded
@@ -120,6 +124,8 @@ class Generator:
           InputError: a checkpoint that cannot be found, downloaded or read, or a draft whose
             vocabulary is not the target's.
         """
+        for name, model in {"target": target, "draft": draft or NO_DRAFT}.items():
+            _check_named(name, model)
         options = options or DraftOptions()
         find_models(target, () if draft in (None, NO_DRAFT) else (draft,))
         loaded = load(
@@ -346,8 +352,8 @@ class Generator:
         """Tokens generated at most."""
         return options.settled(self.defaults)["max_decode_len"]
 
-    def room(self, batch: Batch, options: GenerateOptions) -> int:
-        """The loops' ``max_decode_len``, which counts the prompt."""
+    def longest(self, batch: Batch, options: GenerateOptions) -> int:
+        """Tokens of the longest row that a batch may come to, its prompt included."""
         return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
 
     def sampling(self, options: GenerateOptions) -> Sampling:
@@ -377,6 +383,20 @@ class Generator:
             "num_decodes": options.num_decodes,
             "rescale_log_probs": options.rescale_log_probs,
         }
+
+    def room(self, batch: Batch, options: GenerateOptions) -> int:
+        """The loops' ``max_decode_len``, which counts the prompt.
+
+        Limits that are near one another share a program: the exact one is ``max_decode_steps``.
+        """
+        with contextlib.suppress(InputError):
+            room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
+            check_positions(self.target, room)
+            if self.draft is not None:
+                self.draft.check(self.target, room)
+            return room
+        # Models of fewer positions.
+        return self.longest(batch, options)
 
     def steps(
         self, batch: Batch, options: GenerateOptions, pace: Pace | None
@@ -411,7 +431,9 @@ class Generator:
         chosen = options.make_verifier()
 
         def decode(pace: Pace, tokens: int) -> Decoded:
-            steps = np.minimum(np.asarray(batch.max_decode_steps), tokens).astype(np.int32)
+            # Not fewer than the program has room for, which other limits share.
+            most = min(self.room(batch, options) - batch.prompts.shape[1] + 1, tokens)
+            steps = np.where(np.asarray(batch.max_decode_steps) > 0, most, 0).astype(np.int32)
             return self.decode(dataclasses.replace(batch, max_decode_steps=steps), options, pace)
 
         def measure() -> Costs:
@@ -450,13 +472,15 @@ class Generator:
         Raises:
           InputError: a draft that is not a model.
         """
-        arguments = (batch.tokens, batch.prompts)
+        arguments, ranking = (batch.tokens, batch.prompts), self._ranking(options)
+        # When a search of T5X's ends depends on the longest text that it has room for.
+        room = self.room if ranking.of_transformers else self.longest
         common = {
             "beams": options.beams,
-            "ranking": self._ranking(options),
+            "ranking": ranking,
             "rules": self.rules(options),
             "eos_id": self.eos_id,
-            "max_decode_len": self.room(batch, options),
+            "max_decode_len": room(batch, options),
             "max_decode_steps": batch.max_decode_steps,
         }
         if self.draft is None or options.gamma in (0, AUTO):
@@ -488,8 +512,8 @@ class Generator:
         *,
         first: int = 0,
         **changes,
-    ) -> Iterator[Answer]:
-        """Yields, for each input in order, its outputs, the best first.
+    ) -> Answers:
+        """Gives, for each input in order, its outputs, the best first, while iterated over.
 
         An input that cannot be decoded is its answer's ``error``; the others are decoded.
 
@@ -505,15 +529,42 @@ class Generator:
         """
         options = options_with(options, changes)
         texts = [texts] if isinstance(texts, str) else texts
-        return self._answers(((text, None) for text in texts), options, first)
+        if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+            raise InputError(f"texts are {repr(texts)[:40]}: give a string, or a list of strings")
+        inputs = ((text, None) for text in texts)
+        return Answers(self._answers(inputs, options, first), _count(texts))
 
-    def generate_ids(self, ids: Iterable[list[int]], options: GenerateOptions) -> Iterator[Answer]:
-        """``generate`` for inputs that are ids already: sources with EOS, prompts without."""
-        return self._answers((("", row) for row in ids), options, 0)
+    def generate_ids(
+        self,
+        ids: Iterable[Sequence[int] | np.ndarray],
+        options: GenerateOptions | None = None,
+        *,
+        first: int = 0,
+        **changes,
+    ) -> Answers:
+        """``generate`` for inputs that are ids already: sources with EOS, prompts without.
+
+        The other arguments are those of ``generate``. An input without ids, or with one that the
+        target does not have, is its answer's ``error``.
+        """
+        inputs = (("", row) for row in ids)
+        return Answers(self._answers(inputs, options_with(options, changes), first), _count(ids))
+
+    def _checked_ids(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        size = self.target.vocab_size
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        if not isinstance(ids, Sequence):
+            raise InputError(f"an input is {ids!r}: give a list of ids")
+        for one in ids:
+            if not (isinstance(one, numbers.Integral) and 0 <= one < size):
+                raise InputError(f"an input has the id {one!r}: give numbers from 0 to {size - 1}")
+        if not ids and not self.is_decoder_only:
+            raise InputError("an input has no ids: give at least the end of sequence")
+        return [int(one) for one in ids]
 
     def _answers(
         self,
-        inputs: Iterable[tuple[str | InputError, list[int] | None]],
+        inputs: Iterable[tuple[str | InputError, Sequence[int] | np.ndarray | None]],
         options: GenerateOptions,
         first: int,
     ) -> Iterator[Answer]:
@@ -527,8 +578,10 @@ class Generator:
                 good = []
                 for place, (text, ids) in window:
                     try:
-                        ids = self.tokenize(text, options) if ids is None else ids
-                        good.append((place, text, ids))
+                        known = (
+                            self.tokenize(text, options) if ids is None else self._checked_ids(ids)
+                        )
+                        good.append((place, text, known))
                     except InputError as error:
                         answers[place] = Answer(error=error)
                 yield good
@@ -685,6 +738,20 @@ def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
     if np.all(np.isfinite(values)):
         return None
     return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
+
+
+def _count(inputs: Iterable) -> int | None:
+    """How many there are; None where they do not say."""
+    return len(inputs) if isinstance(inputs, Sized) else None
+
+
+def _check_named(name: str, model: Any) -> None:
+    """Raises ``InputError`` for a model in place of the name of one."""
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(
+            f"{name} is a {type(model).__name__}: give a directory (save_pretrained makes one of a "
+            "model of transformers) or a name; a draft made here goes to with_draft"
+        )
 
 
 def _num_parameters(tree) -> int:

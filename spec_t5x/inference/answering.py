@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator, Run
 from spec_t5x.generation.batch_run import Input
@@ -60,7 +61,9 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
     tally = Tally()
     for answer in answers:
         tally.inputs += 1
-        tally.errors += answer.error is not None
+        if answer.error is not None:
+            tally.errors += 1
+            continue
         tally.tokens += sum(len(generation.output_ids) for generation in answer)
         # A search's calls are for all of its hypotheses.
         for generation in list(answer)[: 1 if searched else None]:
@@ -275,9 +278,4 @@ def _without_input(generation: Generation) -> dict[str, Any]:
 
 
 def _encoded(values: dict[str, Any]) -> bytes:
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can hold and UTF-8 cannot.
-        return json.dumps(values).encode() + b"\n"
+    return json_line(values).encode() + b"\n"

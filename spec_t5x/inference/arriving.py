@@ -11,23 +11,32 @@ _TOGETHER = 0.02
 
 
 def arriving(stream: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines of a stream: those that are there, then those that arrived meanwhile."""
+    """Yields the lines of a stream: those that are there, then those that arrived meanwhile.
+
+    Raises:
+      Exception: the stream's own, after the lines before it.
+    """
     # None is the end.
-    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=_READ_AHEAD)
+    waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_READ_AHEAD)
 
     def read() -> None:
-        for line in stream:
-            waiting.put(line)
-        waiting.put(None)
+        try:
+            for line in stream:
+                waiting.put(line)
+            waiting.put(None)
+        except Exception as error:
+            waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     line = waiting.get()
-    while line is not None:
+    while isinstance(line, bytes):
         # Lines that are written at once need not arrive at once.
         time.sleep(_TOGETHER)
         part = [line]
-        while not waiting.empty() and (line := waiting.get()) is not None:
+        while not waiting.empty() and isinstance(line := waiting.get(), bytes):
             part.append(line)
         yield part
-        if line is not None:
+        if isinstance(line, bytes):
             line = waiting.get()
+    if line is not None:
+        raise line

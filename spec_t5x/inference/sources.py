@@ -109,7 +109,8 @@ class FileSource:
         text = values.pop(name)
         if not isinstance(text, str):
             raise InputError(f"field {name!r} is {repr(text)[:40]}, not a text: fix the line")
-        return text, {PRETOKENIZED: text} | values
+        # The text's own name comes first, and is no other field's.
+        return text, {PRETOKENIZED: text} | values | {PRETOKENIZED: text}
 
 
 def file_source(path: str, field: str | None = None) -> FileSource:
@@ -127,6 +128,11 @@ def file_source(path: str, field: str | None = None) -> FileSource:
     return FileSource(path=found, jsonl=is_jsonl(path) or field is not None, field=field)
 
 
+def no_inputs(name: str) -> InputError:
+    """The error of a source without inputs."""
+    return InputError(f"{name} holds no inputs: give at least one")
+
+
 def survey(
     source: Source, shard_size: int, progress: Callable[[int], None] = lambda count: None
 ) -> tuple[int, list[str]]:
@@ -141,7 +147,7 @@ def survey(
         digests.append(digest(shard))
         progress(count)
     if not count:
-        raise InputError(f"{source.name} holds no inputs: give at least one")
+        raise no_inputs(source.name)
     return count, digests
 
 

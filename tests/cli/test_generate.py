@@ -464,7 +464,8 @@ def test_missing_and_damaged_checkpoints_are_refused(generate, tiny_pair, tmp_pa
 
 def test_another_target_needs_a_draft_of_its_own(run, tiny_pair):
     result = run("generate", "x", "--target", tiny_pair / "target")
-    assert_refused(result, f"no --draft was given for --target {tiny_pair / 'target'}")
+    message = f"no --draft was given for --target {tiny_pair / 'target'}: give --draft int8, which"
+    assert_refused(result, message, "or --draft none")
 
 
 def test_bad_lines_of_a_file_are_reported_and_the_others_answered(generate, greedy, tmp_path):
@@ -481,6 +482,24 @@ def test_bad_lines_of_a_file_are_reported_and_the_others_answered(generate, gree
     assert [v.get("output") for v in values] == [first, None, second, None, third]
     assert [list(values[n]) for n in (1, 3)] == [["line", "input", "error"]] * 2
     assert values[1]["line"] == 2 and values[1]["error"] in empty
+
+
+@pytest.mark.parametrize("command", ["generate", "infer", "evaluate"])
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        (("--num_beams", "4"), "'--num_beams': it is '--beams' here"),
+        (("--max-new-tokens=4",), "'--max-new-tokens=4': it is '--max_decode_len' here"),
+        (("--num_return_sequences", "2"), "it is '--num_decodes' here"),
+        (("--do_sample",), "'--do_sample': it is '--temperature' here"),
+        (("--assistant_model", "x"), "it is '--draft' here"),
+        (("--logprobs",), "'--logprobs': an output has a score, its tokens have none"),
+        (("--batch_sizes", "2"), "'--batch_sizes', did you mean '--batch_size'?"),
+    ],
+)
+def test_a_flag_of_another_program_is_refused_with_ours(run, command, flag, hint):
+    result = run(command, *flag)
+    assert_refused(result, "unknown argument", hint, f": see spec-t5x {command} --help")
 
 
 def test_train_names_the_settings_that_nothing_binds(run, tmp_path, unchecked):

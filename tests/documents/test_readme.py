@@ -33,8 +33,14 @@ def test_the_first_examples_print_what_they_assert(capsys):
     assert last.startswith("Wo ist der Bahnhof [")
 
 
-def test_a_stream_ends_with_the_output(capsys):
-    exec(examples("docs/streaming.md")[0], {})
+def test_answers_errors_ids_and_a_stream(capsys):
+    several, of_ids, streamed, *_ = examples("docs/streaming.md")
+    exec(several, names := {})
+    sampled, refused = capsys.readouterr().out.splitlines()
+    assert sampled.startswith("[") and refused == "the text is empty: give at least one word"
+    exec(of_ids, names)
+    assert capsys.readouterr().out == "Wo ist der Bahnhof?\n"
+    exec(streamed, names)
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("Wo ist der Bahnhof? ")
 

@@ -1,5 +1,6 @@
 """``spec-t5x infer``: files, tasks and gin files; what it says and how it exits."""
 
+import dataclasses
 import itertools
 import json
 import runpy
@@ -13,7 +14,7 @@ import pytest
 from spec_t5x.checkpoints.fingerprints import fingerprint
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
-from spec_t5x.inference import processes
+from spec_t5x.inference import bulk, processes
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
@@ -46,7 +47,7 @@ def run(tmp_path, tiny_pair, capsys):
         said = capsys.readouterr()
         # A run that comes to its end prints its figures, and nothing else is printed.
         assert (len(said.out.splitlines()) == 1) == (status < 2)
-        if said.out:
+        if said.out and merged.exists():
             assert json.loads(said.out)["errors"] == sum("error" in json.loads(x) for x in lines)
         return status, [json.loads(line) for line in lines], said.err.splitlines()
 
@@ -89,6 +90,48 @@ def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     status, _, said = run("--input", lines)
     assert status == 2 and "are now 13 others of" in said[0]
     assert run("--input", lines, "--overwrite")[0] == 0
+
+
+def test_a_worker_has_done_its_work_whatever_its_inputs_are(run, lines):
+    """Of a scheduler another exit status would ask to do it again; who joins them tells."""
+    lines.write_text("good\n\n" + "long " * 20 + "\ngood\n")
+    flags = ("--input", lines, "--shard_size", "1", "--shard_count", "2", "--shard_index")
+    status, found, said = run(*flags, "1")
+    assert (status, found) == (0, [])
+    assert said[0].startswith("spec-t5x: worker 1 answered 1 of 2 inputs")
+    status, found, said = run(*flags, "0")
+    assert status == 0 and ["error" in line for line in found] == [False, True, True, False]
+    assert said[-1].startswith("spec-t5x: 2 inputs have an error in place of an answer")
+    status, found, said = run("--merge", pair=False)
+    assert status == 1 and said[-1].startswith("spec-t5x: 2 inputs have an error")
+    # Alone, it tells by itself.
+    assert run("--input", lines, "--overwrite")[0] == 1
+
+
+def test_of_several_processes_the_one_that_joins_speaks_for_all(run, lines, monkeypatch):
+    lines.write_text("good\n\n")
+    joined = dataclasses.replace
+    monkeypatch.setattr(
+        "spec_t5x.inference.bulk.infer",
+        lambda *args, infer=bulk.infer, **named: joined(infer(*args, **named), merged=None),
+    )
+    assert run("--input", lines)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["inputs_pretokenized", "prediction", "index", "error", "inputs"])
+@pytest.mark.parametrize("text", ["text", "inputs", "theirs"])
+def test_no_field_of_an_input_replaces_what_its_answer_says(run, tmp_path, name, text):
+    if name == text:
+        pytest.skip("one field has one name")
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({name: "theirs, and long", text: "the text"}) + "\n")
+    status, (line,), _ = run("--input", path, "--field", text)
+    assert status == 0 and line["index"] == 0 and "error" not in line
+    assert line["inputs"]["inputs_pretokenized"] == line["input"] == "the text"
+    assert next(iter(line["inputs"])) == "inputs_pretokenized"
+    assert line["prediction"] == line["output"]
+    if name != "inputs_pretokenized":
+        assert line["inputs"][name] == "theirs, and long"
 
 
 @pytest.mark.parametrize(
