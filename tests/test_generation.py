@@ -223,8 +223,8 @@ def test_where_no_acceptance_pays_the_draft_is_left_out_and_it_is_said(generator
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 1.0}, {"batch_size": 2}])
 def test_where_no_acceptance_pays_plain_decoding_is_compared_with_itself(generator, changes):
-    auto = options(gamma="auto", **changes)
     which = dataclasses.replace(generator)
+    auto = options(gamma="auto", **changes).without_open(which.defaults)
     which.assume(auto, dataclasses.replace(Costs.by_formula(c=1.0, position=0.1), beside=0.5))
     comparison = compare(which, TEXTS[:3], auto, repeats=1)
     assert (comparison.gamma, comparison.alpha, comparison.acceptance_rate) == (0, 0.0, None)
