@@ -314,7 +314,9 @@ class Generator:
 
     def prefix_ids(self, options: GenerateOptions) -> list[int]:
         """Ids of the text that every output begins with; none of a decoder alone."""
-        return [] if self.is_decoder_only else self.vocabulary.encode(options.output_prefix)
+        if self.is_decoder_only or not options.output_prefix:
+            return []
+        return self.vocabulary.encode(options.output_prefix)
 
     def _prompts(self, ids: Sequence[list[int]], options: GenerateOptions):
         """A source of one token for each row, and prompts."""

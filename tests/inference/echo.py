@@ -22,6 +22,7 @@ class Echo(Generator):
         object.__setattr__(self, "max_source_len", 32)
         object.__setattr__(self, "target", None)
         object.__setattr__(self, "draft", None)
+        object.__setattr__(self, "defaults", {})
         object.__setattr__(self, "_costs", {})
 
     def tokenize(self, text, options):
