@@ -6,17 +6,18 @@ Their ids are renumbered (``data.mapped_vocabulary``), and with them the embeddi
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    check_tied,
+    WRAPPERS,
     open_tensors,
     renumbered,
+    same_table,
     transposed,
+    unwrapped,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -72,7 +73,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     config = _read_config(values, directory / CONFIG_NAME)
     num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
-    left = _settled(open_tensors(directory), config, directory)
+    left, config = _settled(open_tensors(directory), config)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
     tensors = {
@@ -155,15 +156,21 @@ def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:
         )
 
 
-def _settled(
-    tensors: Mapping[str, Tensor], config: GPTConfig, directory: Path
-) -> dict[str, Tensor]:
-    """The tensors without the prefix, masks, and an output layer that is the embedding."""
-    bare = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+def _settled(tensors: dict[str, Tensor], config: GPTConfig) -> tuple[dict[str, Tensor], GPTConfig]:
+    """The tensors without prefixes and masks, and the configuration that fits the output layer.
+
+    As in transformers an output layer that is there is used, whatever config.json says of tying.
+    """
+    bare = {
+        name.removeprefix(_PREFIX): tensor for name, tensor in unwrapped(tensors, WRAPPERS).items()
+    }
     bare = {name: tensor for name, tensor in bare.items() if not _MASK.fullmatch(name)}
     if config.logits_via_embedding and _EMBEDDING in bare:
-        check_tied(bare.pop(_HEAD, None), bare[_EMBEDDING], directory)
-    return bare
+        if same_table(bare.get(_HEAD, bare[_EMBEDDING]), bare[_EMBEDDING]):
+            bare.pop(_HEAD, None)
+        else:
+            config = dataclasses.replace(config, logits_via_embedding=False)
+    return bare, config
 
 
 def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:

@@ -20,10 +20,14 @@ from spec_t5x.checkpoints.huggingface.generation_config import (
     TASKS,
 )
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    check_tied,
+    WRAPPERS,
+    check_shared,
     open_tensors,
     renumbered,
+    same_table,
+    scaled,
     transposed,
+    unwrapped,
     write_safetensors,
 )
 from spec_t5x.checkpoints.storage.files import (
@@ -48,16 +52,20 @@ from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
-# Their names for activations. "gelu_new" and the gated "gelu" are the tanh
-# approximation, which T5X calls "gelu"; the exact, ungated "gelu" has no equal there.
+# Their names for activations (``dense_act_fn``). All of one line are one function there: the tanh
+# approximation is what T5X calls "gelu"; their "gelu", the exact one, has no equal there.
 _ACTIVATIONS = {
     "relu": ("relu",),
-    "gated-gelu": ("gelu", "linear"),
-    "gated-relu": ("relu", "linear"),
-    "gated-silu": ("silu", "linear"),
-    "silu": ("silu",),
-    "gelu_new": ("gelu",),
+    "gelu": ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
+    "silu": ("silu", "swish"),
+    "linear": ("linear",),
+    "tanh": ("tanh",),
+    "sigmoid": ("sigmoid",),
 }
+_OURS = {theirs: ours for ours, names in _ACTIVATIONS.items() for theirs in names}
+_GATED = "gated"
+# The one combination that has a name of its own there; see ``_activations``.
+_GATED_GELU = f"{_GATED}-gelu"
 
 # Our sizes: their names, and what transformers takes where config.json has none.
 _SIZES = {
@@ -91,6 +99,8 @@ _OTHERS = {
 }
 
 _TOKENIZER = "tokenizer_config.json"
+# Parts of config.json that transformers looks for ids in.
+_INNER = ("decoder", "generator", "text_config")
 
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
@@ -103,8 +113,9 @@ _ROWS = 128
 
 _SHARED = "shared.weight"
 _LM_HEAD = "lm_head.weight"
-# They have a row for each id.
-_TABLES = (_SHARED, _LM_HEAD)
+_SOURCES, _TARGETS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+# They have a row for each id. Where one is absent, the first that is there is in its place.
+_TABLES = (_SHARED, _SOURCES, _TARGETS, _LM_HEAD)
 
 # Our modules within a layer, as theirs: encoder layers hold two blocks, decoder
 # layers three.
@@ -125,8 +136,6 @@ _IN_DECODER = {
 _BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 
-# Copies of the embedding under other names.
-_ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # A leftover of the original conversion that no release of transformers uses.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -139,7 +148,8 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    left = _settled(open_tensors(directory), config, values, directory)
+    tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
+    left, config = _settled(tensors, config, values, directory)
     metadata = {"model_type": values["model_type"]}
     if ids != _SPECIAL_IDS:
         left, config = renumbered_model(left, config, ids, _TABLES)
@@ -263,22 +273,29 @@ def _tensor_name(path: str) -> tuple[str, bool]:
 
 def _settled(
     tensors: dict[str, Tensor], config: T5Config, values: dict[str, Any], directory: Path
-) -> dict[str, Tensor]:
-    """The tensors without those that say nothing new, after a look at what they hold."""
+) -> tuple[dict[str, Tensor], T5Config]:
+    """Tensors with one table for each use, and the configuration that fits the output layer.
+
+    As in transformers a table that is there is used where its name says so, whatever config.json
+    says of tying; the factor on the last states is config.json's alone.
+    """
     tensors.pop(_UNUSED, None)
-    # Old checkpoints hold the embedding three times.
-    for alias in _ALIASES:
-        if alias in tensors:
-            tensors.setdefault(_SHARED, tensors.pop(alias))
+    tables = {name: tensors.pop(name) for name in _TABLES if name in tensors}
     # Absent when the checkpoint is incomplete, which the check of names reports.
-    if _SHARED in tensors:
-        embedding = tensors[_SHARED]
-        if config.logits_via_embedding:
-            check_tied(tensors.pop(_LM_HEAD, None), embedding, directory)
-        elif values.get("tie_word_embeddings"):
-            # Tied but not rescaled, which T5X does not know: two layers of equal weights.
-            tensors.setdefault(_LM_HEAD, embedding)
-    return tensors
+    if not tables:
+        return tensors, config
+    first = next(iter(tables.values()))
+    embedding = tables.get(_TARGETS, first)
+    check_shared(tables.get(_SOURCES, first), embedding, directory)
+    head = tables.get(_LM_HEAD, first)
+    tensors[_SHARED] = embedding
+    if not config.logits_via_embedding:
+        if _LM_HEAD in tables or values.get("tie_word_embeddings") is not False:
+            tensors[_LM_HEAD] = head
+    elif not same_table(head, embedding):
+        tensors[_LM_HEAD] = scaled(head, config.output_scale)
+        config = dataclasses.replace(config, logits_via_embedding=False)
+    return tensors, config
 
 
 def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -300,37 +317,50 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The ids that start, end and pad a text; T5's where the files do not say.
+    """The ids that start, end and pad a text, as transformers finds them.
 
-    As in transformers generation_config.json comes first. Where several ids end a text, the first
-    is ``EOS``'s, and the others are ``MORE_EOS``'s.
+    Where there is a generation_config.json, it alone counts, and else config.json, of which a
+    decoder's part comes second. A text starts with ``bos_token_id`` where nothing else is said, and
+    is padded with what ends it. Where several ids end a text, the first is ``EOS``'s, and the
+    others are ``MORE_EOS``'s.
     """
-    generation, found = _read_if_there(directory / GENERATION_NAME), {}
-    for name, usual in _SPECIAL_IDS.items():
-        token = generation.get(name)
-        token = values.get(name, usual) if token is None else token
-        token = usual if token is None else token
-        tokens = token if name == EOS and isinstance(token, list) and token else [token]
-        most = values.get("vocab_size") or math.inf
+    inner = next((part for part in map(values.get, _INNER) if isinstance(part, dict)), {})
+    configured = inner | {name: value for name, value in values.items() if value is not None}
+    # Transformers generates nothing where it does not find what starts a text: then the other
+    # file's ids are taken, or T5's.
+    files = (
+        (GENERATION_NAME, _read_if_there(directory / GENERATION_NAME)),
+        (CONFIG_NAME, configured),
+        (CONFIG_NAME, _SPECIAL_IDS | configured),
+    )
+    file, said = next(pair for pair in files if _start_of(pair[1]) is not None)
+    path, start, eos, pad = directory / file, _start_of(said), said.get(EOS), said.get(PAD)
+    if eos is None:
+        raise InputError(
+            f"{path} has no {EOS}, so that in transformers no text would end: set it (T5's is "
+            f"{EOS_ID})"
+        )
+    several = eos if isinstance(eos, list) and eos else [eos]
+    if pad is None:
+        pad = PAD_ID if start == PAD_ID else several[0]
+    most = values.get("vocab_size") or math.inf
+    for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
         if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
             raise InputError(
-                f"{directory / CONFIG_NAME} has {name} {token!r} and vocab_size "
-                f"{values.get('vocab_size')}: set it to a token's id"
+                f"{path} has {name} {eos if name == EOS else tokens[0]!r} and {CONFIG_NAME} "
+                f"vocab_size {values.get('vocab_size')}: set it to a token's id"
             )
-        found[name] = tokens[0]
-        if len(tokens) > 1:
-            found[MORE_EOS] = tokens[1:]
-    return found
+    found = {START: start, EOS: several[0], PAD: pad}
+    return found | ({MORE_EOS: several[1:]} if several[1:] else {})
+
+
+def _start_of(said: dict[str, Any]) -> Any:
+    return said.get("bos_token_id") if said.get(START) is None else said[START]
 
 
 def _read_config(values: dict[str, Any], path: Path) -> T5Config:
     # Values that transformers leaves out, or writes as null, at their defaults.
     present = {name: value for name, value in values.items() if value is not None}
-    projection = present.get("feed_forward_proj", "relu")
-    if projection not in _ACTIVATIONS:
-        raise InputError(
-            f"{path} has feed_forward_proj {projection!r}: supported are {', '.join(_ACTIVATIONS)}"
-        )
     with describing(path, "T5"):
         present.setdefault("num_decoder_layers", present["num_layers"])
         sizes = {
@@ -339,10 +369,31 @@ def _read_config(values: dict[str, Any], path: Path) -> T5Config:
         }
         return T5Config(
             **sizes,
-            mlp_activations=_ACTIVATIONS[projection],
+            mlp_activations=_activations(present, path),
             logits_via_embedding=_rescales_logits(values),
             relpos_per_layer=values["model_type"] == _UMT5,
         )
+
+
+def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """The activations, of ``feed_forward_proj`` or of the two entries that come before it."""
+    usual = "relu" if values["model_type"] == "t5" else _GATED_GELU
+    projection = values.get("feed_forward_proj", usual)
+    gate, _, name = projection.rpartition("-")
+    if gate not in ("", _GATED):
+        raise InputError(
+            f"{path} has feed_forward_proj {projection!r}: give {_GATED}- and an activation, or an "
+            "activation"
+        )
+    name = "gelu_new" if projection == _GATED_GELU else name
+    name = values.get("dense_act_fn", name)
+    if name not in _OURS:
+        raise InputError(
+            f"{path} has the activation {name!r} (feed_forward_proj {projection!r}): supported are "
+            f"{', '.join(_OURS)}"
+        )
+    is_gated = values.get("is_gated_act", bool(gate))
+    return (_OURS[name], "linear") if is_gated else (_OURS[name],)
 
 
 def _model_type(stored: StoredModel) -> str:
@@ -359,18 +410,19 @@ def _model_type(stored: StoredModel) -> str:
 
 def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
     """config.json for transformers, of version 4 and 5."""
-    projections = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-    if config.mlp_activations not in projections:
+    name, *gate = config.mlp_activations
+    if name not in _ACTIVATIONS or gate not in ([], ["linear"]):
         raise InputError(
-            f"transformers has no T5 with activations {config.mlp_activations}: "
-            f"it has {', '.join(map(str, projections))}"
+            f"transformers has no T5 with activations {config.mlp_activations}: it has "
+            f"{', '.join(_ACTIVATIONS)}, alone or with linear after it"
         )
+    projection = f"{_GATED}-{_ACTIVATIONS[name][0]}" if gate else _ACTIVATIONS[name][0]
     return {
         "architectures": [f"{kind.upper()}ForConditionalGeneration"],
         "model_type": kind,
         "is_encoder_decoder": True,
         **{theirs: getattr(config, ours) for ours, (theirs, _) in _SIZES.items()},
-        "feed_forward_proj": projections[config.mlp_activations],
+        "feed_forward_proj": projection.replace("gated-gelu_new", _GATED_GELU),
         # Decides in every version whether the logits are rescaled, too.
         "tie_word_embeddings": config.logits_via_embedding,
         "torch_dtype": dtype,
@@ -379,18 +431,16 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def _rescales_logits(values: dict[str, Any]) -> bool:
-    """Whether transformers multiplies the last states by ``d_model ** -0.5``.
+    """Whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
 
-    Up to version 4 tying implies rescaling. Version 5 writes
-    ``tie_word_embeddings: true`` for every model: T5 then has a separate
-    ``scale_decoder_outputs``, mT5 never rescales, and umT5 does wherever it wrote so.
+    Those of mT5 never; of others ``scale_decoder_outputs`` says so, and where it is absent, as
+    before version 5, ``tie_word_embeddings``.
     """
-    is_mt5 = values["model_type"] == "mt5"
-    major = str(values.get("transformers_version", "")).partition(".")[0]
-    if is_mt5 and major.isdigit() and int(major) >= 5:
+    if values["model_type"] == "mt5":
         return False
-    tied = values.get("tie_word_embeddings", not is_mt5) is not False
-    return tied if is_mt5 else values.get("scale_decoder_outputs", tied) is not False
+    if "scale_decoder_outputs" in values:
+        return bool(values["scale_decoder_outputs"])
+    return values.get("tie_word_embeddings") is not False
 
 
 def read_vocabulary(

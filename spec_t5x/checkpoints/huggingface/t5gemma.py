@@ -9,8 +9,11 @@ from typing import Any
 
 from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.huggingface.weight_files import (
-    check_tied,
+    WRAPPERS,
+    check_shared,
     open_tensors,
+    same_table,
+    unwrapped,
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -78,6 +81,8 @@ _EMBEDDING = "model.decoder.embed_tokens.weight"
 _SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
 _IMAGE_END = "model.encoder.embed_tokens.eoi_embedding"
 _LM_HEAD = "lm_head.out_proj.weight"
+# "model." begins their own names.
+_WRAPPERS = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
 # They have a row for each id.
 _TABLES = (_EMBEDDING, _SOURCE_EMBEDDING, _LM_HEAD)
 # Of T5Gemma 2: what it has for images, and the decoder's copy of where one ends.
@@ -93,7 +98,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     """
     ids = check_supported(values, directory)
     config = _read_config(values, directory / CONFIG_NAME)
-    left = _settled(open_tensors(directory), config, directory)
+    left, config = _settled(unwrapped(open_tensors(directory), _WRAPPERS), config, directory)
     num_ids = config.vocab_size
     left, config = t5.renumbered_model(left, config, ids, _TABLES)
     if config.image_end_id:
@@ -137,12 +142,9 @@ def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | Non
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The ids that start, end and pad a text, of config.json or of its decoder's part."""
+    """The ids that start, end and pad a text; see ``t5.special_ids``."""
     _, decoder = _stacks(values, directory / CONFIG_NAME)
-    found = decoder | values
-    start = found.get(t5.START)
-    found[t5.START] = found.get("bos_token_id") if start is None else start
-    return t5.special_ids(found | {"vocab_size": decoder.get("vocab_size")}, directory)
+    return t5.special_ids(values | {"vocab_size": decoder.get("vocab_size")}, directory)
 
 
 def _stacks(values: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -220,8 +222,11 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
 
 def _settled(
     tensors: dict[str, Tensor], config: T5GemmaConfig, directory: Path
-) -> dict[str, Tensor]:
-    """The tensors of the text by one name each, without those that say nothing new."""
+) -> tuple[dict[str, Tensor], T5GemmaConfig]:
+    """The tensors of the text by one name each, and the configuration that fits the output layer.
+
+    As in transformers an output layer that is there is used, whatever config.json says of tying.
+    """
     left = {
         name.replace("encoder.text_model.", "encoder."): tensor
         for name, tensor in tensors.items()
@@ -229,14 +234,18 @@ def _settled(
     }
     if not config.has_source_embedder:
         if _SOURCE_EMBEDDING in left:
-            check_tied(left.pop(_EMBEDDING, None), left[_SOURCE_EMBEDDING], directory)
+            source = left[_SOURCE_EMBEDDING]
+            check_shared(left.pop(_EMBEDDING, source), source, directory)
         left.pop(_IMAGE_END_COPY, None)
         if not config.image_end_id:
             left.pop(_IMAGE_END, None)
     table = _EMBEDDING if config.has_source_embedder else _SOURCE_EMBEDDING
     if config.logits_via_embedding and table in left:
-        check_tied(left.pop(_LM_HEAD, None), left[table], directory)
-    return left
+        if same_table(left.get(_LM_HEAD, left[table]), left[table]):
+            left.pop(_LM_HEAD, None)
+        else:
+            config = dataclasses.replace(config, logits_via_embedding=False)
+    return left, config
 
 
 def tensor_names(config: T5GemmaConfig) -> dict[str, tuple[str, bool]]:

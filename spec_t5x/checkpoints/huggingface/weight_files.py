@@ -6,7 +6,7 @@ safetensors and PyTorch's files are mapped into memory: what is not asked for is
 import dataclasses
 import functools
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 # Imported for its effect: it teaches numpy, and so safetensors, bfloat16.
@@ -44,6 +44,9 @@ _SAFETENSORS_TYPES = {
 # (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
 
+# What DistributedDataParallel, torch.compile and trainers put before the names of weights.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+
 # Rows compared in one go: bounds the memory that the comparison takes.
 _ROWS = 4096
 
@@ -80,21 +83,44 @@ def renumbered(tensor: Tensor, rows: np.ndarray) -> Tensor:
     return dataclasses.replace(tensor, shape=(len(rows), *tensor.shape[1:]), read=read)
 
 
-def check_tied(head: Tensor | None, embedding: Tensor, directory: Path) -> None:
-    """Refuses a stored output layer that is not the embedding although config.json ties them."""
-    if head is None or head is embedding:
-        return
-    same = head.shape == embedding.shape
-    rows, width = embedding.shape if same else (0, 0)
+def scaled(tensor: Tensor, factor: float) -> Tensor:
+    """A tensor times a number, in float32."""
+
+    def read(index):
+        return tensor.read(index).astype(np.float32) * np.float32(factor)
+
+    return dataclasses.replace(tensor, dtype="float32", read=read)
+
+
+def same_table(one: Tensor, other: Tensor) -> bool:
+    """Whether two matrices hold the same numbers."""
+    if one is other:
+        return True
+    if one.shape != other.shape or len(one.shape) != 2:
+        return False
+    rows, width = one.shape
     for start in range(0, rows, _ROWS):
         index = (slice(start, min(start + _ROWS, rows)), slice(0, width))
         # NaN equals NaN here: the check for it reports it better.
-        same &= np.array_equal(head.read(index), embedding.read(index), equal_nan=True)
-    if not same:
+        if not np.array_equal(one.read(index), other.read(index), equal_nan=True):
+            return False
+    return True
+
+
+def check_shared(one: Tensor, other: Tensor, directory: Path) -> None:
+    """Refuses two embeddings that differ, of a network that has one for encoder and decoder."""
+    if not same_table(one, other):
         raise InputError(
-            f"{directory}: {head.name} differs from {embedding.name} although config.json ties "
-            "them: set tie_word_embeddings (and scale_decoder_outputs, if there) to false"
+            f"{directory}: {one.name} differs from {other.name}, and encoder and decoder have one "
+            "embedding here: give a model that was trained with one"
         )
+
+
+def unwrapped(tensors: dict[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors without the prefixes that a wrapper put before every name."""
+    while prefix := next((p for p in prefixes if all(n.startswith(p) for n in tensors)), None):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def weight_files(directory: Path) -> list[Path]:
