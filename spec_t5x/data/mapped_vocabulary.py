@@ -9,7 +9,7 @@ the one that ends, and from 2 on come all others in their order.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from spec_t5x.data.vocabulary import sha256
+from spec_t5x.data.vocabulary import ids_before_eos, sha256
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, Array, Int
 
 # The two files of GPT-2's tokenizer from before ``tokenizer.json``.
@@ -62,18 +63,9 @@ class MappedVocabulary(TokenizerVocabulary):
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
-        self.source_frame = self._frame() or self.source_frame
+        self.source_frame = frame_of(tokenizer, self.from_theirs) or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
         (self.start_in_text,) = self.from_theirs([start_id])
-
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """What the tokenizer puts around a text; None where it puts nothing."""
-        around = self._original.encode("a")
-        if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
-            return None
-        ids, first = self.from_theirs(around.ids), around.special_tokens_mask.index(0)
-        last = len(ids) - around.special_tokens_mask[::-1].index(0)
-        return tuple(ids[:first]), tuple(ids[last:])
 
     @property
     def vocab_size(self) -> int:
@@ -96,6 +88,15 @@ class MappedVocabulary(TokenizerVocabulary):
         """The tokenizer's ids of ours."""
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
+    def decode(self, ids: Iterable[int]) -> str:
+        """As the protocol; special tokens are left out, as transformers leaves them out."""
+        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
+        return self._original.decode(theirs, skip_special_tokens=True)
+
+    def name(self, token: int) -> str | None:
+        """The name of one of the tokenizer's ids."""
+        return self._original.id_to_token(token)
+
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json`` as it was read."""
         TokenizerVocabulary(self._original).save(directory)
@@ -104,6 +105,18 @@ class MappedVocabulary(TokenizerVocabulary):
         ids = self.num_ids, self.start_id, self.eos_id, *self.more_eos_ids
         content = (self._tokenizer.to_str(), *ids)
         return sha256(repr(content).encode())
+
+
+def frame_of(
+    tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What a tokenizer puts around a text, as ``ours`` of its ids; None where it puts nothing."""
+    around = tokenizer.encode("a")
+    if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
+        return None
+    ids, first = ours(around.ids), around.special_tokens_mask.index(0)
+    last = len(ids) - around.special_tokens_mask[::-1].index(0)
+    return tuple(ids[:first]), tuple(ids[last:])
 
 
 def of_text(values: dict[str, Any], special: Collection[int]) -> tokenizers.Tokenizer:
@@ -138,6 +151,7 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
             return None
         tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises nothing more definite
+        check_fetched(whole)
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"cannot read the tokenizer in {path} ({reason}): copy its files again"

@@ -8,11 +8,17 @@ library does beside them is left out:
 - A sentinel is a word's beginning, ``▁<extra_id_0>``, as T5 was trained with.
 - Truncation and padding, which transformers saves with a tokenizer, are decided elsewhere.
 
-Three differences remain. White space of any kind and length is one space, as transformers has it;
-T5's own model has the same but for U+0085, and a vocabulary of ``train_sentencepiece`` tells spaces
-apart. U+2581, which stands for a space within pieces, is no piece of its own where a word of a text
-begins with it. Of two segmentations with one score ("....." and "." for six dots, or the other way
-round) rounding chooses, which is in float64 here.
+Where tokens were added, with ids of their own or as pieces of the model, the file is read as
+transformers reads it but for the first and the third of these: a token is found wherever its flags
+allow it, sentinels among them, what is after it is a word of its own, and special tokens are left
+out of a text (``skip_special_tokens``).
+
+Four differences to SentencePiece remain. White space of any kind and length is one space, as
+transformers has it; T5's own model has the same but for U+0085, and a vocabulary of
+``train_sentencepiece`` tells spaces apart. U+2581, which stands for a space within pieces, is no
+piece of its own where a word of a text begins with it. Of two segmentations with one score ("....."
+and "." for six dots, or the other way round) rounding chooses, which is in float64 here. As in
+transformers, a combining mark is lost after a character that NFKC rewrites ("²" and U+0304).
 """
 
 import json
@@ -23,14 +29,16 @@ from typing import Any
 
 import tokenizers
 
-from spec_t5x.data.mapped_vocabulary import of_text
+from spec_t5x.data.mapped_vocabulary import frame_of, of_text
 from spec_t5x.data.vocabulary import ids_before_eos, sha256
 from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
 
 # Ids 0, 1 and 2.
 SPECIAL_PIECES = ("<pad>", "</s>", "<unk>")
+_SPECIAL_IDS = range(len(SPECIAL_PIECES))
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _SPACE = "▁"
 # SentencePiece's text for a character that no piece has.
@@ -43,33 +51,44 @@ class UnigramVocabulary(TokenizerVocabulary):
     ``extra_ids`` is the number of sentinels that T5's tokenizer has appended.
     """
 
-    def __init__(self, path: str | Path):
-        """Loads the file.
+    def __init__(self, path: str | Path, content: bytes | None = None):
+        """Loads the file, or takes what it is to hold.
 
         Raises:
-            InputError: it is absent or holds no Unigram model, its special ids are not pad 0,
-                eos 1, unk 2, or tokens were added to the model's.
+            InputError: it is absent or holds no Unigram model, or its special ids are not pad 0,
+                eos 1, unk 2.
         """
         path = Path(path)
-        if not path.is_file():
+        if content is None and not path.is_file():
             raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
-        self._content = path.read_bytes()
+        self._content = path.read_bytes() if content is None else content
         try:
             values = json.loads(self._content)
             names, foreign = _names(values)
-            _check(path, values["model"], names, foreign)
-            super().__init__(_text_tokenizer(values, names))
+            _check(path, values["model"], names)
+            # The file's own tokenizer where tokens were added.
+            self._added = tokenizers.Tokenizer.from_str(json.dumps(values)) if foreign else None
+            text = of_text(values, _SPECIAL_IDS) if foreign else _text_tokenizer(values, names)
         except InputError:
             raise
         except Exception as error:  # the library raises nothing more definite
+            check_fetched(path)
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"{path} is no Unigram model of the tokenizers library ({reason}): give T5's "
                 f"{TOKENIZER_NAME}"
             ) from error
+        super().__init__(text)
         self.extra_ids = sum(map(bool, map(_SENTINEL.fullmatch, names)))
         # As SentencePiece and seqio have them, see ``_text_tokenizer``.
         self._pieces = [_with_space(name) for name in names]
+        if self._added is not None:
+            self.source_frame = frame_of(self._added, list) or self.source_frame
+
+    @property
+    def has_added(self) -> bool:
+        """Whether tokens were added to T5's."""
+        return self._added is not None
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +96,8 @@ class UnigramVocabulary(TokenizerVocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         kept = ids_before_eos(ids, self.vocab_size)
+        if self._added is not None:
+            return self._added.decode(kept, skip_special_tokens=True)
         text = "".join(_UNKNOWN if i == UNK_ID else self._pieces[i] for i in kept)
         return text.lstrip(_SPACE).replace(_SPACE, " ")
 
@@ -101,21 +122,31 @@ def is_unigram(path: Path) -> bool:
         return False
 
 
+def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The pieces of a ``tokenizer.json``, named as SentencePiece's, and tokens added to them."""
+    names, foreign = _names(values)
+    return [_with_space(name) for name in names], foreign
+
+
 def _names(values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The file's names of all ids, and those that are neither the model's nor sentinels'."""
+    """The file's names of all ids, and the added tokens that are neither special nor sentinels."""
     names = [name for name, _ in values["model"]["vocab"]]
     known = set(names)
     # Older releases have the sentinels beside the model.
     added = {token["id"]: token["content"] for token in values["added_tokens"]}
-    beside = [added[token] for token in sorted(added) if added[token] not in known]
-    names += beside
+    names += [added[token] for token in sorted(added) if added[token] not in known]
     wrong = [token for token, name in added.items() if names[token] != name]
     if wrong:
         raise ValueError(f"id {wrong[0]} is {names[wrong[0]]!r} and {added[wrong[0]]!r}")
-    return names, [name for name in beside if not _SENTINEL.fullmatch(name)]
+    usual = set(names[: len(SPECIAL_PIECES)])
+    return names, [
+        name
+        for name in added.values()
+        if name not in usual and not _SENTINEL.fullmatch(name.removeprefix(_SPACE))
+    ]
 
 
-def _check(path: Path, model: dict[str, Any], names: list[str], foreign: list[str]) -> None:
+def _check(path: Path, model: dict[str, Any], names: list[str]) -> None:
     if model["type"] != "Unigram" or model.get("byte_fallback"):
         raise InputError(
             f"{path} has a model of type {model['type']!r} (byte_fallback "
@@ -127,11 +158,6 @@ def _check(path: Path, model: dict[str, Any], names: list[str], foreign: list[st
             f"{path} begins with {', '.join(names[: UNK_ID + 1])} and its unknown piece is "
             f"{names[unknown]}, T5's begins with {', '.join(SPECIAL_PIECES)}: give a model with "
             "T5's special ids"
-        )
-    if foreign:
-        raise InputError(
-            f"{path} adds token {foreign[0]!r} to those of its model: give a model without added "
-            "tokens"
         )
 
 
@@ -147,4 +173,4 @@ def _text_tokenizer(values: dict[str, Any], names: list[str]) -> tokenizers.Toke
     pieces = list(zip(map(_with_space, names), scores, strict=True))
     model = values["model"] | {"vocab": pieces}
     left_out = {"added_tokens": [], "post_processor": None}
-    return of_text(values | left_out | {"model": model}, range(len(SPECIAL_PIECES)))
+    return of_text(values | left_out | {"model": model}, _SPECIAL_IDS)

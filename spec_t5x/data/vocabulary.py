@@ -5,17 +5,20 @@ first EOS. A target and its draft must share the ids; ``fingerprint`` says
 whether they do.
 """
 
+import base64
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import sentencepiece
 
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID, Bool
 
 SPIECE_NAME = "spiece.model"
@@ -28,6 +31,8 @@ _TRAINER_THREADS = 4
 _BEGINS, _GOES_ON = ("▁", "Ġ"), "##"
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
+# Numbers as transformers writes them.
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d*)>")
 
 
 @runtime_checkable
@@ -125,6 +130,7 @@ class SentencePieceVocabulary(Vocabulary):
                 content = _append_sentinels(content, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except Exception as error:  # the parsers raise assorted types
+            check_fetched(self.path)
             raise InputError(
                 f"{self.path} is not a SentencePiece model: give a spiece.model file"
             ) from error
@@ -169,13 +175,17 @@ class SentencePieceVocabulary(Vocabulary):
 class ByteVocabulary(Vocabulary):
     """ByT5's vocabulary: the id of a UTF-8 byte is its value plus 3."""
 
-    def __init__(self, extra_ids: int = 125):
+    def __init__(self, extra_ids: int = 125, reads_sentinels: bool = False):
         """Appends ``extra_ids`` sentinels, which decode to nothing (384 ids in ByT5).
+
+        With ``reads_sentinels`` a name such as ``<extra_id_0>`` in a text is the sentinel (259), as
+        in transformers; otherwise it is bytes, as in T5X.
 
         Raises:
             InputError: extra_ids < 0.
         """
         self.extra_ids = extra_ids
+        self.reads_sentinels = reads_sentinels
         check_at_least(self, extra_ids=0)
 
     @property
@@ -183,7 +193,16 @@ class ByteVocabulary(Vocabulary):
         return _BYTE_OFFSET + _NUM_BYTES + self.extra_ids
 
     def encode(self, text: str) -> list[int]:
-        return [byte + _BYTE_OFFSET for byte in text.encode("utf-8")]
+        parts = _SENTINEL.split(text) if self.reads_sentinels else [text]
+        ids = []
+        # Every second part is the number of a sentinel.
+        for place, part in enumerate(parts):
+            if place % 2 and int(part) < self.extra_ids:
+                ids.append(_BYTE_OFFSET + _NUM_BYTES + int(part))
+            else:
+                part = f"<extra_id_{part}>" if place % 2 else part
+                ids += [byte + _BYTE_OFFSET for byte in part.encode("utf-8")]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """As the protocol; sentinels and bytes that do not form UTF-8 are skipped, too."""
@@ -206,7 +225,8 @@ class ByteVocabulary(Vocabulary):
         return sha256(f"bytes offset={_BYTE_OFFSET} extra_ids={self.extra_ids}".encode())
 
     def segmentation_fingerprint(self) -> str:
-        return self.fingerprint()
+        own = self.fingerprint()
+        return sha256(f"{own} with sentinels".encode()) if self.reads_sentinels else own
 
     def save(self, directory: str | Path) -> None:
         """Writes nothing: ``extra_ids`` is all that there is."""
@@ -291,6 +311,36 @@ def _forget_paths(path: Path) -> None:
     model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
     model.trainer_spec.ClearField("model_prefix")
     path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def read_spiece(
+    path: Path,
+) -> tuple[list[tuple[str, float]], str | None, list[dict[str, Any]]]:
+    """A SentencePiece model's pieces, with their scores, and two parts of a ``tokenizer.json``.
+
+    These are its normalisation, in base 64, and its control and user-defined pieces as added
+    tokens.
+
+    Raises:
+        InputError: the file is no SentencePiece model.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    try:
+        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    except Exception as error:  # protobuf's releases raise different types
+        check_fetched(path)
+        raise InputError(
+            f"{path} is not a SentencePiece model: give a spiece.model file"
+        ) from error
+    added = [
+        {"id": i, "content": piece.piece, "special": piece.type == kinds.CONTROL}
+        for i, piece in enumerate(model.pieces)
+        if piece.type in (kinds.CONTROL, kinds.USER_DEFINED)
+    ]
+    charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
+    return [(piece.piece, piece.score) for piece in model.pieces], charsmap or None, added
 
 
 def _append_sentinels(content: bytes, extra_ids: int) -> bytes:

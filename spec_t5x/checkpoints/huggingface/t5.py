@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.huggingface import vocabulary_files
 from spec_t5x.checkpoints.huggingface.generation_config import (
     GENERATION,
     GENERATION_NAME,
@@ -33,20 +34,13 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
     describing,
-    read_json,
+    read_if_there,
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
-from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
-from spec_t5x.data.unigram import UnigramVocabulary
-from spec_t5x.data.vocabulary import (
-    SPIECE_NAME,
-    ByteVocabulary,
-    SentencePieceVocabulary,
-    Vocabulary,
-)
-from spec_t5x.data.wordpiece import TOKENIZER_NAME
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
+from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.t5 import T5Config
@@ -98,7 +92,6 @@ _OTHERS = {
     "whisper": "Whisper (audio)",
 }
 
-_TOKENIZER = "tokenizer_config.json"
 # Parts of config.json that transformers looks for ids in.
 _INNER = ("decoder", "generator", "text_config")
 
@@ -224,11 +217,12 @@ def write_as(
         ids = {START: vocabulary.start_id, EOS: eos, PAD: stored.metadata[PAD]}
         ours = vocabulary.from_theirs(range(vocabulary.num_ids))
         config = dataclasses.replace(config, vocab_size=vocabulary.num_ids, added_rows=0)
-    settings = dict(stored.metadata.get(GENERATION, {}))
-    tasks = {TASKS: settings.pop(TASKS)} if TASKS in settings else {}
+    generation = dict(stored.metadata.get(GENERATION, {}))
+    tasks = {TASKS: generation.pop(TASKS)} if TASKS in generation else {}
     write_json(stage / CONFIG_NAME, values_of(config, ids) | tasks)
-    write_json(stage / GENERATION_NAME, settings | ids)
-    write_json(stage / _TOKENIZER, tokenizer_values(vocabulary))
+    write_json(stage / GENERATION_NAME, generation | ids)
+    settings = vocabulary_files.settings_of(vocabulary, ids[PAD])
+    write_json(stage / vocabulary_files.SETTINGS_NAME, settings)
     names = names_of(config)
 
     def written() -> Iterator[tuple[str, np.ndarray]]:
@@ -329,7 +323,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     # Transformers generates nothing where it does not find what starts a text: then the other
     # file's ids are taken, or T5's.
     files = (
-        (GENERATION_NAME, _read_if_there(directory / GENERATION_NAME)),
+        (GENERATION_NAME, read_if_there(directory / GENERATION_NAME)),
         (CONFIG_NAME, configured),
         (CONFIG_NAME, _SPECIAL_IDS | configured),
     )
@@ -451,71 +445,9 @@ def read_vocabulary(
     ``ids`` are its ``special_ids`` where they have been read.
     """
     ids = ids or special_ids(values, directory)
-    if ids != _SPECIAL_IDS:
-        return mapped_vocabulary(directory, values["vocab_size"], ids)
-    tokenizer, spiece = _read_if_there(directory / _TOKENIZER), directory / SPIECE_NAME
-    extra_ids = tokenizer.get("extra_ids")
-    if str(tokenizer.get("tokenizer_class", "")).startswith("ByT5"):
-        vocabulary = ByteVocabulary(125 if extra_ids is None else extra_ids)
-    elif spiece.is_file():
-        # mT5's file holds its sentinels already, T5's does not.
-        default = 0 if values["model_type"] == "mt5" else 100
-        vocabulary = SentencePieceVocabulary(spiece, default if extra_ids is None else extra_ids)
-    elif (directory / TOKENIZER_NAME).is_file():
-        vocabulary = UnigramVocabulary(directory / TOKENIZER_NAME)
-    elif values.get("vocab_size") == ByteVocabulary().vocab_size:
-        vocabulary = ByteVocabulary()
-    else:
-        return None
-    _check_added_tokens(tokenizer, vocabulary, directory)
-    return vocabulary
+    return vocabulary_files.read_vocabulary(directory, values, ids[START], eos_ids(ids))
 
 
-def mapped_vocabulary(directory: Path, num_ids: int, ids: dict[str, Any]) -> Vocabulary | None:
-    tokenizer = read_tokenizer(directory)
-    if tokenizer is None:
-        if (directory / SPIECE_NAME).is_file():
-            raise InputError(
-                f"{directory} starts, ends and pads with {tuple(ids.values())} and has no "
-                f"{TOKENIZER_NAME}: save its tokenizer there with transformers"
-            )
-        return None
-    return MappedVocabulary(
-        tokenizer,
-        num_ids=num_ids,
-        start_id=ids[START],
-        eos_id=ids[EOS],
-        more_eos_ids=ids.get(MORE_EOS, ()),
-    )
-
-
-def tokenizer_values(vocabulary: Vocabulary) -> dict[str, Any]:
-    """tokenizer_config.json for transformers."""
-    is_bytes = isinstance(vocabulary, ByteVocabulary)
-    return {
-        "tokenizer_class": "ByT5Tokenizer" if is_bytes else "T5Tokenizer",
-        "extra_ids": vocabulary.extra_ids,
-        "pad_token": "<pad>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _check_added_tokens(tokenizer: dict[str, Any], vocabulary: Vocabulary, directory: Path) -> None:
-    """Refuses tokens that exist in the tokenizer alone: their text would be lost."""
-    decoder = tokenizer.get("added_tokens_decoder") or {}
-    others = _read_if_there(directory / "added_tokens.json")
-    with describing(f"tokenizer of {directory}", "added tokens"):
-        added = {int(i): token.get("content") for i, token in decoder.items()}
-        added |= {int(i): token for token, i in others.items()}
-    foreign = sorted(i for i in added if i >= vocabulary.vocab_size)
-    if foreign:
-        raise InputError(
-            f"{directory} adds token {added[foreign[0]]!r} with id {foreign[0]} to "
-            f"the {vocabulary.vocab_size} of its vocabulary: give a model without "
-            "added tokens"
-        )
+def eos_ids(ids: dict[str, Any]) -> list[int]:
+    """All of ``special_ids`` that end a text."""
+    return [ids[EOS], *ids.get(MORE_EOS, ())]

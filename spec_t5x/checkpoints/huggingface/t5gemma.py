@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.checkpoints.huggingface import t5
+from spec_t5x.checkpoints.huggingface.vocabulary_files import mapped_vocabulary
 from spec_t5x.checkpoints.huggingface.weight_files import (
     WRAPPERS,
     check_shared,
@@ -107,7 +108,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     return StoredModel(
         tensors=t5.by_our_paths(left, tensor_names(config)),
         config=config,
-        vocabulary=t5.mapped_vocabulary(directory, num_ids, ids),
+        vocabulary=mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids)),
         directory=directory,
         metadata={"model_type": values["model_type"], t5.PAD: ids[t5.PAD]},
     )
@@ -138,7 +139,8 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
 def read_vocabulary(directory: Path, values: dict[str, Any]) -> Vocabulary | None:
     """The vocabulary of a checkpoint whose config.json holds ``values``; None without files."""
     num_ids = _stacks(values, directory / CONFIG_NAME)[1]["vocab_size"]
-    return t5.mapped_vocabulary(directory, num_ids, special_ids(values, directory))
+    ids = special_ids(values, directory)
+    return mapped_vocabulary(directory, num_ids, ids[t5.START], t5.eos_ids(ids))
 
 
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 # Of the same, where several tokens end an output.
+_READS_SENTINELS = "reads_sentinels"
 _MORE_EOS = "more_eos_ids"
 # Of config.json's "network"; checkpoints from before there were two say nothing.
 _NETWORKS = {"t5": T5Config, "t5gemma": T5GemmaConfig, "gpt": GPTConfig}
@@ -134,6 +135,8 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     if isinstance(vocabulary, ByteVocabulary):
         kind = {"kind": "bytes"}
+        if vocabulary.reads_sentinels:
+            kind[_READS_SENTINELS] = True
     elif isinstance(vocabulary, UnigramVocabulary):
         kind = {"kind": "unigram", "file": TOKENIZER_NAME}
     elif isinstance(vocabulary, WordPieceVocabulary):
@@ -170,7 +173,7 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
     entry = entry if isinstance(entry, dict) else {}
     extra_ids = entry.get("extra_ids", 0)
     if entry.get("kind") == "bytes":
-        vocabulary = ByteVocabulary(extra_ids)
+        vocabulary = ByteVocabulary(extra_ids, entry.get(_READS_SENTINELS, False))
     elif entry.get("kind") == "sentencepiece":
         vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
     elif entry.get("kind") == "unigram":

@@ -38,6 +38,11 @@ def read_json(path: Any) -> dict[str, Any]:
     return values
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, an empty one without the file."""
+    return read_json(path) if path.is_file() else {}
+
+
 @contextlib.contextmanager
 def describing(path: object, what: str) -> Iterator[None]:
     """Around code that makes ``what`` of a JSON file's values.
@@ -47,6 +52,8 @@ def describing(path: object, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}: copy the file again") from error
     except (ValueError, TypeError, AttributeError) as error:

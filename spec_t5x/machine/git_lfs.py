@@ -1,0 +1,24 @@
+"""Files that Git LFS left as pointers, as a clone without ``git lfs pull`` has them."""
+
+from pathlib import Path
+
+from spec_t5x.errors import InputError
+
+_BEGINNING = b"version https://git-lfs.github.com/spec/"
+
+
+def check_fetched(path: Path) -> None:
+    """Refuses a file that is a pointer to its content.
+
+    Raises:
+        InputError: it is one.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_BEGINNING)) == _BEGINNING
+    if is_pointer:
+        raise InputError(
+            f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its "
+            "repository"
+        )
