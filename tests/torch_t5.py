@@ -1,5 +1,14 @@
 """Tiny T5s of transformers', for comparisons."""
 
+import functools
+
+import jax
+import numpy as np
+
+from spec_t5x.models.t5 import Transformer
+
+# Differences in float32 between two implementations of one network.
+TOLERANCE = 2e-4
 # But for ids and layers.
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 3}
 
@@ -20,3 +29,38 @@ def enlivened(model):
         elif "shared" not in name:
             weight.mul_(2.5)
     return model.eval()
+
+
+def batch():
+    """Three rows of ids with padding at the end of all but the first.
+
+    Long ones: distances beyond 128 share the last relative bucket.
+    """
+    rng = np.random.default_rng(0)
+    sources, targets = rng.integers(2, 160, (3, 150)), rng.integers(2, 160, (3, 140))
+    for row in (1, 2):
+        sources[row, 150 // (row + 1) :] = 0
+        targets[row, 140 // (row + 1) :] = 0
+    return sources.astype(np.int32), targets.astype(np.int32)
+
+
+@functools.cache
+def forward(config):
+    """The model's compiled forward pass; tests of one configuration share it."""
+    return jax.jit(functools.partial(Transformer(config).apply, enable_dropout=False))
+
+
+def assert_same_logits(loaded, model, tolerance=TOLERANCE):
+    sources, targets = batch()
+    inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    ours = forward(loaded.config)({"params": loaded.params}, sources, inputs, targets)
+    import torch
+
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.tensor(sources).long(),
+            attention_mask=torch.tensor(sources != 0).long(),
+            decoder_input_ids=torch.tensor(inputs).long(),
+        ).logits.numpy()
+    real = targets > 0
+    np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], rtol=0, atol=tolerance)

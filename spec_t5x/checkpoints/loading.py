@@ -20,6 +20,7 @@ from spec_t5x.checkpoints.storage.vocabularies import (
     make_vocabulary,
 )
 from spec_t5x.checkpoints.t5x import reading as t5x
+from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import doing
@@ -120,25 +121,26 @@ def named_vocabulary(vocabulary: VocabularyLike, num_rows: int | None = None) ->
     return make_vocabulary(_of_another_model(vocabulary), num_rows)
 
 
-def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel) -> None:
     """Refuses a draft whose ids mean something else than the target's.
 
     Raises:
-        InputError: the vocabularies differ (named with the first id that does), or
-            the models embed different numbers of ids.
+        InputError: the vocabularies differ (named with the first id that does).
     """
-    if target.vocabulary.fingerprint() != draft.vocabulary.fingerprint():
+    if not _same_ids(target.vocabulary, draft.vocabulary):
         raise InputError(
             f"target {target.directory} and draft {draft.directory} have different "
             f"vocabularies ({_first_difference(target.vocabulary, draft.vocabulary)}): "
             "give a draft trained with the target's vocabulary"
         )
-    if target.config.vocab_size != draft.config.vocab_size:
-        raise InputError(
-            f"target {target.directory} embeds {target.config.vocab_size} ids and "
-            f"draft {draft.directory} {draft.config.vocab_size}: give models padded "
-            "to one size"
-        )
+
+
+def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
+    if target.fingerprint() == draft.fingerprint():
+        return True
+    # Of models that are padded to different sizes.
+    both = isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary)
+    return both and target.named_pieces() == draft.named_pieces()
 
 
 def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
+from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.loading import (
     PACKAGED_MODELS,
-    check_same_vocabulary,
     find_all,
     find_directory,
     is_on_hub,
@@ -167,14 +167,14 @@ class _Maker:
         stored = open_model(name)
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
         stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or self.target.vocabulary)
-        loaded = stored.load(dtype=self.options.dtype, for_decoding=True)
-        check_same_vocabulary(self.target, loaded)
-        if type(loaded.config) is not type(self.target.config):
+        if type(stored.config) is not type(self.target.config):
             raise InputError(
                 f"target {self.target.directory} has a {type(self.target.config).__name__} and "
-                f"draft {loaded.directory} a {type(loaded.config).__name__}: give a draft of the "
+                f"draft {stored.directory} a {type(stored.config).__name__}: give a draft of the "
                 "target's kind"
             )
+        stored = fitted(stored, self.target)
+        loaded = stored.load(dtype=self.options.dtype, for_decoding=True)
         return TransformerDraft(
             loaded.bind(self.options.weights),
             settings=self.options.settings,

@@ -97,6 +97,11 @@ class MappedVocabulary(TokenizerVocabulary):
         """The name of one of the tokenizer's ids."""
         return self._original.id_to_token(token)
 
+    def named_pieces(self) -> list[str]:
+        """The pieces of our ids without those after the last that the tokenizer names."""
+        named = [name is not None for name in map(self.name, self._theirs.tolist())]
+        return [self.piece(token) for token in range(len(named) - named[::-1].index(True))]
+
     def save(self, directory: str | Path) -> None:
         """Writes ``directory/tokenizer.json`` as it was read."""
         TokenizerVocabulary(self._original).save(directory)

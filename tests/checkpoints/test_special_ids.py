@@ -71,12 +71,12 @@ def tokenizer_of(start: int, eos: int, pad: int) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def torch_model(family: str, layers: int, seed: int):
+def torch_model(family: str, layers: int, seed: int, rows: int = NUM_IDS):
     kind, start, eos, pad = FAMILIES[family]
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(
         kind,
-        vocab_size=NUM_IDS,
+        vocab_size=rows,
         **SIZES,
         num_layers=layers,
         num_decoder_layers=layers,
@@ -159,8 +159,20 @@ def test_text_equals_that_of_transformers(made, family):
             ids = generator.vocabulary.to_theirs(answer.output_ids)
             assert ids == row.tolist()[: len(ids)]
             assert len(ids) == NUM_NEW or ids[-1] == eos
-            text = tokenizer.decode(ids[:-1] if ids[-1] == eos else ids, skip_special_tokens=False)
+            text = tokenizer.decode(ids[:-1] if ids[-1] == eos else ids, skip_special_tokens=True)
             assert answer.output == text
+
+
+@pytest.mark.parametrize("rows", [(NUM_IDS, 140), (140, NUM_IDS)])
+def test_a_draft_that_is_padded_to_another_size(tmp_path, rows):
+    for name, number, layers in zip(("target", "draft"), rows, (2, 1), strict=True):
+        torch_model("pile-t5", layers, 1, number).save_pretrained(tmp_path / name)
+        tokenizer_of(*FAMILIES["pile-t5"][1:]).save(str(tmp_path / name / "tokenizer.json"))
+    plain = [a.output_ids for a, *_ in Generator.load(tmp_path / "target").generate(TEXTS, OPTIONS)]
+    generator = Generator.load(tmp_path / "target", tmp_path / "draft")
+    found = [answer for answer, *_ in generator.generate(TEXTS, OPTIONS)]
+    assert [answer.output_ids for answer in found] == plain
+    assert sum(answer.accepted for answer in found) > 0
 
 
 def test_n_grams_and_bulk_inference_where_id_0_is_a_token(made, tmp_path):
@@ -259,7 +271,7 @@ def test_text_ends_at_the_first_of_several_ids(with_two, tmp_path, draft):
             assert ids == row.tolist()[: len(ids)]
             assert len(ids) == NUM_NEW or ids[-1] in eos
             whole = ids[:-1] if ids[-1] in eos else ids
-            assert answer.output == tokenizer.decode(whole, skip_special_tokens=False)
+            assert answer.output == tokenizer.decode(whole, skip_special_tokens=True)
     *_, last = generator.stream(TEXTS[0], OPTIONS)
     assert last.text == found[0][0].output
 
@@ -268,8 +280,8 @@ def test_ids_that_cannot_be(made, tmp_path):
     model, root = made("madlad")
     model.save_pretrained(tmp_path)
     assert "holds no vocabulary" in message_of(load, tmp_path)
-    (tmp_path / "spiece.model").write_bytes(b"")
-    assert "no tokenizer.json" in message_of(load, tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"no model")
+    assert "is not a SentencePiece model" in message_of(load, tmp_path)
     (tmp_path / "generation_config.json").unlink()
     for token in (NUM_IDS, -1, "</s>", [], [1, NUM_IDS]):
         edit_config(tmp_path, eos_token_id=token)

@@ -200,7 +200,6 @@ def added(values):
         (swapped, "begins with </s>, <pad>, <unk> and its unknown piece is <unk>, T5's begins"),
         (lambda values: values["model"].update(unk_id=3), "its unknown piece is"),
         (lambda values: values["model"].update(byte_fallback=True), "byte_fallback True"),
-        (added, "adds token '<sep>' to those of its model"),
         (lambda values: values["model"].update(vocab=None), "is no Unigram model"),
         (lambda values: values["model"]["vocab"].pop(40), "is no Unigram model"),
         (lambda values: values.pop("model"), "is no Unigram model"),

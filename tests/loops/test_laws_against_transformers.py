@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.huggingface import t5, t5gemma
-from spec_t5x.checkpoints.storage.stored_model import StoredModel
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops.speculative import speculative_decode
@@ -253,3 +254,23 @@ def test_a_temperature_that_is_off_by_a_twentieth_is_found_out(laws):
     """By three runs: of so many rows 99 in 100 are."""
     runs = [decode("transformer", "block", 1.05 * TEMPERATURE, seed) for seed in (11, 12, 13)]
     assert p_value(laws[1], *runs) < THRESHOLD
+
+
+class FewerBytes(FewBytes):
+    """Its ids are rows of the smaller of two models."""
+
+    vocab_size = VOCAB - 1
+
+
+@pytest.mark.parametrize("rows", [VOCAB - 1, VOCAB + 3])
+def test_texts_with_a_draft_that_embeds_another_number_of_ids(laws, tmp_path, rows):
+    """Its law is changed, and the texts' is not."""
+    model, smaller = target(), tiny_t5(0, vocab_size=rows)
+    of_target = {"directory": tmp_path, "vocabulary": FewerBytes(), "metadata": {}}
+    loaded = LoadedModel(params=model.params, config=model.config, **of_target)
+    stored = StoredModel.of_params(tmp_path, smaller.params, smaller.config, FewerBytes())
+    draft = fitted(stored, loaded).load(dtype="float32")
+    assert draft.config.vocab_size == VOCAB
+    decoded = decode_with(model, TransformerDraft(draft.bind()), "block")
+    assert 0 < np.sum(decoded.stats.accepted) < np.sum(decoded.stats.proposed)
+    assert p_value(laws[1], decoded) > THRESHOLD

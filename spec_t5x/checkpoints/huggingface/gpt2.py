@@ -86,6 +86,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if tokenizer is not None:
         vocabulary = MappedVocabulary(tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id)
     return StoredModel(
+        names={path: (name, path == "logits_dense/kernel") for path, (name, _) in names.items()},
         # What belongs to no parameter is refused by its own name.
         tensors=tensors | {name: left[name] for name in left if name not in used},
         config=config,

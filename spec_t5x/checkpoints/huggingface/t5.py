@@ -147,8 +147,10 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     if ids != _SPECIAL_IDS:
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
+    names = tensor_names(config)
     return StoredModel(
-        tensors=by_our_paths(left, tensor_names(config)),
+        tensors=by_our_paths(left, names),
+        names=names,
         config=config,
         vocabulary=read_vocabulary(directory, values, ids),
         directory=directory,
@@ -176,6 +178,12 @@ def renumbered_model(
 ) -> tuple[dict[str, Tensor], ModelConfig]:
     """Tensors and configuration by our ids in place of theirs; ``tables`` have a row for each."""
     theirs = their_ids(config.vocab_size, ids[START], ids[EOS])
+    for tensor in (tensors[name] for name in tables if name in tensors):
+        if tensor.shape[:1] != (config.vocab_size,):
+            raise InputError(
+                f"{tensor.name} is {list(tensor.shape)} and the configuration has vocab_size "
+                f"{config.vocab_size}: give the configuration that it was saved with"
+            )
     added = -len(theirs) % _ROWS
     rows = np.pad(theirs, (0, added))
     theirs_by_ours = {name: renumbered(tensors[name], rows) for name in tables if name in tensors}

@@ -22,6 +22,7 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
+from spec_t5x.machine.git_lfs import check_fetched
 
 # Where the weights may be, in order of preference; an index lists shards.
 INDEX_ENDING = ".index.json"
@@ -58,6 +59,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor in a directory by its name there; none is read yet."""
     tensors = {}
     for path in weight_files(directory):
+        check_fetched(path)
         open_file = _open_safetensors if path.suffix == ".safetensors" else _open_torch
         with reading_weights(path):
             tensors |= open_file(path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.git_lfs import check_fetched
 
 CONFIG_NAME = "config.json"
 # Beside T5X's files, which it does not read: the config.json of our own format.
@@ -30,6 +31,7 @@ def read_json(path: Any) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"no file {path}: give a complete checkpoint") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        check_fetched(path)
         raise InputError(
             f"cannot read {path} as JSON ({one_line(error)}): copy the file again"
         ) from error

@@ -1,7 +1,7 @@
 """A model on disk, which a format opens, and a model in memory."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class StoredModel:
     # it as the latter says.
     metadata: dict[str, Any]
     weights: str = AUTO
+    # The format's names of our paths, and which tensors it holds transposed, where they are others.
+    names: Mapping[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_params(
@@ -88,7 +90,8 @@ class StoredModel:
                 f"embeds {self.config.vocab_size}: give the vocabulary it was trained with, and "
                 "its number of extra_ids"
             )
-        check_tensors(self.tensors, expected_shapes(self.config), str(self.directory))
+        shapes = expected_shapes(self.config)
+        check_tensors(self.tensors, shapes, str(self.directory), self.names)
 
     def load(
         self, *, dtype: str, shardings: Shardings | None = None, for_decoding: bool = False

@@ -79,24 +79,42 @@ def array_tensors(params: PyTree) -> dict[str, Tensor]:
     return {path: tensor(path, array) for path, array in flat.items()}
 
 
-def check_tensors(found: Tensors, expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Refuses tensors that do not fit the shapes expected, with every fault in one line."""
-    common = [name for name in expected if name in found]
+def check_tensors(
+    found: Tensors,
+    expected: Mapping[str, tuple[int, ...]],
+    source: str,
+    names: Mapping[str, tuple[str, bool]] | None = None,
+) -> None:
+    """Refuses tensors that do not fit the shapes expected, with every fault in one line.
+
+    ``names`` are the checkpoint's own names of our paths, and which tensors it holds transposed.
+    """
+    names = names or {}
+
+    def named(path: str) -> str:
+        return names[path][0] if path in names else path
+
+    def shape(path: str, sizes: Sequence[int]) -> list[int]:
+        return list(sizes)[::-1] if path in names and names[path][1] else list(sizes)
+
+    common = [path for path in expected if path in found]
     faults = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
+        "missing": [named(path) for path in expected if path not in found],
+        "unexpected": [path for path in found if path not in expected],
         "of the wrong shape": [
-            f"{name} is {list(found[name].shape)}, not {list(expected[name])}"
-            for name in common
-            if tuple(found[name].shape) != tuple(expected[name])
+            f"{named(path)} is {shape(path, found[path].shape)}, not {shape(path, expected[path])}"
+            for path in common
+            if tuple(found[path].shape) != tuple(expected[path])
         ],
         f"not stored as {', '.join(_TYPES[:-1])} or {_TYPES[-1]}": [
-            f"{name} is {found[name].dtype}"
-            for name in common
-            if str(found[name].dtype) not in _TYPES
+            f"{named(path)} is {found[path].dtype}"
+            for path in common
+            if str(found[path].dtype) not in _TYPES
         ],
     }
-    texts = [f"{len(names)} {kind} ({listed(names)})" for kind, names in faults.items() if names]
+    texts = [
+        f"{len(faulty)} {kind} ({listed(faulty)})" for kind, faulty in faults.items() if faulty
+    ]
     if texts:
         raise InputError(
             f"{source}: tensors do not fit the model's configuration: {', '.join(texts)}: copy the "

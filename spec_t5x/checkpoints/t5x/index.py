@@ -41,6 +41,8 @@ _COPY_AGAIN = "copy the whole checkpoint again"
 
 # Where the parameters and the step are in the tree, in the order of looking.
 _TARGETS = ("target", "optimizer/target", "_optimizer/target")
+# What a tree that lacks them is made of; "version" is the legacy format's.
+_WITHOUT_PARAMETERS = {"state", "optimizer", "_optimizer", "version"}
 _STEPS = ("state/step", "optimizer/state/step", "_optimizer/state/step")
 
 
@@ -98,6 +100,11 @@ def read_index(location: Location) -> tuple[dict[str, ArrayEntry], ArrayEntry | 
         if entries:
             return entries, next((flat[path] for path in _STEPS if path in flat), None)
     found = sorted({path.partition("/")[0] for path in flat})
+    if found and set(found) <= _WITHOUT_PARAMETERS:
+        raise InputError(
+            f"{location} holds an optimizer's state and no parameters: give the checkpoint that "
+            f"has them, under {_TARGETS[0]!r}"
+        )
     raise InputError(
         f"{location} holds no parameters under {_TARGETS[0]!r}, but "
         f"{', '.join(map(repr, found)) or 'nothing'}: give a checkpoint that T5X saved"
