@@ -63,7 +63,10 @@ class MappedVocabulary(TokenizerVocabulary):
         self._ours = np.argsort(self._theirs[1:], kind="stable") + 1
         self._original = tokenizer
         super().__init__(of_text(json.loads(tokenizer.to_str()), {start_id, eos_id}))
-        self.source_frame = frame_of(tokenizer, self.from_theirs) or self.source_frame
+        frame = frame_of(tokenizer, self.from_theirs)
+        # Whether the tokenizer puts something around a text.
+        self.has_frame = frame is not None
+        self.source_frame = frame or self.source_frame
         self.eos_ids = (EOS_ID, *self.from_theirs(self.more_eos_ids))
         (self.start_in_text,) = self.from_theirs([start_id])
 
@@ -91,7 +94,12 @@ class MappedVocabulary(TokenizerVocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         """As the protocol; special tokens are left out, as transformers leaves them out."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
-        return self._original.decode(theirs, skip_special_tokens=True)
+        return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
+
+    @property
+    def model_type(self) -> str:
+        """The kind of the tokenizer's model: "Unigram", "BPE", ..."""
+        return type(self._original.model).__name__
 
     def name(self, token: int) -> str | None:
         """The name of one of the tokenizer's ids."""

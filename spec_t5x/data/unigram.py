@@ -97,9 +97,9 @@ class UnigramVocabulary(TokenizerVocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         kept = ids_before_eos(ids, self.vocab_size)
         if self._added is not None:
-            return self._added.decode(kept, skip_special_tokens=True)
+            return self.cleaned(self._added.decode(kept, skip_special_tokens=True))
         text = "".join(_UNKNOWN if i == UNK_ID else self._pieces[i] for i in kept)
-        return text.lstrip(_SPACE).replace(_SPACE, " ")
+        return self.cleaned(text.lstrip(_SPACE).replace(_SPACE, " "))
 
     def piece(self, token: int) -> str:
         return self._pieces[token]

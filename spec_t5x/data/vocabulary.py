@@ -29,6 +29,8 @@ _TRAINER_THREADS = 4
 
 # How pieces begin that begin a word (SentencePiece, byte-level BPE), or that do not (WordPiece).
 _BEGINS, _GOES_ON = ("▁", "Ġ"), "##"
+# What transformers' ``clean_up_tokenization_spaces`` takes spaces from, one after another.
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 _BYTE_OFFSET = 3  # ids 0, 1, 2 are pad, eos, unk
 _NUM_BYTES = 256
 # Numbers as transformers writes them.
@@ -45,6 +47,8 @@ class Vocabulary(Protocol):
     eos_ids: tuple[int, ...] = (EOS_ID,)
     # The id, within a text, of the token that starts every output.
     start_in_text: int = PAD_ID
+    # Whether a text of ids loses spaces before marks, as a tokenizer of transformers may say.
+    cleans_up: bool = False
     # What stands before a source and after it.
     source_frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), (EOS_ID,))
 
@@ -67,6 +71,12 @@ class Vocabulary(Protocol):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids up to the first EOS; padding and foreign ids are skipped."""
+
+    def cleaned(self, text: str) -> str:
+        """A text that was decoded, as it is to be shown: see ``cleans_up``."""
+        for spaced in _SPACED if self.cleans_up else ():
+            text = text.replace(spaced, spaced.strip(" "))
+        return text
 
     def piece(self, token: int) -> str:
         """The piece of an id, to be shown ("▁Haus")."""
@@ -156,7 +166,7 @@ class SentencePieceVocabulary(Vocabulary):
         return self._processor.encode(list(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._processor.decode(ids_before_eos(ids, self.vocab_size))
+        return self.cleaned(self._processor.decode(ids_before_eos(ids, self.vocab_size)))
 
     def piece(self, token: int) -> str:
         return self._processor.id_to_piece(token)
@@ -208,7 +218,7 @@ class ByteVocabulary(Vocabulary):
         """As the protocol; sentinels and bytes that do not form UTF-8 are skipped, too."""
         kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
-        return data.decode("utf-8", errors="ignore")
+        return self.cleaned(data.decode("utf-8", errors="ignore"))
 
     def piece(self, token: int) -> str:
         """The byte of an id as an ASCII character or as ``<0xE4>``."""

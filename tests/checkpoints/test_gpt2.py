@@ -177,6 +177,28 @@ def test_a_wrong_configuration_is_one_line(directory, tmp_path, changes, message
         (tmp_path / path.name).write_bytes(path.read_bytes())
     values = json.loads((directory / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(values))
+    # Whose ids would come first.
+    (tmp_path / "generation_config.json").unlink()
     with pytest.raises(InputError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_ids_of_generation_config_come_first(directory, tmp_path):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    said = {"bos_token_id": 5, "eos_token_id": [7, 9]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    vocabulary = load(tmp_path).vocabulary
+    assert (vocabulary.start_id, vocabulary.eos_id, vocabulary.more_eos_ids) == (5, 7, (9,))
+
+
+def test_an_output_layer_of_its_own_is_used_though_config_json_ties_it(directory, tmp_path):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    stored = load_file(directory / "model.safetensors")
+    rows = stored["transformer.wte.weight"]
+    head = np.random.default_rng(0).normal(0, 0.1, rows.shape).astype(np.float32)
+    save_file(stored | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    np.testing.assert_allclose(our_logits(load(tmp_path)), their_logits(model), atol=2e-4)

@@ -292,3 +292,40 @@ def test_greedy_texts_are_those_of_transformers(directory, layout, monkeypatch):
             assert len(ids) == OPTIONS.max_decode_len or not any(row[len(ids) :])
             # Sentinels are in a text where nothing was added to T5's vocabulary.
             assert answer.output == text or layout == "head"
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 308000000\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "spiece.model",
+        "tokenizer.json",
+        "config.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+    ],
+)
+def test_pointers_of_git_lfs(directory, name):
+    write(directory)
+    if name == "pytorch_model.bin" or name.endswith("index.json"):
+        (directory / "model.safetensors").unlink()
+    (directory / name).write_text(POINTER)
+    message = message_of(load, directory)
+    assert f"{directory / name} is a pointer of Git LFS" in message and "git lfs pull" in message
+
+
+def test_names_of_two_kinds_are_named(directory):
+    """A prefix that not all tensors have is no wrapper's."""
+    write(directory)
+    path = directory / "model.safetensors"
+    stored = load_file(path)
+    norm = "encoder.final_layer_norm.weight"
+    stored[f"module.{norm}"] = stored.pop(norm)
+    save_file(stored, path)
+    message = message_of(load, directory)
+    assert f"1 missing ({norm}), 1 unexpected (module.{norm})" in message

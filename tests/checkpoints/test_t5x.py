@@ -395,3 +395,9 @@ def test_entries_of_its_own_come_along(tmp_path, vocabulary, configs, random_par
     assert load(tmp_path / "checkpoint_5").metadata["max_source_length"] == 33
     convert(tmp_path / "checkpoint_5", tmp_path / "b", to="native")
     assert load(tmp_path / "b").metadata["max_source_length"] == 33
+
+
+def test_an_optimizer_without_parameters(legacy):
+    edit_index(legacy, lambda tree: tree["optimizer"].pop("target") and None)
+    message = message_of(load, legacy)
+    assert "holds an optimizer's state and no parameters: give the checkpoint" in message

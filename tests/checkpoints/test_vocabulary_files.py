@@ -486,3 +486,19 @@ def test_a_token_added_to_byt5(tmp_path):
     assert "adds token '<hl>' with id 384 to ByT5's" in message_of(
         read_vocabulary, tmp_path, values
     )
+
+
+@pytest.mark.parametrize("layout", [plain_spiece, plain_json, added_in_5, own_ids_of_the_spiece])
+def test_spaces_that_a_tokenizer_takes_out_of_texts(tmp_path, spieces, layout):
+    layout(tmp_path, spieces)
+    change = {"clean_up_tokenization_spaces": True}
+    edit(tmp_path, "tokenizer_config.json", lambda values: values.update(change))
+    ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs("The cat . sleep .", add_special_tokens=False).input_ids
+    own = ours.from_theirs(ids) if isinstance(ours, MappedVocabulary) else ids
+    found = ours.decode(own)
+    assert found == theirs.decode(ids, skip_special_tokens=True)
+    assert "sleep." in found or layout is added_in_5
+    ours.cleans_up = False
+    assert "sleep ." in ours.decode(own) or layout is added_in_5

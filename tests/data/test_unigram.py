@@ -221,3 +221,29 @@ def test_no_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text("no JSON")
     with pytest.raises(InputError, match="is no Unigram model"):
         UnigramVocabulary(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("text", ["²\u0304", "½\u0301 cat", "The ﬁ\u0301"])
+def test_a_mark_after_a_rewritten_character_is_lost(written, pair, text):
+    """As in transformers: SentencePiece has an unknown piece for it."""
+    theirs = transformers.AutoTokenizer.from_pretrained(written.parent)
+    as_trained, ours = pair
+    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
+    assert ours.encode(text) != as_trained.encode(text)
+    bare = "".join(c for c in text if c not in "\u0301\u0304")
+    assert ours.encode(text) == ours.encode(bare)
+
+
+def test_an_added_token(written, tmp_path):
+    values = json.loads(written.read_text())
+    added(values)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(values))
+    vocabulary = UnigramVocabulary(path)
+    assert vocabulary.has_added and vocabulary.vocab_size == 150 + EXTRA_IDS + 1
+    ids = vocabulary.encode("The<sep>cat </s>")
+    assert ids[1] == 155 and 1 not in ids
+    vocabulary.save(tmp_path / "saved")
+    saved = UnigramVocabulary(tmp_path / "saved" / "tokenizer.json")
+    assert saved.fingerprint() == vocabulary.fingerprint()
+    assert not UnigramVocabulary(written).has_added

@@ -19,7 +19,12 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     transposed,
     unwrapped,
 )
-from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
+from spec_t5x.checkpoints.storage.files import (
+    CONFIG_NAME,
+    GENERATION_NAME,
+    describing,
+    read_if_there,
+)
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
@@ -72,7 +77,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
             text.
     """
     config = _read_config(values, directory / CONFIG_NAME)
-    num_ids, start_id, eos_id = _ids(values, directory / CONFIG_NAME)
+    num_ids, start_id, eos_id, *more = _ids(values, directory)
     left, config = _settled(open_tensors(directory), config)
     rows = their_ids(num_ids, start_id, eos_id)
     names = _names(config)
@@ -84,7 +89,9 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     used = {name for name, _ in names.values()}
     tokenizer, vocabulary = read_tokenizer(directory), None
     if tokenizer is not None:
-        vocabulary = MappedVocabulary(tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id)
+        vocabulary = MappedVocabulary(
+            tokenizer, num_ids=num_ids, start_id=start_id, eos_id=eos_id, more_eos_ids=more
+        )
     return StoredModel(
         names={path: (name, path == "logits_dense/kernel") for path, (name, _) in names.items()},
         # What belongs to no parameter is refused by its own name.
@@ -117,16 +124,23 @@ def _third(tensor: Tensor, place: int) -> Tensor:
     return dataclasses.replace(tensor, shape=(*tensor.shape[:-1], width), read=read)
 
 
-def _ids(values: dict[str, Any], path: Path) -> tuple[int, int, int]:
-    """Their number of ids, and the two that start and end a text."""
-    num_ids, eos_id = values["vocab_size"], values.get("eos_token_id")
-    start_id = values.get("bos_token_id", eos_id)
-    for name, token in (("bos_token_id", start_id), ("eos_token_id", eos_id)):
-        if not isinstance(token, int) or not 0 <= token < num_ids:
+def _ids(values: dict[str, Any], directory: Path) -> list[int]:
+    """Their number of ids, the one that starts a text and those that end it.
+
+    As in transformers generation_config.json alone counts where there is one.
+    """
+    name = GENERATION_NAME if (directory / GENERATION_NAME).is_file() else CONFIG_NAME
+    said = read_if_there(directory / GENERATION_NAME) or values
+    num_ids, eos = values["vocab_size"], said.get("eos_token_id")
+    several = eos if isinstance(eos, list) and eos else [eos]
+    start_id = said.get("bos_token_id", several[0])
+    for entry, tokens in (("bos_token_id", [start_id]), ("eos_token_id", several)):
+        if not all(isinstance(token, int) and 0 <= token < num_ids for token in tokens):
             raise InputError(
-                f"{path} has {name} {token!r} and vocab_size {num_ids}: set it to a token's id"
+                f"{directory / name} has {entry} {said.get(entry)!r} and vocab_size {num_ids}: set "
+                "it to a token's id"
             )
-    return num_ids, start_id, eos_id
+    return [num_ids, start_id, *several]
 
 
 def _read_config(values: dict[str, Any], path: Path) -> GPTConfig:

@@ -33,6 +33,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 )
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
+    GENERATION_NAME,
     describing,
     read_if_there,
     write_json,

@@ -29,6 +29,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
 
 SETTINGS_NAME = "tokenizer_config.json"
+_CLEANS_UP = "clean_up_tokenization_spaces"
 _ADDED_NAME, _SPECIAL_NAME = "added_tokens.json", "special_tokens_map.json"
 _T5, _BYT5 = "T5Tokenizer", "ByT5Tokenizer"
 # The class that takes a tokenizer.json as it is.
@@ -52,13 +53,39 @@ def read_vocabulary(
     """
     settings = read_if_there(directory / SETTINGS_NAME)
     if str(settings.get("tokenizer_class", "")).startswith(_BYT5):
-        return _bytes(settings, directory)
+        vocabulary = _bytes(settings, directory)
+    else:
+        vocabulary = _of_text(directory, settings, values, start_id, eos_ids)
+    if vocabulary is not None and not _is_bpe(vocabulary):
+        vocabulary.cleans_up = bool(settings.get(_CLEANS_UP))
+    return vocabulary
+
+
+def _is_bpe(vocabulary: Vocabulary) -> bool:
+    """Whether transformers leaves its texts as they are, whatever ``_CLEANS_UP`` is."""
+    return isinstance(vocabulary, MappedVocabulary) and vocabulary.model_type == "BPE"
+
+
+def _of_text(
+    directory: Path,
+    settings: dict[str, Any],
+    values: dict[str, Any],
+    start_id: int,
+    eos_ids: Sequence[int],
+) -> Vocabulary | None:
+    """``read_vocabulary`` of other than ByT5; ``settings`` are tokenizer_config.json."""
     files = _Files(directory, settings, values["model_type"])
     with describing(f"tokenizer of {directory}", "added tokens"):
         tokenizer = files.tokenizer()
         _check_distinct(tokenizer, directory)
     if (start_id, *eos_ids) != (PAD_ID, EOS_ID):
-        return mapped_vocabulary(directory, values["vocab_size"], start_id, eos_ids, tokenizer)
+        mapped = mapped_vocabulary(directory, values["vocab_size"], start_id, eos_ids, tokenizer)
+        if mapped and not mapped.has_frame:
+            raise InputError(
+                f"the tokenizer in {directory} puts nothing around a source, where T5s have what "
+                "ends it: set its post_processor"
+            )
+        return mapped
     if tokenizer is not None:
         return files.t5_vocabulary(tokenizer)
     of_bytes = ByteVocabulary(reads_sentinels=True)
@@ -89,6 +116,10 @@ def mapped_vocabulary(
 
 def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     """tokenizer_config.json for transformers; ``pad_id`` is theirs."""
+    return _class_of(vocabulary, pad_id) | {_CLEANS_UP: vocabulary.cleans_up}
+
+
+def _class_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     if isinstance(vocabulary, MappedVocabulary):
         ids = {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
         named = {role: vocabulary.name(token) for role, token in ids.items()}

@@ -45,7 +45,7 @@ PARAMS_NAME = "params"
 _OWN_ENTRIES = ("format", "version", "network", "model", "vocabulary", "stored_dtype", "weights")
 _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 # Of the same, where several tokens end an output.
-_READS_SENTINELS = "reads_sentinels"
+_READS_SENTINELS, _CLEANS_UP = "reads_sentinels", "cleans_up"
 _MORE_EOS = "more_eos_ids"
 # Of config.json's "network"; checkpoints from before there were two say nothing.
 _NETWORKS = {"t5": T5Config, "t5gemma": T5GemmaConfig, "gpt": GPTConfig}
@@ -149,6 +149,8 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
         kind = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
         if vocabulary.more_eos_ids:
             kind[_MORE_EOS] = list(vocabulary.more_eos_ids)
+    if vocabulary.cleans_up:
+        kind[_CLEANS_UP] = True
     return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
 
 
@@ -191,6 +193,7 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
             "it must be sentencepiece, unigram, wordpiece, mapped or bytes"
         )
+    vocabulary.cleans_up = entry.get(_CLEANS_UP, False)
     if vocabulary.fingerprint() != entry.get("fingerprint"):
         raise InputError(
             f"{directory / entry.get('file', CONFIG_NAME)} is not the vocabulary that "
