@@ -223,7 +223,7 @@ def test_no_file(tmp_path):
         UnigramVocabulary(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize("text", ["²\u0304", "½\u0301 cat", "The ﬁ\u0301"])
+@pytest.mark.parametrize("text", ["ﬁ\u0304", "The ﬁ\u0301 cat"])
 def test_a_mark_after_a_rewritten_character_is_lost(written, pair, text):
     """As in transformers: SentencePiece has an unknown piece for it."""
     theirs = transformers.AutoTokenizer.from_pretrained(written.parent)

@@ -1,8 +1,8 @@
 """Hugging Face's T5, mT5 and umT5 directories, read and written without transformers.
 
-config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and
-``spiece.model`` or ``tokenizer.json``, which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5, umT5
-and ByT5. Where other ids than T5's start, end and pad a text, all are renumbered
+config.json, weights (``model.safetensors`` or ``pytorch_model.bin``, whole or in shards) and a
+tokenizer (``vocabulary_files``), which ByT5 does without: T5 1.0, T5 1.1, Flan-T5, mT5, umT5 and
+ByT5. Where other ids than T5's start, end and pad a text, all are renumbered
 (``data.mapped_vocabulary``): MADLAD-400, CodeT5+, Pile-T5.
 """
 
