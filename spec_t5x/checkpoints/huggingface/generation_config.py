@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.storage.files import read_json
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json
 from spec_t5x.errors import InputError
 
 GENERATION_NAME = "generation_config.json"
@@ -75,15 +75,26 @@ def read(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
       directory: the checkpoint.
       values: its config.json.
     """
-    path = directory / GENERATION_NAME
-    if path.is_file():
-        found = _present(read_json(path))
-    else:
-        nested = next((values[name] for name in _NESTED if values.get(name)), {})
-        nested = nested if isinstance(nested, Mapping) else {}
-        found = {n: v for n, v in _present({**nested, **_present(values)}).items() if n in _KNOWN}
+    path, found = said(directory, values)
+    if path.name != GENERATION_NAME:
+        found = {name: value for name, value in found.items() if name in _KNOWN}
     tasks = values.get(TASKS)
     return found | {TASKS: tasks} if isinstance(tasks, Mapping) and tasks else found
+
+
+def said(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The file that transformers takes settings from, and the entries that are set.
+
+    Where there is a generation_config.json, it alone counts.
+    """
+    path = directory / GENERATION_NAME
+    return (path, _present(read_json(path))) if path.is_file() else configured(directory, values)
+
+
+def configured(directory: Path, values: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The directory's config.json, and its entries that are set, a decoder's part second."""
+    nested = next((part for part in map(values.get, _NESTED) if isinstance(part, Mapping)), {})
+    return directory / CONFIG_NAME, _present({**nested, **_present(values)})
 
 
 def understood(

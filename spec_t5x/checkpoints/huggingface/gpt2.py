@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.huggingface.weight_files import (
     WRAPPERS,
     open_tensors,
@@ -19,12 +20,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
     transposed,
     unwrapped,
 )
-from spec_t5x.checkpoints.storage.files import (
-    CONFIG_NAME,
-    GENERATION_NAME,
-    describing,
-    read_if_there,
-)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
@@ -125,19 +121,15 @@ def _third(tensor: Tensor, place: int) -> Tensor:
 
 
 def _ids(values: dict[str, Any], directory: Path) -> list[int]:
-    """Their number of ids, the one that starts a text and those that end it.
-
-    As in transformers generation_config.json alone counts where there is one.
-    """
-    name = GENERATION_NAME if (directory / GENERATION_NAME).is_file() else CONFIG_NAME
-    said = read_if_there(directory / GENERATION_NAME) or values
+    """Their number of ids, the one that starts a text and those that end it."""
+    path, said = generation_config.said(directory, values)
     num_ids, eos = values["vocab_size"], said.get("eos_token_id")
     several = eos if isinstance(eos, list) and eos else [eos]
     start_id = said.get("bos_token_id", several[0])
     for entry, tokens in (("bos_token_id", [start_id]), ("eos_token_id", several)):
         if not all(isinstance(token, int) and 0 <= token < num_ids for token in tokens):
             raise InputError(
-                f"{directory / name} has {entry} {said.get(entry)!r} and vocab_size {num_ids}: set "
+                f"{path} has {entry} {said.get(entry)!r} and vocab_size {num_ids}: set "
                 "it to a token's id"
             )
     return [num_ids, start_id, *several]

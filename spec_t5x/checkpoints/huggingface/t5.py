@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.huggingface import vocabulary_files
+from spec_t5x.checkpoints.huggingface import generation_config, vocabulary_files
 from spec_t5x.checkpoints.huggingface.generation_config import (
     GENERATION,
     GENERATION_NAME,
@@ -33,9 +33,7 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 )
 from spec_t5x.checkpoints.storage.files import (
     CONFIG_NAME,
-    GENERATION_NAME,
     describing,
-    read_if_there,
     write_json,
 )
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -92,9 +90,6 @@ _OTHERS = {
     "switch_transformers": "Switch Transformer (experts)",
     "whisper": "Whisper (audio)",
 }
-
-# Parts of config.json that transformers looks for ids in.
-_INNER = ("decoder", "generator", "text_config")
 
 # Rows of mT5's embedding, of every size.
 _MT5_ROWS = 250112
@@ -322,22 +317,15 @@ def check_whole(values: dict[str, Any], path: Path) -> None:
 def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The ids that start, end and pad a text, as transformers finds them.
 
-    Where there is a generation_config.json, it alone counts, and else config.json, of which a
-    decoder's part comes second. A text starts with ``bos_token_id`` where nothing else is said, and
-    is padded with what ends it. Where several ids end a text, the first is ``EOS``'s, and the
-    others are ``MORE_EOS``'s.
+    A text starts with ``bos_token_id`` where nothing else is said, and is padded with what ends it.
+    Where several ids end a text, the first is ``EOS``'s, and the others are ``MORE_EOS``'s.
     """
-    inner = next((part for part in map(values.get, _INNER) if isinstance(part, dict)), {})
-    configured = inner | {name: value for name, value in values.items() if value is not None}
-    # Transformers generates nothing where it does not find what starts a text: then the other
-    # file's ids are taken, or T5's.
-    files = (
-        (GENERATION_NAME, read_if_there(directory / GENERATION_NAME)),
-        (CONFIG_NAME, configured),
-        (CONFIG_NAME, _SPECIAL_IDS | configured),
-    )
-    file, said = next(pair for pair in files if _start_of(pair[1]) is not None)
-    path, start, eos, pad = directory / file, _start_of(said), said.get(EOS), said.get(PAD)
+    path, said = generation_config.said(directory, values)
+    if _start_of(said) is None:
+        # Transformers generates nothing: config.json's are taken, and T5's for those it lacks.
+        path, said = generation_config.configured(directory, values)
+        said = _SPECIAL_IDS | said if _start_of(said) is None else said
+    start, eos, pad = _start_of(said), said.get(EOS), said.get(PAD)
     if eos is None:
         raise InputError(
             f"{path} has no {EOS}, so that in transformers no text would end: set it (T5's is "

@@ -16,7 +16,7 @@ import numpy as np
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 
-CONFIG_NAME, GENERATION_NAME = "config.json", "generation_config.json"
+CONFIG_NAME = "config.json"
 # Beside T5X's files, which it does not read: the config.json of our own format.
 SIDECAR_NAME = "spec_t5x.json"
 
