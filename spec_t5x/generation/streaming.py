@@ -53,7 +53,8 @@ class StreamEvent:
 
 def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
     """The events of ``Generator.stream``; the batch is of one input."""
-    generator, stop, decode = run.decoder(batch), run.options.stop, run.generator.vocabulary.decode
+    generator, stop, vocabulary = run.decoder(batch), run.options.stop, run.generator.vocabulary
+    decode = vocabulary.decode
     began = time.perf_counter()
     steps = generator.steps(batch, run.options, run.pace)
     prefill = seconds = time.perf_counter() - began
@@ -73,9 +74,13 @@ def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
             if generator.draft is None:
                 decoded = decoded.replace(stats=None)
             generation = run.finish(batch, decoded)[0]
+        text = settled(decode(ids), stop)
+        if vocabulary.cleans_up:
+            # What follows may take away the space before the last word.
+            text = text.rpartition(" ")[0]
         accepted = min(int(iteration.num_accepted[0]), len(new))
         yield StreamEvent(
-            text=settled(decode(ids), stop) if generation is None else generation.output,
+            text=text if generation is None else generation.output,
             proposed=iteration.proposed[0, : iteration.num_proposed[0]].tolist(),
             num_accepted=accepted,
             own=new[accepted] if accepted < len(new) else None,

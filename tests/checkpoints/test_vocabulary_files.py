@@ -243,6 +243,42 @@ def slow_of_3(directory, spieces):
     write_json(directory / "special_tokens_map.json", special)
 
 
+def slow_of_3_with_names_in_settings(directory, spieces):
+    names = [*(f"<extra_id_{i}>" for i in range(EXTRA_IDS)), "<hl>"]
+    spiece_only(directory, spieces, additional_special_tokens=names)
+    write_json(directory / "added_tokens.json", {"<sep>": NEW, "<hl>": NEW + 1})
+
+
+def special_tokens_map_alone(directory, spieces):
+    """Names without ids, some with flags."""
+    spiece_only(directory, spieces)
+    names = [*(f"<extra_id_{i}>" for i in range(EXTRA_IDS)), "<hl>", "[x]"]
+    sep = {"content": "<sep>", "lstrip": True, "rstrip": False, "normalized": False}
+    special = {"additional_special_tokens": names, "sep_token": sep | {"single_word": False}}
+    write_json(directory / "special_tokens_map.json", special)
+
+
+def special_tokens_map_beside_json(directory, spieces):
+    saved(directory, spieces, ["[x]"])
+    names = [*(f"<extra_id_{i}>" for i in range(EXTRA_IDS)), "<hl>"]
+    special = {"additional_special_tokens": names, "sep_token": "<sep>"}
+    write_json(directory / "special_tokens_map.json", special)
+
+
+def special_tokens_map_beside_json_without_settings(directory, spieces):
+    special_tokens_map_beside_json(directory, spieces)
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": EXTRA_IDS}
+    write_json(directory / "tokenizer_config.json", settings)
+
+
+def class_named_in_config(directory, spieces):
+    """As the first releases have it, without ``tokenizer_config.json``."""
+    saved(directory, spieces, PLAIN, SPECIAL)
+    (directory / "tokenizer_config.json").unlink()
+    change = {"tokenizer_class": "T5Tokenizer"}
+    edit(directory, "config.json", lambda values: values.update(change))
+
+
 def added_tokens_json_alone(directory, spieces):
     spiece_only(directory, spieces)
     write_json(directory / "added_tokens.json", {"<sep>": NEW, "<hl>": NEW + 1})
@@ -348,6 +384,11 @@ LAYOUTS = [
     (cut_and_padded_in_5, UNIGRAM),
     (slow_of_4, UNIGRAM),
     (slow_of_3, UNIGRAM),
+    (slow_of_3_with_names_in_settings, UNIGRAM),
+    (special_tokens_map_alone, UNIGRAM),
+    (special_tokens_map_beside_json, UNIGRAM),
+    (special_tokens_map_beside_json_without_settings, UNIGRAM),
+    (class_named_in_config, UNIGRAM),
     (added_tokens_json_alone, UNIGRAM),
     (fast_of_4, UNIGRAM),
     (settings_that_leave_a_token_out, UNIGRAM),
@@ -453,7 +494,7 @@ def byt5(directory, **settings):
     return tokenizer
 
 
-@pytest.mark.parametrize("layout", ["saved by 5", "of 4", "without settings"])
+@pytest.mark.parametrize("layout", ["saved by 5", "of 4", "in config", "without settings"])
 def test_ids_and_texts_of_byt5(tmp_path, layout):
     byt5(tmp_path)
     if layout == "of 4":
@@ -462,9 +503,12 @@ def test_ids_and_texts_of_byt5(tmp_path, layout):
         names = [f"<extra_id_{i}>" for i in range(125)]
         write_json(tmp_path / "tokenizer_config.json", settings)
         write_json(tmp_path / "special_tokens_map.json", {"additional_special_tokens": names})
-    if layout == "without settings":
+    if layout in ("in config", "without settings"):
         (tmp_path / "added_tokens.json").unlink()
         (tmp_path / "tokenizer_config.json").unlink()
+    if layout == "in config":
+        change = {"tokenizer_class": "ByT5Tokenizer"}
+        edit(tmp_path, "config.json", lambda values: values.update(change))
     ours = read_vocabulary(tmp_path, json.loads((tmp_path / "config.json").read_text()))
     assert isinstance(ours, ByteVocabulary)
     assert ours.vocab_size == 384 and ours.fingerprint() == ByteVocabulary().fingerprint()

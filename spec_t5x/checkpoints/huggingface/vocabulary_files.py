@@ -6,6 +6,7 @@ it is. Tokens are added by ``tokenizer_config.json``, or by what older releases 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,10 +53,12 @@ def read_vocabulary(
         start_id, eos_ids: what starts and what ends a text there.
     """
     settings = read_if_there(directory / SETTINGS_NAME)
-    if str(settings.get("tokenizer_class", "")).startswith(_BYT5):
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
+    files = _Files(directory, settings, str(kind), values["model_type"])
+    if files.tokenizer_class.startswith(_BYT5):
         vocabulary = _bytes(settings, directory)
     else:
-        vocabulary = _of_text(directory, settings, values, start_id, eos_ids)
+        vocabulary = _of_text(files, values, start_id, eos_ids)
     if vocabulary is not None and not _is_bpe(vocabulary):
         vocabulary.cleans_up = bool(settings.get(_CLEANS_UP))
     return vocabulary
@@ -67,14 +70,10 @@ def _is_bpe(vocabulary: Vocabulary) -> bool:
 
 
 def _of_text(
-    directory: Path,
-    settings: dict[str, Any],
-    values: dict[str, Any],
-    start_id: int,
-    eos_ids: Sequence[int],
+    files: "_Files", values: dict[str, Any], start_id: int, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
-    """``read_vocabulary`` of other than ByT5; ``settings`` are tokenizer_config.json."""
-    files = _Files(directory, settings, values["model_type"])
+    """``read_vocabulary`` of other than ByT5."""
+    directory = files.directory
     with describing(f"tokenizer of {directory}", "added tokens"):
         tokenizer = files.tokenizer()
         _check_distinct(tokenizer, directory)
@@ -136,16 +135,23 @@ class _Files:
     """What of a directory transformers makes a tokenizer of."""
 
     directory: Path
-    # Its tokenizer_config.json.
+    # Its tokenizer_config.json, and what is named there or in config.json.
     settings: dict[str, Any]
+    tokenizer_class: str
     model_type: str
 
     @property
     def is_t5(self) -> bool:
         """Whether transformers reads it as ``T5Tokenizer`` and not as it is."""
-        if self.model_type == "umt5":
-            return False
-        return self.settings.get("tokenizer_class", _T5).removesuffix("Fast") == _T5
+        return self.model_type != "umt5" and self.tokenizer_class.removesuffix("Fast") == _T5
+
+    @functools.cached_property
+    def named(self) -> list[dict[str, Any]]:
+        """The tokens that have a role; one is what ends a source."""
+        settings = self.settings
+        if "added_tokens_decoder" not in settings:
+            settings = settings | read_if_there(self.directory / _SPECIAL_NAME)
+        return list(_with_roles(_OF_T5 | settings if self.is_t5 else settings))
 
     @property
     def extra_ids(self) -> int:
@@ -171,8 +177,8 @@ class _Files:
         tokens = self._with_ids([name for name, _ in pieces], added)
         if own and not self.is_t5:
             return own | {"added_tokens": tokens}
-        eos = self.settings.get("eos_token") or _OF_T5["eos_token"]
-        (eos_id,) = {token["id"] for token in tokens if token["content"] == _content(eos)}
+        (eos,) = (token["content"] for token in self.named if token["role"] == "eos_token")
+        (eos_id,) = (token["id"] for token in tokens if token["content"] == eos)
         return _as_t5(pieces, charsmap, tokens, eos_id)
 
     def t5_vocabulary(self, tokenizer: dict[str, Any]) -> Vocabulary:
@@ -230,29 +236,29 @@ class _Files:
         self, added: list[dict[str, Any]], ids: Mapping[str, int]
     ) -> Iterator[tuple[int | None, dict[str, Any]]]:
         """Added tokens in the order of transformers, with the ids that files give them."""
-        settings, listed = self.settings, {}
-        if "added_tokens_decoder" in settings:
+        settings, has_decoder = self.settings, "added_tokens_decoder" in self.settings
+        extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
+        extra = list(extra.values() if isinstance(extra, dict) else extra or [])
+        roles = {token["content"] for token in self.named}
+        if has_decoder:
             decoder = settings["added_tokens_decoder"] or {}
             listed = {int(number): _token(token) for number, token in decoder.items()}
         else:
-            settings = settings | read_if_there(self.directory / _SPECIAL_NAME)
             others = read_if_there(self.directory / _ADDED_NAME)
-            special = {token["content"] for token in _with_roles(settings)}
+            special = roles | set(map(_content, extra))
             listed = {
                 number: _token({"content": name, "special": name in special})
                 for name, number in others.items()
             }
-        from_file = {token["id"]: _token(token) for token in added}
         of_pieces = not (self.directory / TOKENIZER_NAME).is_file()
-        if not self.is_t5 or of_pieces or "added_tokens_decoder" not in settings:
-            listed |= from_file
-        named = list(_with_roles(_OF_T5 | settings if self.is_t5 else settings))
-        roles = {token["content"] for token in named}
+        if not (has_decoder or extra or of_pieces):
+            older = read_if_there(self.directory / _SPECIAL_NAME)
+            extra = older.get("additional_special_tokens") or []
+        if not self.is_t5 or of_pieces or not has_decoder:
+            listed |= {token["id"]: _token(token) for token in added}
         for number, token in sorted(listed.items()):
             yield number, token | {"special": token["special"] or token["content"] in roles}
-        yield from ((None, token) for token in named)
-        extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
-        extra = extra.values() if isinstance(extra, dict) else extra or []
+        yield from ((None, _token(token)) for token in self.named)
         yield from ((None, _token(token, special=True)) for token in extra)
         if self.is_t5:
             sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
@@ -298,7 +304,7 @@ def _with_roles(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for role in (*_ROLES, *others):
         value = settings.get(role)
         if isinstance(value, str) or (role in _ROLES and isinstance(value, dict)):
-            yield _token(value, special=True)
+            yield _token(value, special=True) | {"role": role}
 
 
 def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
