@@ -101,13 +101,16 @@ class MappedVocabulary(TokenizerVocabulary):
         """The kind of the tokenizer's model: "Unigram", "BPE", ..."""
         return type(self._original.model).__name__
 
-    def name(self, token: int) -> str | None:
-        """The name of one of the tokenizer's ids."""
-        return self._original.id_to_token(token)
+    @property
+    def special(self) -> dict[int, str]:
+        """The tokenizer's special tokens by its ids."""
+        added = self._original.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
 
     def named_pieces(self) -> list[str]:
         """The pieces of our ids without those after the last that the tokenizer names."""
-        named = [name is not None for name in map(self.name, self._theirs.tolist())]
+        names = map(self._original.id_to_token, self._theirs.tolist())
+        named = [name is not None for name in names]
         return [self.piece(token) for token in range(len(named) - named[::-1].index(True))]
 
     def save(self, directory: str | Path) -> None:

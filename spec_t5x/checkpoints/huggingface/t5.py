@@ -333,7 +333,8 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if pad is None:
-        pad = PAD_ID if start == PAD_ID else several[0]
+        # Outputs are padded there, and here cut: T5's own ids need not be renumbered for it.
+        pad = PAD_ID if (start, *several) == (PAD_ID, EOS_ID) else several[0]
     most = values.get("vocab_size") or math.inf
     for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
         if not all(isinstance(each, int) and 0 <= each < most for each in tokens):

@@ -120,9 +120,9 @@ def settings_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
 
 def _class_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
     if isinstance(vocabulary, MappedVocabulary):
-        ids = {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
-        named = {role: vocabulary.name(token) for role, token in ids.items()}
-        roles = {role: name for role, name in named.items() if name is not None}
+        # A token that is not special would become so by being named.
+        special, ids = vocabulary.special, {"eos_token": vocabulary.eos_id, "pad_token": pad_id}
+        roles = {role: special[token] for role, token in ids.items() if token in special}
         return {"tokenizer_class": _AS_IT_IS} | roles
     if isinstance(vocabulary, UnigramVocabulary) and vocabulary.has_added:
         return {"tokenizer_class": _AS_IT_IS} | _OF_T5
