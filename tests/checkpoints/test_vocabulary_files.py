@@ -156,6 +156,32 @@ def plain_without_settings(directory, spieces):
     (directory / "tokenizer_config.json").unlink()
 
 
+def lower(directory, **settings):
+    """The tokenizer.json makes all letters small."""
+
+    def change(values):
+        steps = [values["normalizer"], {"type": "Lowercase"}]
+        values["normalizer"] = {"type": "Sequence", "normalizers": steps}
+
+    edit(directory, "tokenizer.json", change)
+    edit(directory, "tokenizer_config.json", lambda values: values.update(settings))
+
+
+def steps_that_t5_leaves_out(directory, spieces):
+    saved(directory, spieces)
+    lower(directory)
+
+
+def steps_as_they_are(directory, spieces):
+    saved(directory, spieces)
+    lower(directory, tokenizer_class="PreTrainedTokenizerFast")
+
+
+def steps_and_tokens(directory, spieces):
+    saved(directory, spieces, PLAIN, SPECIAL)
+    lower(directory, tokenizer_class="PreTrainedTokenizerFast")
+
+
 def another_spiece_beside_it(directory, spieces):
     saved(directory, spieces)
     shutil.copy(spieces["other"], directory / "spiece.model")
@@ -370,6 +396,9 @@ LAYOUTS = [
     (plain_spiece, SPIECE),
     (plain_spiece_of_mt5, SPIECE),
     (plain_without_settings, UNIGRAM),
+    (steps_that_t5_leaves_out, UNIGRAM),
+    (steps_as_they_are, UNIGRAM),
+    (steps_and_tokens, UNIGRAM),
     (another_spiece_beside_it, UNIGRAM),
     (added_in_5, UNIGRAM),
     (added_in_5_beside_spiece, UNIGRAM),

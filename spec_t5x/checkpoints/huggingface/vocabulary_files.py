@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from spec_t5x.checkpoints.storage.files import describing, read_if_there
+from spec_t5x.checkpoints.storage.files import describing, read_if_there, read_json
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
 from spec_t5x.data.unigram import UnigramVocabulary, pieces_of
 from spec_t5x.data.vocabulary import (
@@ -39,6 +39,7 @@ _AS_IT_IS = "PreTrainedTokenizerFast"
 _ROLES = [f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _OF_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _UNIGRAM = "Unigram"
+_USUAL = {"Precompiled", "Strip", "Replace", "WhitespaceSplit", "Metaspace"}
 _FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 _SPACES = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 
@@ -187,19 +188,23 @@ class _Files:
         if not self.is_t5 and path.is_file():
             self._check_frame(tokenizer)
         pieces, foreign = pieces_of(tokenizer)
+        made = json.dumps(tokenizer, ensure_ascii=False).encode()
         if foreign and not path.is_file() and not self.is_t5:
             raise InputError(
                 f"{self.directory} adds token {foreign[0]!r} and has no {TOKENIZER_NAME}: save its "
                 "tokenizer there with transformers 5"
             )
         if foreign:
-            return UnigramVocabulary(path, json.dumps(tokenizer, ensure_ascii=False).encode())
+            return UnigramVocabulary(path, made)
         if spiece.is_file():
             vocabulary = SentencePieceVocabulary(spiece, self.extra_ids)
             same = [vocabulary.piece(token) for token in range(vocabulary.vocab_size)] == pieces
             if same or not path.is_file():
                 return vocabulary
-        return UnigramVocabulary(path)
+        # What releases have written beside pieces and normalisation gives the same ids.
+        own = read_json(path)
+        steps = {*_types(own.get("normalizer")), *_types(own.get("pre_tokenizer"))}
+        return UnigramVocabulary(path, made if self.is_t5 and steps - _USUAL else None)
 
     def _check_frame(self, tokenizer: dict[str, Any]) -> None:
         """Refuses a tokenizer that puts something else than T5's around a source."""
@@ -305,6 +310,15 @@ def _with_roles(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
         value = settings.get(role)
         if isinstance(value, str) or (role in _ROLES and isinstance(value, dict)):
             yield _token(value, special=True) | {"role": role}
+
+
+def _types(step: dict[str, Any] | None) -> Iterator[str]:
+    """The kinds of the steps of a normalizer or pre-tokenizer."""
+    parts = step and (step.get("normalizers") or step.get("pretokenizers"))
+    if parts:
+        yield from itertools.chain.from_iterable(map(_types, parts))
+    elif step:
+        yield step["type"]
 
 
 def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
