@@ -21,6 +21,7 @@ from spec_t5x.checkpoints.storage.vocabularies import (
 )
 from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
+from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import doing
@@ -136,11 +137,17 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel)
 
 
 def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
+    """Whether each of the draft's ids is the target's, which may have tokens more."""
     if target.fingerprint() == draft.fingerprint():
         return True
-    # Of models that are padded to different sizes.
-    both = isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary)
-    return both and target.named_pieces() == draft.named_pieces()
+    if isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary):
+        # Of models that are padded to different sizes.
+        return target.named_pieces() == draft.named_pieces()
+    if not (isinstance(target, UnigramVocabulary) and target.has_added):
+        return False
+    # The model that tokens were added to: it drafts none of them.
+    ids = range(draft.vocab_size)
+    return len(ids) <= target.vocab_size and all(target.piece(i) == draft.piece(i) for i in ids)
 
 
 def _first_difference(target: Vocabulary, draft: Vocabulary) -> str:

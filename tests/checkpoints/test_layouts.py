@@ -4,6 +4,7 @@ Each layout is written and loaded by transformers, whose model is the expectatio
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -357,3 +358,16 @@ def test_names_of_two_kinds_are_named(directory):
     save_file(stored, path)
     message = message_of(load, directory)
     assert f"1 missing ({norm}), 1 unexpected (module.{norm})" in message
+
+
+def test_the_model_before_tokens_were_added_drafts_for_the_one_after(directory, tmp_path):
+    small = tmp_path / "small"
+    shutil.copytree(directory, small, ignore=shutil.ignore_patterns("small"))
+    write(small, rows=140)
+    write(directory, layers=2)
+    add_tokens(directory)
+    texts = ["the <hl> quick <hl>", "a<sep>fox", "dogs"]
+    plain = [a.output_ids for a, *_ in Generator.load(directory).generate(texts, OPTIONS)]
+    answers = Generator.load(directory, small).generate(texts, OPTIONS)
+    assert [answer.output_ids for answer, *_ in answers] == plain
+    assert "have different vocabularies" in message_of(Generator.load, small, directory)
