@@ -80,7 +80,8 @@ def convert(
     is_gemma = isinstance(stored.config, T5GemmaConfig)
     if is_gemma and to.startswith("t5x"):
         raise InputError(f"{source} is a T5Gemma, which {to} has not: give huggingface or native")
-    if to.startswith("t5x") and stored.config.added_rows:
+    ends = 1 if stored.vocabulary is None else len(stored.vocabulary.eos_ids)
+    if to.startswith("t5x") and (stored.config.added_rows or ends > 1):
         raise InputError(
             f"{source} has other special ids than T5's, which {to} has not: give huggingface or "
             "native"

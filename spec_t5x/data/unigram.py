@@ -95,7 +95,7 @@ class UnigramVocabulary(TokenizerVocabulary):
         return len(self._pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
-        kept = ids_before_eos(ids, self.vocab_size)
+        kept = ids_before_eos(ids, self.vocab_size, self.eos_ids)
         if self._added is not None:
             return self.cleaned(self._added.decode(kept, skip_special_tokens=True))
         text = "".join(_UNKNOWN if i == UNK_ID else self._pieces[i] for i in kept)

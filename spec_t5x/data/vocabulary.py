@@ -166,7 +166,9 @@ class SentencePieceVocabulary(Vocabulary):
         return self._processor.encode(list(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.cleaned(self._processor.decode(ids_before_eos(ids, self.vocab_size)))
+        return self.cleaned(
+            self._processor.decode(ids_before_eos(ids, self.vocab_size, self.eos_ids))
+        )
 
     def piece(self, token: int) -> str:
         return self._processor.id_to_piece(token)
@@ -216,7 +218,7 @@ class ByteVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """As the protocol; sentinels and bytes that do not form UTF-8 are skipped, too."""
-        kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES)
+        kept = ids_before_eos(ids, _BYTE_OFFSET + _NUM_BYTES, self.eos_ids)
         data = bytes(i - _BYTE_OFFSET for i in kept if i >= _BYTE_OFFSET)
         return self.cleaned(data.decode("utf-8", errors="ignore"))
 

@@ -140,7 +140,7 @@ def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
     tensors = unwrapped(open_tensors(directory), (*WRAPPERS, "transformer."))
     left, config = _settled(tensors, config, values, directory)
     metadata = {"model_type": values["model_type"]}
-    if ids != _SPECIAL_IDS:
+    if not _are_t5s(ids):
         left, config = renumbered_model(left, config, ids, _TABLES)
         metadata[PAD] = ids[PAD]
     names = tensor_names(config)
@@ -215,6 +215,8 @@ def write_as(
     ``tables`` are the tensors that have a row for each id.
     """
     config, vocabulary, ids, ours = stored.config, stored.known_vocabulary(), _SPECIAL_IDS, None
+    if len(vocabulary.eos_ids) > 1:
+        ids = ids | {EOS: list(vocabulary.eos_ids)}
     if isinstance(vocabulary, MappedVocabulary):
         eos = [vocabulary.eos_id, *vocabulary.more_eos_ids]
         eos = eos if vocabulary.more_eos_ids else vocabulary.eos_id
@@ -332,9 +334,11 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"{EOS_ID})"
         )
     several = eos if isinstance(eos, list) and eos else [eos]
-    if pad is None:
-        # Outputs are padded there, and here cut: T5's own ids need not be renumbered for it.
-        pad = PAD_ID if (start, *several) == (PAD_ID, EOS_ID) else several[0]
+    if start == PAD_ID and EOS_ID in several:
+        # T5's, and others beside it. Outputs are padded there, and here cut.
+        several = [EOS_ID, *(token for token in several if token != EOS_ID)]
+        pad = PAD_ID if pad is None else pad
+    pad = several[0] if pad is None else pad
     most = values.get("vocab_size") or math.inf
     for name, tokens in ((START, [start]), (EOS, several), (PAD, [pad])):
         if not all(isinstance(each, int) and 0 <= each < most for each in tokens):
@@ -443,7 +447,13 @@ def read_vocabulary(
     ``ids`` are its ``special_ids`` where they have been read.
     """
     ids = ids or special_ids(values, directory)
-    return vocabulary_files.read_vocabulary(directory, values, ids[START], eos_ids(ids))
+    start_id = None if _are_t5s(ids) else ids[START]
+    return vocabulary_files.read_vocabulary(directory, values, start_id, eos_ids(ids))
+
+
+def _are_t5s(ids: dict[str, Any]) -> bool:
+    """Whether ids need no renumbering: others may end a text beside T5's."""
+    return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
 
 
 def eos_ids(ids: dict[str, Any]) -> list[int]:

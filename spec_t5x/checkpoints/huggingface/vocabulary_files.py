@@ -27,7 +27,7 @@ from spec_t5x.data.vocabulary import (
 )
 from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
-from spec_t5x.types import EOS_ID, PAD_ID, UNK_ID
+from spec_t5x.types import EOS_ID, UNK_ID
 
 SETTINGS_NAME = "tokenizer_config.json"
 _CLEANS_UP = "clean_up_tokenization_spaces"
@@ -45,21 +45,29 @@ _SPACES = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"
 
 
 def read_vocabulary(
-    directory: Path, values: dict[str, Any], start_id: int, eos_ids: Sequence[int]
+    directory: Path, values: dict[str, Any], start_id: int | None, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
-    """The vocabulary of a checkpoint, renumbered where its ids are not T5's; None without files.
+    """The vocabulary of a checkpoint; None without files.
 
     Args:
         directory, values: the checkpoint and its config.json.
-        start_id, eos_ids: what starts and what ends a text there.
+        start_id: what starts a text where ids are to be renumbered, None where they are T5's.
+        eos_ids: what ends a text there, T5's first where ids are T5's.
     """
     settings = read_if_there(directory / SETTINGS_NAME)
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class") or _T5
     files = _Files(directory, settings, str(kind), values["model_type"])
     if files.tokenizer_class.startswith(_BYT5):
+        if start_id is not None:
+            raise InputError(
+                f"{directory} is a ByT5 whose texts start with {start_id} and end with "
+                f"{list(eos_ids)}: give one with T5's ids, 0 and 1"
+            )
         vocabulary = _bytes(settings, directory)
     else:
         vocabulary = _of_text(files, values, start_id, eos_ids)
+    if vocabulary is not None and start_id is None:
+        vocabulary.eos_ids = tuple(eos_ids)
     if vocabulary is not None and not _is_bpe(vocabulary):
         vocabulary.cleans_up = bool(settings.get(_CLEANS_UP))
     return vocabulary
@@ -71,14 +79,14 @@ def _is_bpe(vocabulary: Vocabulary) -> bool:
 
 
 def _of_text(
-    files: "_Files", values: dict[str, Any], start_id: int, eos_ids: Sequence[int]
+    files: "_Files", values: dict[str, Any], start_id: int | None, eos_ids: Sequence[int]
 ) -> Vocabulary | None:
     """``read_vocabulary`` of other than ByT5."""
     directory = files.directory
     with describing(f"tokenizer of {directory}", "added tokens"):
         tokenizer = files.tokenizer()
         _check_distinct(tokenizer, directory)
-    if (start_id, *eos_ids) != (PAD_ID, EOS_ID):
+    if start_id is not None:
         mapped = mapped_vocabulary(directory, values["vocab_size"], start_id, eos_ids, tokenizer)
         if mapped and not mapped.has_frame:
             raise InputError(
@@ -152,7 +160,8 @@ class _Files:
         settings = self.settings
         if "added_tokens_decoder" not in settings:
             settings = settings | read_if_there(self.directory / _SPECIAL_NAME)
-        return list(_with_roles(_OF_T5 | settings if self.is_t5 else settings))
+        as_it_is = not self.is_t5 and (self.directory / TOKENIZER_NAME).is_file()
+        return list(_with_roles(settings if as_it_is else _OF_T5 | settings))
 
     @property
     def extra_ids(self) -> int:

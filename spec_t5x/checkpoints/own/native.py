@@ -35,7 +35,7 @@ from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, WEIGHTS
-from spec_t5x.types import PyTree
+from spec_t5x.types import EOS_ID, PyTree
 
 FORMAT = "spec_t5x"
 VERSION = 1
@@ -149,6 +149,8 @@ def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
         kind = {"kind": "mapped", "file": TOKENIZER_NAME, **ids}
         if vocabulary.more_eos_ids:
             kind[_MORE_EOS] = list(vocabulary.more_eos_ids)
+    elif len(vocabulary.eos_ids) > 1:
+        kind[_MORE_EOS] = list(vocabulary.eos_ids[1:])
     if vocabulary.cleans_up:
         kind[_CLEANS_UP] = True
     return {**kind, "extra_ids": vocabulary.extra_ids, "fingerprint": vocabulary.fingerprint()}
@@ -193,6 +195,8 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
             "it must be sentencepiece, unigram, wordpiece, mapped or bytes"
         )
+    if entry["kind"] != "mapped":
+        vocabulary.eos_ids = (EOS_ID, *entry.get(_MORE_EOS, ()))
     vocabulary.cleans_up = entry.get(_CLEANS_UP, False)
     if vocabulary.fingerprint() != entry.get("fingerprint"):
         raise InputError(
