@@ -165,6 +165,13 @@ class _Maker:
     def _transformer(self, argument: str) -> Draft:
         name = argument or self._packaged("transformer")
         stored = open_model(name)
+        rows, own_rows = self.target.config.vocab_size, stored.config.vocab_size
+        if stored.vocabulary is None and own_rows != rows:
+            raise InputError(
+                f"target {self.target.directory} embeds {rows} ids and draft {stored.directory}, "
+                f"which has no vocabulary, {own_rows}: convert it with its vocabulary, or give a "
+                "draft of the target's"
+            )
         # A T5X checkpoint has no vocabulary; the target's must be its own in any case.
         stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or self.target.vocabulary)
         if type(stored.config) is not type(self.target.config):
