@@ -52,7 +52,8 @@ def as_lists(options: Any, **least: int) -> None:
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises ``InputError`` for a value that is none of the choices."""
-    if value not in choices:
+    # A list of them, which any value can be looked for in.
+    if value not in list(choices):
         raise InputError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 

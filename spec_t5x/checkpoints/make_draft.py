@@ -121,10 +121,10 @@ def find_models(target: str | Path | GcsPath, drafts: Iterable[str | Path]) -> N
 
 def _checkpoints_of(text: str) -> list[str]:
     """The checkpoints that a draft's text names."""
-    name, _, argument = text.partition(":")
-    if name not in NAMES or Path(text).expanduser().is_dir():
-        _kind_of(text)
+    name = kind_of(text)
+    if not _is_named(text):
         return [text]
+    argument = text.partition(":")[2]
     if name == "mixed":
         return _checkpoints_of(argument) if argument else []
     if name == "cascade":
@@ -141,9 +141,8 @@ class _Maker:
     options: DraftOptions
 
     def make(self, text: str) -> Draft:
-        name, _, argument = text.partition(":")
-        if name not in NAMES or Path(text).expanduser().is_dir():
-            name, argument = _kind_of(text), text
+        name = kind_of(text)
+        argument = text.partition(":")[2] if _is_named(text) else text
         self._check(name, text)
         return (NAMES | {_SHARED: _Maker._shared_encoder})[name](self, argument)
 
@@ -275,9 +274,11 @@ class _Maker:
         return drafts[kind]
 
 
+# A smaller model.
+TRANSFORMER = "transformer"
 # What makes a draft of each name, from what stands after the colon.
 NAMES: dict[str, Callable[[_Maker, str], Draft]] = {
-    "transformer": _Maker._transformer,
+    TRANSFORMER: _Maker._transformer,
     "unigram": lambda maker, argument: maker._ngram(argument, 1),
     "bigram": lambda maker, argument: maker._ngram(argument, 2),
     "ngram": _Maker._ngram,
@@ -305,10 +306,16 @@ _WITHOUT_TEMPERATURE = ("copy", "uniform")
 _OF_ENCODER_DECODERS = ("medusa", "eagle", "early_exit", _SHARED)
 
 
-def _kind_of(text: str) -> str:
-    """The name of the draft in a directory, here or in a bucket, or of a packaged name."""
+def kind_of(text: str) -> str:
+    """The name of a draft, or of the one in a directory, here or in a bucket, or of a package's.
+
+    Raises:
+      InputError: no such draft.
+    """
+    if _is_named(text):
+        return text.partition(":")[0]
     if isinstance(locate(text), GcsPath):
-        return "transformer"
+        return TRANSFORMER
     try:
         directory = find_directory(text)
     except InputError as error:
@@ -320,7 +327,12 @@ def _kind_of(text: str) -> str:
         ) from error
     config = directory / CONFIG_NAME
     kind = read_json(config).get("format") if config.is_file() else None
-    return FORMATS.get(kind, "transformer")
+    return FORMATS.get(kind, TRANSFORMER)
+
+
+def _is_named(text: str) -> bool:
+    """Whether a draft's text begins with a name, and is no directory of that name."""
+    return text.partition(":")[0] in NAMES and not Path(text).expanduser().is_dir()
 
 
 def _refuse_argument(name: str, argument: str) -> None:

@@ -21,6 +21,9 @@ from jax.typing import DTypeLike
 
 from spec_t5x.types import Array
 
+# Logical axis to axis of a mesh, or several, in order of precedence; None is not sharded.
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+
 
 def param_with_axes(
     module: nn.Module,
@@ -70,7 +73,7 @@ def constrain(array: Array, axes: Sequence[str | None]) -> Array:
 def partition_spec(
     shape: Sequence[int],
     axes: Sequence[str | None],
-    rules: Sequence[tuple[str, str | None]],
+    rules: Rules,
     mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
     """Where an array's axes lie on a mesh.
@@ -84,13 +87,13 @@ def partition_spec(
     on_mesh = flax_partitioning.logical_to_mesh_axes(tuple(axes), rules)
     return PartitionSpec(
         *(
-            name if name is None or size % _extent(name, mesh) == 0 else None
+            name if size % extent(name, mesh) == 0 else None
             for name, size in zip(on_mesh, shape, strict=True)
         )
     )
 
 
-def _extent(names: str | tuple[str, ...], mesh: Mesh | AbstractMesh) -> int:
-    """Over how many devices an axis is spread."""
-    names = (names,) if isinstance(names, str) else names
+def extent(names: str | tuple[str, ...] | None, mesh: Mesh | AbstractMesh) -> int:
+    """The number of devices that an axis is spread over, 1 for None."""
+    names = (names,) if isinstance(names, str) else names or ()
     return math.prod(mesh.shape[name] for name in names)

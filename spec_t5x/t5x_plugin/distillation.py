@@ -18,7 +18,7 @@ from t5x import losses, models
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import argmax, overlap, sampling, standardize
 from spec_t5x.t5x_plugin.frozen_target import COLLECTION, FrozenTarget
-from spec_t5x.t5x_plugin.speculative_model import remade
+from spec_t5x.t5x_plugin.remaking import remade
 from spec_t5x.training.distillation_losses import CROSS_ENTROPY, DIVERGENCES, OBJECTIVES
 from spec_t5x.types import PAD_ID, Array, Float32, PyTree
 

@@ -18,7 +18,7 @@ import seqio
 from flax.linen.partitioning import AxisMetadata
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
+from spec_t5x.checkpoints.make_draft import TRANSFORMER, DraftOptions, kind_of, make_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
@@ -51,15 +51,31 @@ class ModelDraft:
     # What it computes in where ``size`` gives the sizes.
     dtype: str = "bfloat16"
 
+    # It is a model, as a beam search needs one, and T5X restores it.
+    searches = True
+    reads_itself = False
+
     def __post_init__(self):
         if (self.size is None) == (self.config is None):
             raise InputError(
-                f"ModelDraft has size {self.size!r} and config {self.config!r}: give one of them"
+                f"ModelDraft has size {self.size!r} and config {self.config!r}: give one of them, "
+                "a gin file of a config after speculate.gin"
             )
         if self.size is not None:
+            if not isinstance(self.size, str):
+                raise InputError(f"DRAFT_SIZE is {self.size!r}: give a name of models.sizes")
             config = dataclasses.replace(size(self.size), dtype=self.dtype)
             object.__setattr__(self, "config", config)
             object.__setattr__(self, "size", None)
+        if not isinstance(self.config, T5Config | DecoderOnlyConfig):
+            raise InputError(
+                f"ModelDraft is of {self.config!r}: give the size of a T5, or a config made by "
+                "t5.T5Config() or decoder_only.DecoderOnlyConfig()"
+            )
+
+    def __str__(self) -> str:
+        config = self.config
+        return f"model {config.emb_dim} wide with {config.num_heads} heads"
 
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Initial ``params`` and ``params_axes`` of the network.
@@ -70,7 +86,8 @@ class ModelDraft:
         if self.config.vocab_size != target.vocab_size:
             raise InputError(
                 f"the draft embeds {self.config.vocab_size} ids and the target "
-                f"{target.vocab_size}: give a draft padded to the target's size"
+                f"{target.vocab_size}: set DRAFT_SIZE (or the sizes of draft_of_sizes.gin) to a "
+                "draft of the target's vocabulary, padded to the target's size"
             )
         if isinstance(self.config, DecoderOnlyConfig):
             return init_variables(DecoderOnlyTransformer(self.config), rng)
@@ -101,6 +118,21 @@ class NamedDraft:
     """
 
     name: str
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"DRAFT_NAME is {self.name!r}: give a name, such as 'copy'")
+
+    def __str__(self) -> str:
+        return repr(self.name)
+
+    # The model reads it.
+    reads_itself = True
+
+    @property
+    def searches(self) -> bool:
+        """Whether the draft is a model, as a beam search needs one."""
+        return kind_of(self.name) == TRANSFORMER
 
     def variables(
         self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary
@@ -178,6 +210,15 @@ class NamedDraft:
 
 # What a speculative T5X model is given.
 DraftSource = ModelDraft | NamedDraft
+
+
+def check_draft(draft: DraftSource) -> None:
+    """Refuses what is no draft: a name, or a class that gin was not asked to call."""
+    if not isinstance(draft, DraftSource):
+        raise InputError(
+            f"draft is {draft!r}: give @drafts.ModelDraft() or, for a name, DRAFT_NAME with "
+            "gin_configs/t5x/draft_by_name.gin"
+        )
 
 
 def _ids(target: Target) -> set[int]:

@@ -7,17 +7,23 @@ A draft by name is read by the model, from whatever it is stored in.
 """
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.core
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from t5x import checkpoints, partitioning, train_state
+from t5x import checkpoints, models, partitioning, train_state
+from tensorflow.io import gfile
 
 from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.drafts import DraftSource
 from spec_t5x.t5x_plugin.speculative_model import DRAFT, SpeculativeModel
 from spec_t5x.types import PyTree
+
+# Characters of an error of T5X's, which may list a tree of parameters.
+_LONGEST = 400
 
 
 class SpeculativeCheckpointManager:
@@ -41,22 +47,16 @@ class SpeculativeCheckpointManager:
           directory, train_state, partitioner, **kwargs: of T5X's manager.
           draft_path: checkpoint of the draft, or a folder of checkpoints, of which the
             latest is taken; None where it has no parameters, and of a draft by name.
-          model: whose train state it is, of a draft by name.
+          model: whose train state it is.
 
         Raises:
-          InputError: a draft with parameters and no path, or a path that is not needed.
+          InputError: a model that does not speculate, a draft with parameters and no path, or
+            a path of nothing or that is not needed.
         """
         self._train_state = train_state
         self._has_draft = DRAFT in train_state.params
-        if draft_path and (model is not None or not self._has_draft):
-            why = "the draft has no parameters" if model is None else "the draft comes by name"
-            raise InputError(f"DRAFT_CHECKPOINT_PATH is {draft_path!r} and {why}: leave it None")
-        if self._has_draft and not draft_path and model is None:
-            raise InputError(
-                "the draft has parameters and no checkpoint: set DRAFT_CHECKPOINT_PATH; with a "
-                "draft by name, give the model to SpeculativeCheckpointManager"
-            )
-        self._draft_path = draft_path
+        by_name = model is not None and _draft_of(model).reads_itself
+        self._draft_path = _checked_path(draft_path, self._has_draft, by_name)
         self._model = model
         # One manager each, made when its part is restored: one looks into its directory.
         self._manager = functools.partial(
@@ -112,7 +112,15 @@ class SpeculativeCheckpointManager:
         if steps := checkpoints.all_steps(path):
             path = checkpoints.get_checkpoint_dir(path, max(steps))
         part = _part_of_state(self._train_state, draft=True)
-        return self._restore_part(part, path, path).params
+        try:
+            return self._restore_part(part, path, path).params
+        except Exception as error:
+            # T5X's readers know one model, ``target``, and raise errors of many kinds.
+            why = " ".join(str(error).split()).replace("target/", "draft/")
+            raise InputError(
+                f"the draft's checkpoint {path} cannot be restored: {why[:_LONGEST]}: give a T5X "
+                "checkpoint of the sizes of DRAFT_SIZE (or draft_of_sizes.gin)"
+            ) from error
 
     def _read_draft(self, params: PyTree) -> PyTree:
         on_every_device = NamedSharding(self._partitioner.mesh, PartitionSpec())
@@ -121,6 +129,34 @@ class SpeculativeCheckpointManager:
 
     def _restore_part(self, state, directory: str, path: str, **kwargs):
         return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
+
+
+def _draft_of(model: models.BaseTransformerModel) -> DraftSource:
+    if not isinstance(model, SpeculativeModel):
+        raise InputError(
+            f"MODEL is a {type(model).__name__} without a draft: give speculate.gin, or the run's "
+            "file that includes it, after the model's file"
+        )
+    return model.draft_source
+
+
+def _checked_path(path: str | None, has_draft: bool, by_name: bool) -> str | None:
+    """The path of the draft's checkpoint, None of a draft that has none."""
+    if by_name or not has_draft:
+        if path:
+            why = "the draft comes by name" if by_name else "the draft has no parameters"
+            raise InputError(f"DRAFT_CHECKPOINT_PATH is {path!r} and {why}: leave it None")
+        return None
+    if not path:
+        raise InputError(
+            "the draft is a model and DRAFT_CHECKPOINT_PATH is not set: set it or, for a draft by "
+            "name, give draft_by_name.gin after speculate.gin and after the run's file"
+        )
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"DRAFT_CHECKPOINT_PATH is {path!r}: give the path of one checkpoint")
+    if not gfile.exists(path):
+        raise InputError(f"there is no draft's checkpoint {path}: set DRAFT_CHECKPOINT_PATH")
+    return path
 
 
 def _part_of_state(state: train_state.TrainState, *, draft: bool) -> train_state.TrainState:

@@ -1,13 +1,15 @@
 """A T5X model made to decode speculatively: what a gin include binds ``MODEL`` to."""
 
-from t5x import models
+from collections.abc import Callable
+
+from t5x import models, partitioning
 
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.drafts import DraftSource
+from spec_t5x.t5x_plugin.remaking import remade
 from spec_t5x.t5x_plugin.speculative_model import (
     SpeculativeDecoderOnlyModel,
     SpeculativeEncoderDecoderModel,
-    remade,
 )
 from spec_t5x.verifiers import verifier as make_verifier
 
@@ -33,11 +35,12 @@ def speculate(
     widths: tuple = (),
     c: float | None = None,
     position: float = 0.0,
+    partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
 ) -> SpeculativeEncoderDecoderModel | SpeculativeDecoderOnlyModel:
-    """The same model, decoding with a draft.
+    """Makes the same model decode with a draft.
 
-    Network, vocabularies, ``decode_fn`` with what is bound to it, losses and features
-    are the given model's.
+    Network, vocabularies, ``decode_fn`` and methods with what gin binds to them, losses and
+    features are the given model's.
 
     Args:
       model: a ``t5x.models.EncoderDecoderModel`` or ``DecoderOnlyModel``, or of a subclass
@@ -48,6 +51,8 @@ def speculate(
       c: time of a draft step in target steps. With it an iteration proposes as many tokens
         as pay, ``gamma`` at most, and none where none pay (``loops/pace.py``).
       position: of one more position in the target's call, in the same unit.
+      partitioner: makes the launch's partitioner, as ``@partitioning.PjitPartitioner`` does in
+        gin. Its mesh need not divide the draft's heads (``placing``); without it, it must.
 
     Raises:
       InputError: a model that decodes in a way of its own, or settings that do not fit.
@@ -56,7 +61,7 @@ def speculate(
         if isinstance(model, stock):
             made = remade(model, stock, speculative, _UNUSED)
             chosen = make_verifier(verifier, lenience=lenience, widths=widths)
-            made.set_up(draft, gamma, chosen, c, position)
+            made.set_up(draft, gamma, chosen, c, position, partitioner)
             return made
     raise InputError(
         f"model is a {type(model).__name__}: give a t5x.models.EncoderDecoderModel or "

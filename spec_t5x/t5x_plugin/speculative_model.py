@@ -5,14 +5,18 @@ and feature conversion stay T5X's own. Decoding runs the package's loops with th
 network over the same parameters.
 """
 
-from collections.abc import Mapping, MutableMapping
+import math
+import numbers
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import flax.core
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from t5x import models
+from absl import logging
+from t5x import models, partitioning
 
 from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
@@ -27,6 +31,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.decoder_only import DecoderOnlyModel, DecoderOnlyTransformer
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.names import AUTO
 from spec_t5x.sampling.draws import Stream, t5x_stream
 from spec_t5x.t5x_plugin.decode_settings import (
     BeamSettings,
@@ -34,8 +39,9 @@ from spec_t5x.t5x_plugin.decode_settings import (
     check_prompts,
     read_settings,
 )
-from spec_t5x.t5x_plugin.drafts import DraftSource
+from spec_t5x.t5x_plugin.drafts import DraftSource, check_draft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
+from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
 
@@ -49,6 +55,9 @@ class SpeculativeModel:
     The draft's parameters, where it has any, stand under ``draft`` in the model's tree.
     """
 
+    # A model that a gin file or a program makes by itself has no draft.
+    _draft: DraftSource | None = None
+
     def set_up(
         self,
         draft: DraftSource,
@@ -56,21 +65,25 @@ class SpeculativeModel:
         verifier: Verifier,
         c: float | None = None,
         position: float = 0.0,
+        make_partitioner: Callable[[], partitioning.PjitPartitioner] | None = None,
     ) -> None:
         """Sets what this model has beyond the stock one's attributes; see ``speculate``."""
-        if gamma < 0:
-            raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
+        check_draft(draft)
+        check_pace(gamma, c, position)
         self._network = self._make_network()
         self._draft = draft
         self._gamma = gamma
         self._verifier = verifier
-        if position and c is None:
-            raise InputError(f"position is {position} without c: give it too")
+        self._make_partitioner = make_partitioner
         self._costs = None
         if c is not None and gamma:
             self._costs = Costs.by_formula(
                 c=c, position=position, largest=gamma, whole=verifier.tree(1) is not None
             )
+        # Found now and not when a checkpoint has been restored; the lengths come with a batch.
+        self._check_settings(read_settings(self.decode_fn, None, None, 1, sys.maxsize))
+        pays = "" if c is None else f" at most, c {c:g}"
+        self._summary = f"draft {draft}, gamma {gamma}{pays}, verifier {verifier}"
 
     def _make_network(self) -> nn.Module:
         """The package's network of the sizes of ``self.module``."""
@@ -80,18 +93,40 @@ class SpeculativeModel:
         """The package's network with parameters of the stock model."""
         raise NotImplementedError
 
+    def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
+        """Refuses settings that the draft cannot decode with."""
+        raise NotImplementedError
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """The draft that the model proposes with.
+
+        Raises:
+          InputError: ``speculate`` did not make the model.
+        """
+        if self._draft is None:
+            raise InputError(
+                f"a {type(self).__name__} has no draft: bind MODEL to @speculation.speculate(), as "
+                "gin_configs/t5x/speculate.gin does"
+            )
+        return self._draft
+
     @property
     def _eos_id(self) -> int:
         # As T5X has it for a vocabulary without one.
         return self.output_vocabulary.eos_id or 1
 
-    def get_initial_variables(self, rng, input_shapes, input_types=None):
+    def get_initial_variables(self, rng, *args, **kwargs):
         """T5X's variables, and the draft's beside them in each collection."""
-        variables = super().get_initial_variables(rng, input_shapes, input_types)
+        draft = self.draft_source
+        logging.info("Decoding speculatively: %s", self._summary)
+        variables = super().get_initial_variables(rng, *args, **kwargs)
         variables = dict(flax.core.unfreeze(variables))
         target = jax.eval_shape(self._target, variables["params"])
-        drafts = self._draft.variables(rng, target, self.output_vocabulary)
-        for collection, values in flax.core.unfreeze(drafts or {}).items():
+        drafts = draft.variables(rng, target, self.output_vocabulary) or {}
+        if drafts and self._make_partitioner is not None:
+            drafts = with_divided_axes(drafts, self._make_partitioner())
+        for collection, values in flax.core.unfreeze(drafts).items():
             variables[collection] = {**variables[collection], DRAFT: values}
         return flax.core.freeze(variables)
 
@@ -143,6 +178,13 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
 
     def _make_network(self) -> Transformer:
         return Transformer(t5_config(self.module))
+
+    def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
+        if isinstance(settings, BeamSettings) and self._gamma and not self._draft.searches:
+            raise InputError(
+                f"decode_fn is beam_search and draft {self._draft} cannot search: add --gin_file="
+                "gin_configs/t5x/greedy.gin, or give a draft model (speculate.gin alone) or GAMMA 0"
+            )
 
     def _target(self, params: PyTree) -> T5Model:
         return T5Model(weights=params, module=self._network)
@@ -221,11 +263,6 @@ class SpeculativeEncoderDecoderModel(SpeculativeModel, models.EncoderDecoderMode
         }
         if self._gamma == 0:
             return beam_search(target, inputs, prompts, **common)
-        if type(draft) is not TransformerDraft:
-            raise InputError(
-                f"decode_fn is beam_search and the draft a {type(draft).__name__}: search with "
-                "a ModelDraft, or with gamma 0"
-            )
         return speculative_beam_search(
             target, draft.model, inputs, prompts, gamma=self._gamma, **common
         )
@@ -244,6 +281,12 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         return DecoderOnlyModel(
             weights=params, module=self._network, prefix_lm=self._inputs_bidirectional_attention
         )
+
+    def _check_settings(self, settings: SampleSettings | BeamSettings) -> None:
+        if isinstance(settings, BeamSettings):
+            raise InputError(
+                "decode_fn is beam_search: decode a decoder-only model with temperature_sample"
+            )
 
     def predict_batch_with_aux(
         self,
@@ -273,10 +316,6 @@ class SpeculativeDecoderOnlyModel(SpeculativeModel, models.DecoderOnlyModel):
         check_prompts(prompts)
         max_decode_len = tokens.shape[1]
         settings = read_settings(self.decode_fn, decoder_params, rng, self._eos_id, max_decode_len)
-        if isinstance(settings, BeamSettings):
-            raise InputError(
-                "decode_fn is beam_search: decode a decoder-only model with temperature_sample"
-            )
         target_params, draft_params = split_params(params)
         target = self._target(target_params)
         lengths = jnp.sum(prompts[:, 1:] != PAD_ID, axis=1, dtype=jnp.int32)
@@ -299,6 +338,25 @@ def _without_prefix(tokens: Array, length: Array) -> Array:
     positions = jnp.arange(tokens.shape[1])
     moved = jnp.roll(tokens, -length, axis=1)
     return jnp.where((positions < tokens.shape[1] - length)[None, :], moved, PAD_ID)
+
+
+def check_pace(gamma: int, c: float | None, position: float) -> None:
+    """Refuses what is no gamma and no cost."""
+    if gamma == AUTO:
+        raise InputError(
+            f"gamma is {AUTO!r}: a T5X launch measures no times, give a number, and with it C (the "
+            "time of a draft step in target steps, as in 0.05) to draft as many tokens as pay"
+        )
+    if not isinstance(gamma, numbers.Integral) or isinstance(gamma, bool) or gamma < 0:
+        raise InputError(
+            f"gamma is {gamma!r}: give a whole number of at least 0 (0 is plain decoding)"
+        )
+    for name, value in {"c": c, "position": position}.items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (is_number and 0 <= value < math.inf) and (name, value) != ("c", None):
+            raise InputError(f"{name} is {value!r}: give a number of at least 0, in target steps")
+    if position and c is None:
+        raise InputError(f"position is {position} without c: give it too")
 
 
 def split_params(params: PyTree) -> tuple[PyTree, PyTree | None]:
@@ -362,33 +420,3 @@ def acceptance_aux(result: Decoded | BeamResult) -> dict[str, Array]:
         name: jnp.broadcast_to(getattr(stats, name)[:, None], shape)
         for name in ("target_calls", "steps")
     }
-
-
-def remade(
-    model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
-) -> Any:
-    """The same model, its attributes included, as an instance of ``made``.
-
-    What a subclass of ``stock`` has of its own (features, losses, metrics, …) stays: the
-    result is an instance of it, too.
-
-    Args:
-      model: a ``stock``, or of a subclass.
-      stock: T5X's class.
-      made: a subclass of ``stock``.
-      unused: methods of ``stock`` that ``made`` no longer calls.
-
-    Raises:
-      InputError: the model's class overrides one of these.
-    """
-    own = type(model)
-    for name in unused:
-        if getattr(own, name, None) is not getattr(stock, name, None):
-            raise InputError(
-                f"{own.__name__} overrides {stock.__name__}.{name}, which {made.__name__} would "
-                f"not call: give a model that leaves it as {stock.__name__} has it"
-            )
-    made_of = made if own is stock else type(made.__name__, (made, own), {})
-    result = made_of.__new__(made_of)
-    vars(result).update(vars(model))
-    return result

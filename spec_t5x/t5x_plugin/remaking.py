@@ -1,0 +1,117 @@
+"""T5X's models made over into models of the package, with what gin binds to their methods.
+
+A gin file may bind an argument of a method, as T5X's documents do with
+``models.EncoderDecoderModel.predict_batch_with_aux.num_decodes``. gin then makes instances of a
+subclass that has a wrapper of gin's in the method's place. Such a wrapper is no override:
+it is put around the method that stands in for the one that it wraps.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import gin
+from t5x import models
+
+from spec_t5x.errors import InputError
+
+
+def remade(
+    model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
+) -> Any:
+    """Makes the same model, its attributes included, an instance of ``made``.
+
+    What a subclass of ``stock`` has of its own (features, losses, metrics, …) stays: the
+    result is an instance of it, too. So does what gin binds to methods of the model's class and of
+    ``made``, which takes precedence.
+
+    Args:
+      model: a ``stock``, or of a subclass.
+      stock: T5X's class.
+      made: a subclass of ``stock``.
+      unused: methods of ``stock`` that ``made`` no longer calls.
+
+    Raises:
+      InputError: the model's class overrides one of these, or gin binds arguments of the
+        constructor of ``made``, which is not called.
+    """
+    own = type(model)
+    for name in unused:
+        known = {_without_gin(getattr(of, name, None)) for of in (stock, made)}
+        if _without_gin(getattr(own, name, None)) not in known:
+            raise InputError(
+                f"{own.__name__} overrides {stock.__name__}.{name}, which {made.__name__} would "
+                f"not call: give a model that leaves it as {stock.__name__} has it"
+            )
+    _check_constructor(made, stock)
+    if issubclass(own, made):
+        base = own
+    else:
+        base = made if own is stock else type(made.__name__, (made, own), {})
+    bound = {
+        name: _wrapped_alike(wrapper, _without_gin(getattr(base, name)))
+        for name, wrapper in _bound_by_gin(own).items()
+        if name in unused
+    }
+    for name, wrapper in _bound_by_gin(_configurable(made)).items():
+        bound[name] = _wrapped_alike(wrapper, bound.get(name, getattr(base, name)))
+    made_of = type(base)(made.__name__, (base,), bound) if bound else base
+    result = made_of.__new__(made_of)
+    vars(result).update(vars(model))
+    return result
+
+
+def _check_constructor(made: type, stock: type) -> None:
+    try:
+        bound = gin.get_bindings(made, resolve_references=False)
+    except ValueError:
+        # gin does not know the class.
+        return
+    if bound:
+        raise InputError(
+            f"gin binds {made.__name__}.{min(bound)}: bind {stock.__name__}.{min(bound)} in its "
+            f"place, a {made.__name__} has what the given model has"
+        )
+
+
+def _configurable(made: type) -> type:
+    """The class as gin makes it: with wrappers of the methods that a file binds arguments of."""
+    try:
+        return gin.get_configurable(made)
+    except ValueError:
+        return made
+
+
+def _bound_by_gin(of: type) -> dict[str, Callable]:
+    """gin's wrappers among the methods of a class."""
+    methods = {name: getattr(of, name, None) for name in dir(of)}
+    return {name: method for name, method in methods.items() if _is_gins(method)}
+
+
+def _is_gins(method: Any) -> bool:
+    # functools.wraps gives a wrapper the names of what it wraps, but not the module's globals.
+    return getattr(method, "__globals__", None) is vars(gin.config)
+
+
+def _without_gin(method: Any) -> Any:
+    while _is_gins(method):
+        method = method.__wrapped__
+    return method
+
+
+def _wrapped_alike(wrapper: Callable, method: Callable) -> Callable:
+    """gin's wrapper of one method, be it of bindings or of a scope, around another method.
+
+    The bindings are read at each call, as gin does, and count as used ones of the first method.
+    """
+    inner = wrapper.__wrapped__
+    outer = _wrapped_alike(inner, method) if _is_gins(inner) else method
+    closure = tuple(
+        types.CellType(outer) if cell.cell_contents is inner else cell
+        for cell in wrapper.__closure__
+    )
+    made = types.FunctionType(
+        wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure
+    )
+    return functools.wraps(outer)(made)
