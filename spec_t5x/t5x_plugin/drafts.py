@@ -77,6 +77,14 @@ class ModelDraft:
         config = self.config
         return f"model {config.emb_dim} wide with {config.num_heads} heads"
 
+    @property
+    def position_bytes(self) -> int:
+        """The size of one position of one row in a cache: keys and values of all layers."""
+        config = self.config
+        is_alone = isinstance(config, DecoderOnlyConfig)
+        layers = config.num_layers if is_alone else config.num_decoder_layers
+        return 2 * layers * config.num_heads * config.head_dim * jnp.dtype(config.dtype).itemsize
+
     def variables(self, rng: jax.Array, target: Target, vocabulary: seqio.Vocabulary) -> PyTree:
         """Initial ``params`` and ``params_axes`` of the network.
 

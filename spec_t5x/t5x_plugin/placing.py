@@ -19,7 +19,9 @@ from spec_t5x.models.logical_axes import Rules, extent, partition_spec
 from spec_t5x.types import PyTree
 
 
-def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartitioner) -> PyTree:
+def with_divided_axes(
+    variables: PyTree, partitioner: partitioning.PjitPartitioner, position: int
+) -> PyTree:
     """Takes the names of the axes that the mesh does not divide out of ``params_axes``.
 
     A line in the log says what that costs.
@@ -27,6 +29,8 @@ def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartition
     Args:
       variables: the draft's ``params``, arrays or shapes, and ``params_axes``.
       partitioner: the launch's, with a mesh and rules of logical axes.
+      position: of the draft's caches, in bytes for each row. Where the heads are whole, XLA keeps
+        some of the caches whole, too.
     """
     mesh, rules = partitioner.mesh, partitioner.logical_axis_rules
     declared = flatten_dict(unfreeze(get_axis_names(variables["params_axes"])))
@@ -43,12 +47,14 @@ def with_divided_axes(variables: PyTree, partitioner: partitioning.PjitPartition
     if costs:
         logging.info(
             "The mesh %s does not divide %d of the draft's %d parameters (%s): each device holds "
-            "them whole along such an axis, %.3g MB more than its share",
+            "them whole along such an axis, %.3g KB more than its share, and up to all of the "
+            "caches, %.3g KB for each token of each row",
             dict(mesh.shape),
             len(costs),
             len(kept),
             listed(sorted(costs)),
-            sum(costs.values()) / 1e6,
+            sum(costs.values()) / 1e3,
+            position / 1e3,
         )
     return {**variables, "params_axes": unflatten_dict(kept)}
 

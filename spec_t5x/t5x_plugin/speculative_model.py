@@ -39,7 +39,7 @@ from spec_t5x.t5x_plugin.decode_settings import (
     check_prompts,
     read_settings,
 )
-from spec_t5x.t5x_plugin.drafts import DraftSource, check_draft
+from spec_t5x.t5x_plugin.drafts import DraftSource, ModelDraft, check_draft
 from spec_t5x.t5x_plugin.networks import decoder_only_config, t5_config
 from spec_t5x.t5x_plugin.placing import with_divided_axes
 from spec_t5x.types import PAD_ID, Array, Int, PyTree
@@ -124,8 +124,8 @@ class SpeculativeModel:
         variables = dict(flax.core.unfreeze(variables))
         target = jax.eval_shape(self._target, variables["params"])
         drafts = draft.variables(rng, target, self.output_vocabulary) or {}
-        if drafts and self._make_partitioner is not None:
-            drafts = with_divided_axes(drafts, self._make_partitioner())
+        if isinstance(draft, ModelDraft) and self._make_partitioner is not None:
+            drafts = with_divided_axes(drafts, self._make_partitioner(), draft.position_bytes)
         for collection, values in flax.core.unfreeze(drafts).items():
             variables[collection] = {**variables[collection], DRAFT: values}
         return flax.core.freeze(variables)
