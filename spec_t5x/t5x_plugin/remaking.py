@@ -17,6 +17,24 @@ from t5x import models
 from spec_t5x.errors import InputError
 
 
+def launch_model() -> models.EncoderDecoderModel:
+    """Makes the launch's own model: T5X's encoder-decoder with all that gin binds to it.
+
+    A gin file that named the class would have gin refuse a subclass's bindings of its methods.
+
+    Raises:
+      InputError: the launch binds nothing to the class.
+    """
+    try:
+        make = gin.get_configurable(models.EncoderDecoderModel)
+    except ValueError as error:
+        raise InputError(
+            "the launch's files bind no models.EncoderDecoderModel: give the model's file; for a "
+            "model of another class bind speculation.speculate.model = @CLASS() after speculate.gin"
+        ) from error
+    return make()
+
+
 def remade(
     model: models.BaseTransformerModel, stock: type, made: type, unused: tuple[str, ...]
 ) -> Any:
@@ -56,7 +74,7 @@ def remade(
     }
     for name, wrapper in _bound_by_gin(_configurable(made)).items():
         bound[name] = _wrapped_alike(wrapper, bound.get(name, getattr(base, name)))
-    made_of = type(base)(made.__name__, (base,), bound) if bound else base
+    made_of = type(base)(base.__name__, (base,), bound) if bound else base
     result = made_of.__new__(made_of)
     vars(result).update(vars(model))
     return result

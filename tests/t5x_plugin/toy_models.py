@@ -29,6 +29,10 @@ SOURCE, TARGET = 9, 16
 EOS = 1
 
 
+class OwnMetrics(models.EncoderDecoderModel):
+    """A user's subclass that decodes as T5X's model does."""
+
+
 class Pair(NamedTuple):
     """A stock model, its parameters, and the draft's."""
 

@@ -1,0 +1,201 @@
+"""What gin binds to the methods of a model holds for the model that is made of it."""
+
+import functools
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("t5x.models", reason="needs T5X")
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+from t5x import decoding, models
+
+from spec_t5x.errors import InputError
+from spec_t5x.t5x_plugin.remaking import launch_model
+from spec_t5x.t5x_plugin.speculation import speculate
+from tests.t5x_plugin.toy_models import (
+    TARGET,
+    OwnMetrics,
+    make_batch,
+    make_decoder_only_pair,
+    make_pair,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs", "no_bindings")
+
+KEY = jax.random.PRNGKey(3)
+HEADER = """
+from __gin__ import dynamic_registration
+import jax
+from spec_t5x.t5x_plugin import speculative_model
+from t5x import decoding
+from t5x import models
+"""
+STOCK = "models.EncoderDecoderModel"
+OURS = "speculative_model.SpeculativeEncoderDecoderModel"
+DECODER_ONLY = "models.DecoderOnlyModel"
+
+
+@pytest.fixture
+def no_bindings():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@functools.cache
+def pair(kind: str = STOCK):
+    return make_decoder_only_pair(True, True) if kind == DECODER_ONLY else make_pair("1.1")
+
+
+def bind(*lines: str, model: str = STOCK) -> type:
+    """Binds these; returns the class of a launch's model as gin makes it."""
+    gin.parse_config(HEADER + "\n".join([*lines, f"MODEL = @{model}()"]))
+    return gin.query_parameter("%MODEL").scoped_configurable_fn
+
+
+def speculative(made_by: type, kind: str = STOCK, **options):
+    """The speculative twin of a toy model that gin made, and its parameters."""
+    stock = pair(kind)
+    model = made_by.__new__(made_by)
+    vars(model).update(vars(stock.model))
+    options = {"draft": stock.draft, "gamma": 3, "verifier": "coupled", **options}
+    return speculate(model, **options), {**stock.params, "draft": stock.draft_params}
+
+
+def batch_of(kind: str):
+    batch = make_batch(4)
+    if kind == DECODER_ONLY:
+        tokens = jnp.where(batch["decoder_input_tokens"] == 0, 2, batch["decoder_input_tokens"])
+        tokens = tokens.at[:, 0].set(0)
+        lengths = np.array([[1], [4], [9], [6]])
+        causal = jnp.asarray(np.arange(TARGET) <= lengths, jnp.int32)
+        return {"decoder_input_tokens": tokens, "decoder_causal_attention": causal}
+    return batch
+
+
+def predict(model, params, kind, **arguments):
+    batch = batch_of(kind)
+    # Sampled texts differ; gin's parameters hold where the caller gives none.
+    if arguments.pop("sampled", True):
+        arguments.setdefault("decoder_params", dict(SAMPLED))
+    call = jax.jit(lambda p: model.predict_batch_with_aux(p, batch, rng=KEY, **arguments))
+    tokens, aux = call(params)
+    return np.asarray(tokens), np.asarray(aux["scores"])
+
+
+class Case(NamedTuple):
+    # Values of arguments, and whether the encoder-decoder alone has them.
+    arguments: dict
+    of_encoder_decoder: bool = False
+
+
+SAMPLED = {"temperature": 1.2, "topk": 0, "rescale_log_probs": False}
+CASES = {
+    "num_decodes": Case({"num_decodes": 3}),
+    "return_all_decodes": Case({"return_all_decodes": True, "num_decodes": 1}),
+    "both": Case({"num_decodes": 2, "return_all_decodes": True}),
+    "decoder_params": Case({"decoder_params": SAMPLED}),
+    "prompt_with_targets": Case({"prompt_with_targets": True}, of_encoder_decoder=True),
+}
+TABLE = [
+    (kind, name)
+    for name, case in CASES.items()
+    for kind in (STOCK, OURS, DECODER_ONLY)
+    if not (case.of_encoder_decoder and kind == DECODER_ONLY)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), TABLE)
+def test_arguments_that_gin_binds_are_honoured(kind, name):
+    arguments = CASES[name].arguments
+    family = DECODER_ONLY if kind == DECODER_ONLY else STOCK
+    stock = pair(family)
+    given = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in arguments.items()
+    }
+    expected = predict(stock.model, stock.params, family, **given)
+    lines = [f"{kind}.predict_batch_with_aux.{key} = {value!r}" for key, value in arguments.items()]
+    model, params = speculative(bind(*lines, model=family), family)
+    sampled = "decoder_params" not in arguments
+    found = predict(model, params, family, sampled=sampled)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], atol=2e-4, rtol=1e-5)
+    without = predict(stock.model, stock.params, family, sampled=sampled)
+    assert without[0].shape != found[0].shape or (without[0] != found[0]).any()
+
+
+@pytest.mark.parametrize("kind", [STOCK, OURS])
+def test_who_takes_precedence(kind):
+    """A caller's argument before gin's, ours before the stock class's, a scope's before none's."""
+    both = {"return_all_decodes": True}
+    other = OURS if kind == STOCK else STOCK
+    scoped = bind(
+        f"{kind}.predict_batch_with_aux.num_decodes = 2",
+        f"{kind}.predict_batch_with_aux.return_all_decodes = True",
+        f"twice/{kind}.predict_batch_with_aux.num_decodes = 4",
+        model="twice/" + STOCK,
+    )
+    model, params = speculative(scoped)
+    assert predict(model, params, STOCK, num_decodes=3)[0].shape == (4, 3, TARGET)
+    in_scope = 4 if kind == STOCK else 2
+    assert predict(model, params, STOCK)[0].shape == (4, in_scope, TARGET)
+    model, params = speculative(bind(f"{other}.predict_batch_with_aux.num_decodes = 5"))
+    expected = 5 if other == OURS else 2
+    assert predict(model, params, STOCK, **both)[0].shape == (4, expected, TARGET)
+
+
+def test_other_methods_keep_their_bindings():
+    batch = make_batch(2)
+    batch["decoder_target_tokens"] = batch["decoder_input_tokens"]
+    batch["decoder_loss_weights"] = jnp.ones(batch["decoder_input_tokens"].shape)
+    model, params = speculative(bind(f"{STOCK}.score_batch.return_intermediates = True"))
+    scores, intermediates = model.score_batch(params, batch)
+    assert scores.shape == (2,)
+    assert "decoder" in intermediates
+
+
+class Wrapped(models.EncoderDecoderModel):
+    """An override that looks like what it wraps."""
+
+    @functools.wraps(models.EncoderDecoderModel.predict_batch_with_aux)
+    def predict_batch_with_aux(self, *args, **kwargs):
+        return super().predict_batch_with_aux(*args, **kwargs)
+
+
+class Partial(models.EncoderDecoderModel):
+    """An override that is no function."""
+
+    predict_batch_with_aux = functools.partialmethod(
+        models.EncoderDecoderModel.predict_batch_with_aux, num_decodes=4
+    )
+
+
+@pytest.mark.parametrize("own", [Wrapped, Partial])
+def test_an_override_is_refused_as_before(own):
+    bind(f"{STOCK}.predict_batch_with_aux.num_decodes = 4")
+    with pytest.raises(InputError, match=f"{own.__name__} overrides EncoderDecoderModel.predict_b"):
+        speculative(own)
+    model, _ = speculative(OwnMetrics)
+    assert isinstance(model, OwnMetrics)
+
+
+def test_a_constructor_that_is_not_called():
+    made_by = bind(f"{OURS}.decode_fn = @decoding.beam_search")
+    with pytest.raises(InputError, match="gin binds Spec.*decode_fn: bind EncoderDecoderModel.dec"):
+        speculative(made_by)
+    model = made_by.__new__(bind(model=OURS))
+    with pytest.raises(InputError, match="has no draft: bind MODEL to @speculation.speculate"):
+        model.get_initial_variables(KEY, {})
+
+
+def test_the_launchs_own_model():
+    bind(f"{STOCK}.optimizer_def = None", f"{STOCK}.z_loss = 0.5")
+    with pytest.raises(TypeError, match="input_vocabulary"):
+        launch_model()
+    arguments = ("module", "input_vocabulary", "output_vocabulary")
+    gin.parse_config([f"{STOCK}.{name} = None" for name in arguments])
+    assert launch_model()._z_loss == 0.5
