@@ -1,5 +1,6 @@
 """A T5X model made to decode speculatively: what a gin include binds ``MODEL`` to."""
 
+import numbers
 from collections.abc import Callable
 
 from t5x import models, partitioning
@@ -60,6 +61,10 @@ def speculate(
     for stock, speculative in _SPECULATIVE.items():
         if isinstance(model, stock):
             made = remade(model, stock, speculative, _UNUSED)
+            if not isinstance(widths, tuple | list):
+                raise InputError(f"widths is {widths!r}: give a list, as in ({widths!r},)")
+            if not isinstance(lenience, numbers.Real):
+                raise InputError(f"lenience is {lenience!r}: give a number above 0, at most 1")
             chosen = make_verifier(verifier, lenience=lenience, widths=widths)
             made.set_up(draft, gamma, chosen, c, position, partitioner)
             return made

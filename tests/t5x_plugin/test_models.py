@@ -18,6 +18,7 @@ from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
 from spec_t5x.t5x_plugin.speculation import speculate
 from spec_t5x.t5x_plugin.speculative_model import random_stream
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
+from tests.named_drafts import named
 from tests.t5x_plugin.toy_models import (
     EOS,
     TARGET,
@@ -198,9 +199,8 @@ def test_settings_bound_by_a_partial_and_by_gin_hold():
             decoder_params={"temperature": 0.0},
         )
         assert (texts != greedy).any()
-        model, params = make_pair("1.1", scoped).speculative()
         with pytest.raises(InputError, match="gin scope"):
-            model.predict_batch(params, make_batch(2))
+            make_pair("1.1", scoped).speculative()
     finally:
         gin.clear_config()
 
@@ -335,20 +335,110 @@ def test_models_that_cannot_be_sped_up():
     own = OwnDecoding.__new__(OwnDecoding)
     with pytest.raises(InputError, match="OwnDecoding overrides"):
         speculate(own, stock.draft)
-    with pytest.raises(InputError, match="gamma is -1"):
-        stock.speculative(gamma=-1)
-    with pytest.raises(InputError, match="a cost is -1"):
-        stock.speculative(c=-2.0)
-    with pytest.raises(InputError, match="position is 0.1 without c"):
-        stock.speculative(position=0.1)
-    custom = make_pair("1.1", decode_fn=lambda **kwargs: None)
-    model, params = custom.speculative()
     with pytest.raises(InputError, match="decode_fn is .*lambda"):
-        model.predict_batch(params, make_batch(2))
-    with pytest.raises(InputError, match="ModelDraft has size None and config None"):
-        ModelDraft()
+        make_pair("1.1", decode_fn=lambda **kwargs: None).speculative()
     model, _ = stock.speculative(draft=ModelDraft(size="t5_1_1_small"))
-    with pytest.raises(InputError, match="embeds 32128 ids and the target 40"):
+    with pytest.raises(InputError, match="embeds 32128 ids and the target 40: set DRAFT_SIZE"):
         model.get_initial_variables(
             jax.random.key(0), {"encoder_input_tokens": (1, 4), "decoder_input_tokens": (1, 4)}
         )
+
+
+# What a launch's macros may be given by mistake, as ``speculate`` gets it.
+MISTAKES = {
+    "gamma": [
+        ("auto", "gamma is 'auto': a T5X launch measures no times, give a number, and with it C"),
+        (-1, "gamma is -1: give a whole number"),
+        (3.0, "gamma is 3.0: give a whole number"),
+        ("3", "gamma is '3': give a whole number"),
+        (None, "gamma is None: give a whole number"),
+        (True, "gamma is True: give a whole number"),
+        ((3,), r"gamma is \(3,\): give a whole number"),
+    ],
+    "c": [
+        ("0.05", "c is '0.05': give a number of at least 0"),
+        (-2.0, "c is -2.0: give a number of at least 0"),
+        (float("nan"), "c is nan: give a number of at least 0"),
+        (True, "c is True: give a number of at least 0"),
+    ],
+    "position": [
+        (0.1, "position is 0.1 without c: give it too"),
+        ("0.1", "position is '0.1': give a number"),
+        (None, "position is None: give a number"),
+    ],
+    "verifier": [
+        (3, "verifier is 3: choose one of"),
+        (None, "verifier is None: choose one of"),
+        (["block"], r"verifier is \['block'\]: choose one of"),
+        ("Block", "verifier is 'Block': choose one of"),
+    ],
+    "lenience": [
+        ("0.5", "lenience is '0.5': give a number"),
+        (None, "lenience is None: give a number"),
+        (2.0, "lenience is 2.0: give a number"),
+    ],
+    "widths": [
+        (4, r"widths is 4: give a list, as in \(4,\)"),
+        ("4", r"widths is '4': give a list"),
+        (None, "widths is None: give a list"),
+    ],
+    "draft": [
+        ("copy", "draft is 'copy': give @drafts.ModelDraft.* DRAFT_NAME with gin_configs/t5x/draf"),
+        (None, "draft is None: give @drafts.ModelDraft"),
+        (NamedDraft, "draft is <class .*NamedDraft'>: give @drafts.ModelDraft"),
+    ],
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [(name, *case) for name, cases in MISTAKES.items() for case in cases],
+)
+def test_settings_of_a_wrong_type_or_size(name, value, message):
+    with pytest.raises(InputError, match=message) as raised:
+        pair("1.1").speculative(**{name: value})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (ModelDraft, "ModelDraft has size None and config None"),
+        (lambda: ModelDraft(size=5), "DRAFT_SIZE is 5: give a name"),
+        (lambda: ModelDraft(size=["t5_1_1_small"]), "DRAFT_SIZE is .*: give a name"),
+        (lambda: ModelDraft(size="t5_small"), "no T5 size is called 't5_small'"),
+        (lambda: ModelDraft(size="t5gemma_s_s"), "ModelDraft is of T5GemmaConfig.*size of a T5"),
+        (lambda: ModelDraft(size="t5_1_1_small", dtype="float16"), "choose float32 or bfloat16"),
+        (lambda: ModelDraft(size="t5_1_1_small", dtype=None), "choose float32 or bfloat16"),
+        (lambda: ModelDraft(config={"emb_dim": 16}), "ModelDraft is of .*emb_dim.*give the size"),
+        (lambda: ModelDraft(size="t5_small", config=1), "give one of them, a gin file of a config"),
+        (lambda: NamedDraft(name=None), "DRAFT_NAME is None: give a name"),
+        (lambda: NamedDraft(name=""), "DRAFT_NAME is '': give a name"),
+        (lambda: NamedDraft(name=3), "DRAFT_NAME is 3: give a name"),
+    ],
+)
+def test_what_is_no_draft(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "searches"),
+    [("copy", False), ("int8", False), ("cascade:{}/draft,copy", False), ("{}/draft", True)],
+)
+def test_a_beam_search_needs_a_model(name, searches, drafts_of_pair):
+    draft = NamedDraft(name=named(name, drafts_of_pair))
+    searching = make_pair("1.1", decode_fn=decoding.beam_search)
+    assert draft.searches == searches
+    searching.speculative(draft=draft, gamma=0)
+    if searches:
+        searching.speculative(draft=draft)
+    else:
+        with pytest.raises(InputError, match="cannot search: add --gin_file=gin_configs/t5x/gree"):
+            searching.speculative(draft=draft)
+    decoder = make_decoder_only_pair(True, True)
+    decoder.model._decode_fn = decoding.beam_search
+    with pytest.raises(InputError, match="decode a decoder-only model with temperature_sample"):
+        decoder.speculative(gamma=0)

@@ -149,12 +149,13 @@ def test_who_takes_precedence(kind):
 
 
 def test_other_methods_keep_their_bindings():
-    batch = make_batch(2)
+    batch = batch_of(DECODER_ONLY)
     batch["decoder_target_tokens"] = batch["decoder_input_tokens"]
     batch["decoder_loss_weights"] = jnp.ones(batch["decoder_input_tokens"].shape)
-    model, params = speculative(bind(f"{STOCK}.score_batch.return_intermediates = True"))
+    bound = bind(f"{DECODER_ONLY}.score_batch.return_intermediates = True", model=DECODER_ONLY)
+    model, params = speculative(bound, DECODER_ONLY)
     scores, intermediates = model.score_batch(params, batch)
-    assert scores.shape == (2,)
+    assert scores.shape == (4,)
     assert "decoder" in intermediates
 
 
