@@ -13,8 +13,9 @@ from typing import Any
 
 import flax.core
 import jax
+from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
-from t5x import checkpoints, models, partitioning, train_state
+from t5x import checkpoints, partitioning, train_state
 from tensorflow.io import gfile
 
 from spec_t5x.errors import InputError
@@ -55,8 +56,8 @@ class SpeculativeCheckpointManager:
         """
         self._train_state = train_state
         self._has_draft = DRAFT in train_state.params
-        by_name = model is not None and _draft_of(model).reads_itself
-        self._draft_path = _checked_path(draft_path, self._has_draft, by_name)
+        by_name = model is not None and draft_of(model).reads_itself
+        self._draft_path = checked_path(draft_path, self._has_draft, by_name)
         self._model = model
         # One manager each, made when its part is restored: one looks into its directory.
         self._manager = functools.partial(
@@ -113,14 +114,18 @@ class SpeculativeCheckpointManager:
             path = checkpoints.get_checkpoint_dir(path, max(steps))
         part = _part_of_state(self._train_state, draft=True)
         try:
-            return self._restore_part(part, path, path).params
+            params = self._restore_part(part, path, path).params
         except Exception as error:
             # T5X's readers know one model, ``target``, and raise errors of many kinds.
-            why = " ".join(str(error).split()).replace("target/", "draft/")
-            raise InputError(
-                f"the draft's checkpoint {path} cannot be restored: {why[:_LONGEST]}: give a T5X "
-                "checkpoint of the sizes of DRAFT_SIZE (or draft_of_sizes.gin)"
-            ) from error
+            why = " ".join(str(error).split()).replace("target/", "draft/")[:_LONGEST]
+            raise _not_restored(path, why) from error
+        # T5X's reader of Orbax returns what is stored, of any shape.
+        expected = flatten_dict(flax.core.unfreeze(part.params), sep="/")
+        for name, leaf in flatten_dict(flax.core.unfreeze(params), sep="/").items():
+            if leaf.shape != expected[name].shape:
+                why = f"draft/{name} is {leaf.shape} there, and {expected[name].shape} here"
+                raise _not_restored(path, why)
+        return params
 
     def _read_draft(self, params: PyTree) -> PyTree:
         on_every_device = NamedSharding(self._partitioner.mesh, PartitionSpec())
@@ -131,7 +136,15 @@ class SpeculativeCheckpointManager:
         return self._manager(directory=directory, train_state=state).restore(path=path, **kwargs)
 
 
-def _draft_of(model: models.BaseTransformerModel) -> DraftSource:
+def _not_restored(path: str, why: str) -> InputError:
+    return InputError(
+        f"the draft's checkpoint {path} cannot be restored: {why}: give a T5X checkpoint of the "
+        "sizes of DRAFT_SIZE (or draft_of_sizes.gin)"
+    )
+
+
+def draft_of(model: Any) -> DraftSource:
+    """The draft of the launch's ``MODEL``."""
     if not isinstance(model, SpeculativeModel):
         raise InputError(
             f"MODEL is a {type(model).__name__} without a draft: give speculate.gin, or the run's "
@@ -140,7 +153,7 @@ def _draft_of(model: models.BaseTransformerModel) -> DraftSource:
     return model.draft_source
 
 
-def _checked_path(path: str | None, has_draft: bool, by_name: bool) -> str | None:
+def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
     """The path of the draft's checkpoint, None of a draft that has none."""
     if by_name or not has_draft:
         if path:

@@ -1,5 +1,6 @@
 """``python -m t5x.infer`` and ``t5x.eval`` from gin to output files, with two checkpoints."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -19,13 +20,13 @@ import orbax.checkpoint as ocp
 import seqio
 import tensorflow as tf
 from etils import epath
-from t5x import adafactor, checkpoints, models, partitioning, train_state, utils
+from t5x import adafactor, checkpoints, decoding, models, partitioning, train_state, utils
 from tensorflow.compat.v1.train import summary_iterator as events_in
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
-from spec_t5x.t5x_plugin.drafts import ModelDraft
-from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager
+from spec_t5x.t5x_plugin.drafts import ModelDraft, NamedDraft
+from spec_t5x.t5x_plugin.restoring import SpeculativeCheckpointManager, checked_path, draft_of
 from spec_t5x.t5x_plugin.speculation import speculate
 from tests.checkpoints.faults import save_t5x
 from tests.named_drafts import named
@@ -211,6 +212,7 @@ def test_infer_writes_what_stock_t5x_writes(launches, stock, temperature, verifi
     # Data 4 x model 2; the stock run has one device.
     files = [f"model_{temperature}.gin", *SPECULATIVE]
     found = predictions(launches.run("infer", files, devices=8, **macros, **MODEL_PARALLEL))
+    assert "Decoding speculatively: draft model 16 wide with 2 heads, gamma 3" in launches.log
     assert "Speculative decoding of" in launches.log
     assert "block_efficiency" in launches.log
     assert len(found) == len(expected) == 5
@@ -260,12 +262,17 @@ def test_infer_with_a_draft_by_name(launches, stock, drafts_of_pair):
     assert sum(line["aux"]["proposed"] for line in found) > 0
 
 
-def restoring(launches, tiny_pair, draft_config):
-    """The speculative model of the pair, and what makes a manager that restores it."""
+def stock_model(launches, tiny_pair):
+    """T5X's model of the pair's target, which decodes greedily."""
     vocabulary = seqio.SentencePieceVocabulary(str(launches.vocabulary), 0)
     network = t5x_network(load(tiny_pair / "target").config)
-    stock = models.EncoderDecoderModel(network, vocabulary, vocabulary, optimizer_def=None)
-    model = speculate(stock, ModelDraft(config=draft_config))
+    options = {"optimizer_def": None, "decode_fn": decoding.temperature_sample}
+    return models.EncoderDecoderModel(network, vocabulary, vocabulary, **options)
+
+
+def restoring(launches, tiny_pair, draft_config):
+    """The speculative model of the pair, and what makes a manager that restores it."""
+    model = speculate(stock_model(launches, tiny_pair), ModelDraft(config=draft_config))
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     shapes = {"encoder_input_tokens": (2, 8), "decoder_input_tokens": (2, 8)}
     initializer = utils.TrainStateInitializer(
@@ -292,10 +299,29 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
     for expected, found in ((draft.params, params.pop("draft")), (target.params, params)):
         jax.tree.map(np.testing.assert_array_equal, found, dict(expected))
     assert restored.step == 7
-    with pytest.raises(InputError, match="set DRAFT_CHECKPOINT_PATH"):
-        manager(draft_path=None)
+    with pytest.raises(InputError, match="CHECKPOINT_PATH is not set: .* draft_by_name.gin after"):
+        manager(draft_path=None, model=model)
+    with pytest.raises(InputError, match="DRAFT_CHECKPOINT_PATH is 3: give the path of one"):
+        checked_path(3, has_draft=True, by_name=False)
+    with pytest.raises(InputError, match="there is no draft's checkpoint .*nothing: set DRAFT_CH"):
+        manager(draft_path=str(launches.directory / "nothing"))
+    by_name = speculate(stock_model(launches, tiny_pair), NamedDraft(name="copy"))
     with pytest.raises(InputError, match="the draft comes by name: leave it None"):
-        manager(draft_path=str(launches.directory / "draft_orbax"), model=model)
+        manager(draft_path=str(launches.directory / "draft_orbax"), model=by_name)
+    with pytest.raises(InputError, match="MODEL is a EncoderDecoderModel without a draft: give spe"):
+        draft_of(stock_model(launches, tiny_pair))
+
+
+@pytest.mark.parametrize("form", ["legacy", "orbax"])
+def test_a_draft_of_other_sizes_is_named(launches, tiny_pair, form):
+    config = dataclasses.replace(load(tiny_pair / "draft").config, emb_dim=24)
+    _, _, manager = restoring(launches, tiny_pair, config)
+    path = launches.checkpoint(f"draft_{form}")
+    with pytest.raises(InputError, match=f"the draft's checkpoint {path} cannot") as raised:
+        manager(draft_path=path).restore(path=launches.checkpoint("target_orbax"))
+    assert "DRAFT_SIZE" in str(raised.value)
+    assert "target/" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def steps_in(directory: Path) -> list[int]:
