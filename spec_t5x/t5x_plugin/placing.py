@@ -1,8 +1,8 @@
 """A draft's parameters on T5X's mesh: what the mesh does not divide is whole on every device.
 
-T5X shards each parameter by its logical axes and refuses an axis that the mesh does not divide, such
-as the 6 heads of ``t5_1_1_small`` on 4 devices. A target stays as T5X shards it. A draft is small and
-follows the package's own rule (``models.logical_axes.partition_spec``).
+T5X shards each parameter by its logical axes and refuses an axis that the mesh does not divide,
+such as the 6 heads of ``t5_1_1_small`` on 4 devices. A target stays as T5X shards it. A draft is
+small and follows the package's own rule (``models.logical_axes.partition_spec``).
 """
 
 import math

@@ -21,7 +21,6 @@ from t5x import models, partitioning
 from spec_t5x.beams.hypotheses import BeamResult
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
-from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.decode_state import DecodeStats

@@ -107,7 +107,10 @@ def test_bindings_of_methods(launches, bound, kind):
 
 ON_4 = {
     "num_partitions": {"partitioning.PjitPartitioner.num_partitions": 4},
-    "submesh": {**MODEL_PARALLEL, "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 4)},
+    "submesh": {
+        **MODEL_PARALLEL,
+        "partitioning.PjitPartitioner.model_parallel_submesh": (1, 1, 1, 4),
+    },
 }
 
 
@@ -197,7 +200,7 @@ SMALL = {
 
 
 def small(launches: Launches, words: list[str], output: str):
-    """A document's command with the pair's checkpoints, sizes and task; of its words none is left out.
+    """A document's command, all of it, and flags of the pair's checkpoints, sizes and task.
 
     A flag that is given twice counts as it is given last.
     """

@@ -308,7 +308,7 @@ def test_target_and_draft_are_restored_each_from_its_own(launches, tiny_pair):
     by_name = speculate(stock_model(launches, tiny_pair), NamedDraft(name="copy"))
     with pytest.raises(InputError, match="the draft comes by name: leave it None"):
         manager(draft_path=str(launches.directory / "draft_orbax"), model=by_name)
-    with pytest.raises(InputError, match="MODEL is a EncoderDecoderModel without a draft: give spe"):
+    with pytest.raises(InputError, match="MODEL is a EncoderDecoderModel without a draft: give s"):
         draft_of(stock_model(launches, tiny_pair))
 
 

@@ -11,7 +11,7 @@ import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
-from t5x import decoding, models
+from t5x import models
 
 from spec_t5x.errors import InputError
 from spec_t5x.t5x_plugin.remaking import launch_model
