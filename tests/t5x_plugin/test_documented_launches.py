@@ -47,16 +47,16 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
 
 BOUND = """
 from __gin__ import dynamic_registration
-import {module}
+from {package} import {module}
 {module}.{name}.predict_batch_with_aux:
   num_decodes = 2
   return_all_decodes = True
   prompt_with_targets = True
 """
 OF_CLASSES = {
-    "stock": ("t5x.models", "EncoderDecoderModel"),
-    "ours": ("spec_t5x.t5x_plugin.speculative_model", "SpeculativeEncoderDecoderModel"),
-    "own": ("tests.t5x_plugin.toy_models", "OwnMetrics"),
+    "stock": ("t5x", "models", "EncoderDecoderModel"),
+    "ours": ("spec_t5x.t5x_plugin", "speculative_model", "SpeculativeEncoderDecoderModel"),
+    "own": ("tests.t5x_plugin", "toy_models", "OwnMetrics"),
 }
 # A user's class has to be named where speculate.gin takes T5X's.
 OWN_MODEL = """
@@ -70,8 +70,9 @@ speculation.speculate.model = @toy_models.OwnMetrics()
 @pytest.fixture(scope="module")
 def bound(launches):
     """Gin files of the bindings, and what stock T5X writes with them."""
-    for name, (module, cls) in OF_CLASSES.items():
-        (launches.directory / f"bound_{name}.gin").write_text(BOUND.format(module=module, name=cls))
+    for kind, (package, module, name) in OF_CLASSES.items():
+        text = BOUND.format(package=package, module=module, name=name)
+        (launches.directory / f"bound_{kind}.gin").write_text(text)
     text = MODEL_GIN.format(vocabulary=launches.vocabulary, temperature=1.0)
     text = text.replace("models.EncoderDecoderModel", "toy_models.OwnMetrics")
     text = text.replace("from t5x import models", "from tests.t5x_plugin import toy_models")
@@ -266,7 +267,8 @@ MISTAKES = {
     ),
     "the draft's name first": (
         ["model", "gin_configs/t5x/draft_by_name.gin", INFER],
-        {"DRAFT_NAME": "copy"},
+        # As many ids as DRAFT_SIZE has, which counts here.
+        {"DRAFT_NAME": "copy", "network.T5Config.vocab_size": 32128},
         "set it or, for a draft by name, give draft_by_name.gin after speculate.gin and after",
     ),
 }
