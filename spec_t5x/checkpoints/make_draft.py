@@ -307,7 +307,7 @@ _OF_ENCODER_DECODERS = ("medusa", "eagle", "early_exit", _SHARED)
 
 
 def kind_of(text: str) -> str:
-    """The name of a draft, or of the one in a directory, here or in a bucket, or of a package's.
+    """Finds the name of a draft, of one in a directory, here or in a bucket, or of a packaged one.
 
     Raises:
       InputError: no such draft.
@@ -331,7 +331,7 @@ def kind_of(text: str) -> str:
 
 
 def _is_named(text: str) -> bool:
-    """Whether a draft's text begins with a name, and is no directory of that name."""
+    """Tells whether a draft's text begins with a name, and is no directory of that name."""
     return text.partition(":")[0] in NAMES and not Path(text).expanduser().is_dir()
 
 

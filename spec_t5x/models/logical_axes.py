@@ -94,6 +94,6 @@ def partition_spec(
 
 
 def extent(names: str | tuple[str, ...] | None, mesh: Mesh | AbstractMesh) -> int:
-    """The number of devices that an axis is spread over, 1 for None."""
+    """Counts the devices that an axis is spread over, 1 for None."""
     names = (names,) if isinstance(names, str) else names or ()
     return math.prod(mesh.shape[name] for name in names)

@@ -139,7 +139,7 @@ class NamedDraft:
 
     @property
     def searches(self) -> bool:
-        """Whether the draft is a model, as a beam search needs one."""
+        """The mark of a model, which a beam search needs."""
         return kind_of(self.name) == TRANSFORMER
 
     def variables(

@@ -62,7 +62,7 @@ def with_divided_axes(
 def _divided(
     shape: tuple[int, ...], names: tuple[str | None, ...], rules: Rules, mesh: Mesh
 ) -> tuple[str | None, ...]:
-    """The names of axes that the mesh divides; None in place of the others."""
+    """Keeps the names of the axes that the mesh divides, with None in place of the others."""
     while True:
         wanted = logical_to_mesh_axes(names, rules)
         found = partition_spec(shape, names, rules, mesh)

@@ -62,10 +62,10 @@ def remade(
                 f"{own.__name__} overrides {stock.__name__}.{name}, which {made.__name__} would "
                 f"not call: give a model that leaves it as {stock.__name__} has it"
             )
-    _check_constructor(made, stock)
     if issubclass(own, made):
         base = own
     else:
+        _check_constructor(made, stock)
         base = made if own is stock else type(made.__name__, (made, own), {})
     bound = {
         name: _wrapped_alike(wrapper, _without_gin(getattr(base, name)))
@@ -94,7 +94,7 @@ def _check_constructor(made: type, stock: type) -> None:
 
 
 def _configurable(made: type) -> type:
-    """The class as gin makes it: with wrappers of the methods that a file binds arguments of."""
+    """Returns the class as gin makes it, with wrappers of the methods that a file binds."""
     try:
         return gin.get_configurable(made)
     except ValueError:
@@ -102,7 +102,7 @@ def _configurable(made: type) -> type:
 
 
 def _bound_by_gin(of: type) -> dict[str, Callable]:
-    """gin's wrappers among the methods of a class."""
+    """Finds gin's wrappers among the methods of a class."""
     methods = {name: getattr(of, name, None) for name in dir(of)}
     return {name: method for name, method in methods.items() if _is_gins(method)}
 
@@ -119,7 +119,7 @@ def _without_gin(method: Any) -> Any:
 
 
 def _wrapped_alike(wrapper: Callable, method: Callable) -> Callable:
-    """gin's wrapper of one method, be it of bindings or of a scope, around another method.
+    """Puts gin's wrapper of one method, be it of bindings or of a scope, around another method.
 
     The bindings are read at each call, as gin does, and count as used ones of the first method.
     """

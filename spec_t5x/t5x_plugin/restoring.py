@@ -144,7 +144,7 @@ def _not_restored(path: str, why: str) -> InputError:
 
 
 def draft_of(model: Any) -> DraftSource:
-    """The draft of the launch's ``MODEL``."""
+    """Returns the draft of the launch's ``MODEL``."""
     if not isinstance(model, SpeculativeModel):
         raise InputError(
             f"MODEL is a {type(model).__name__} without a draft: give speculate.gin, or the run's "
@@ -154,7 +154,7 @@ def draft_of(model: Any) -> DraftSource:
 
 
 def checked_path(path: Any, has_draft: bool, by_name: bool) -> str | None:
-    """The path of the draft's checkpoint, None of a draft that has none."""
+    """Returns the path of the draft's checkpoint, None of a draft that has none."""
     if by_name or not has_draft:
         if path:
             why = "the draft comes by name" if by_name else "the draft has no parameters"
