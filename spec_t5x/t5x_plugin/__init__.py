@@ -4,8 +4,9 @@ T5X is imported by these modules alone; nothing else of the package needs it.
 
 * ``speculation.speculate`` makes a T5X model decode speculatively: what a gin include
   binds ``MODEL`` to;
-* ``speculative_model`` has the models;
-* ``drafts`` describes drafts and places their parameters in the model's tree;
+* ``speculative_model`` has the models, and ``remaking`` makes them of T5X's;
+* ``drafts`` describes drafts and places their parameters in the model's tree, ``placing`` on
+  the mesh;
 * ``restoring`` restores target and draft from two checkpoints;
 * ``distillation.distill`` makes a T5X model learn from a target under T5X's trainer, and
   ``frozen_target`` holds that target;
