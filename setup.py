@@ -25,12 +25,9 @@ setup(
         ]
     },
     install_requires=[
-        "jax>=0.10,<0.13",
-        "flax>=0.12,<0.13",
-        "optax>=0.2.6,<0.3",
-        "orbax-checkpoint>=0.11.30,<0.13",
+        "jax>=0.7.2,<0.13",
+        "flax>=0.11.2,<0.13",
         "tensorstore>=0.1.76,<0.2",
-        "seqio>=0.0.20,<0.1",
         "gin-config>=0.5,<0.6",
         "numpy>=2.0,<3",
         "sentencepiece>=0.2.1,<0.3",
@@ -39,46 +36,71 @@ setup(
         "jaxtyping>=0.3.3,<0.4",
         # JAX too wants it, to bound its compilation cache.
         "filelock>=3.16,<5",
-        # TensorBoard's curves of a training.
-        "clu>=0.0.12,<0.1",
-        "rich>=14,<16",
-        "sacrebleu>=2.5,<3",
-        "rouge-score>=0.1.2,<0.2",
+        "rich>=13.9,<16",
         "tokenizers>=0.21,<1",
         # Checkpoints by their names on the Hugging Face Hub.
-        "huggingface_hub>=1.31,<3",
-        "matplotlib>=3.9,<4",
-        # The page of ``spec-t5x reproduce``; tables of results; the machine that they are from.
-        "jinja2>=3.1,<4",
+        "huggingface_hub>=1.27,<3",
+        # Tables of results, and the machine that they are from.
         "tabulate>=0.9,<1",
-        "psutil>=6,<8",
+        "psutil>=5.9.5,<8",
+        # Requirements, as doctor compares them with what is installed.
+        "packaging>=23",
         # What TAB offers in a shell that asks spec-t5x.
         "argcomplete>=3.5,<4",
-        # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
-        "importlib_resources>=6,<8",
     ],
+    # What one part needs (spec_t5x/machine/extras.py), then the machines and the developers'.
     extras_require={
+        # Tasks by their names, with TensorFlow.
+        "tasks": [
+            "seqio>=0.0.20,<0.1",
+            # TFDS imports it when it prepares a data set, and asks for it on old Pythons only.
+            "importlib_resources>=6,<8",
+        ],
+        # BLEU and ROUGE.
+        "eval": ["sacrebleu>=2.5,<3", "rouge-score>=0.1.2,<0.2"],
+        "train": [
+            "spec_t5x[eval]",
+            "optax>=0.2.6,<0.3",
+            "orbax-checkpoint>=0.11.30,<0.13",
+            # TensorBoard's curves.
+            "clu>=0.0.12,<0.1",
+            "tensorflow>=2.18,<3",
+        ],
+        # The figures and the page of ``spec-t5x reproduce``.
+        "plots": ["matplotlib>=3.9,<4", "jinja2>=3.1,<4"],
         # Reading pytorch_model.bin, and the implementation that tests compare with.
         "hf": ["torch>=2.6", "transformers>=5.0,<6"],
-        # One version each, of those that the test suite was run with: scripts/tpu, scripts/gpu.
-        "tpu": ["jax[tpu]==0.10.2"],
-        "gpu": ["jax[cuda12]==0.10.2"],
-        # What T5X imports; T5X itself comes from git, without its own requirements, which
-        # come from git too and break (scripts/setup_env.sh).
+        # JAX for these machines, in the version that is installed or the newest. The set-ups
+        # pin it (scripts/constraints.txt).
+        "tpu": ["jax[tpu]"],
+        "gpu": ["jax[cuda12]"],
+        # What T5X and the tasks of ``t5`` import. Both come without their own requirements, which
+        # are from git and break, or bring PyTorch (scripts/setup_env.sh).
         "t5x": [
+            "spec_t5x[tasks,train]",
             "absl-py",
+            "babel>=2.17,<3",
             "cached-property==2.0.1",
-            "chex==0.1.92",
+            "chex>=0.1.90,<0.2",
+            "editdistance>=0.8,<1",
             "fiddle==0.3.1",
             "grain==0.2.18",
-            "tensorboard==2.21.0",
+            "nltk>=3.9,<4",
+            "pandas>=2.2,<4",
+            "scikit-learn>=1.6,<2",
+            "tensorboard>=2.19,<3",
         ],
         # Compiling for a TPU without one (spec-t5x compile-tpu).
         "tpu-compile": ["libtpu>=0.0.42,<0.1; platform_system == 'Linux'"],
         # The page of ``spec-t5x demo``.
         "demo": ["gradio>=6,<7"],
         # Running the notebooks where Colab does not.
-        "notebooks": ["ipykernel>=6,<8", "ipywidgets>=8,<9", "nbclient>=0.10,<1"],
+        "notebooks": [
+            "spec_t5x[eval,plots]",
+            "ipykernel>=6,<8",
+            "ipywidgets>=7.7,<9",
+            "nbclient>=0.10,<1",
+        ],
         # The site of the documentation (scripts/docs.sh).
         "docs": [
             # For signatures.
@@ -88,21 +110,16 @@ setup(
             "mkdocstrings[python]>=1,<2",
         ],
         "test": [
-            "spec_t5x[docs]",
+            "spec_t5x[demo,docs,notebooks,tasks,tpu-compile,train]",
             "beartype>=0.22,<1",
             "build>=1.2,<2",
             "ctranslate2>=4.6,<5",
-            "gradio>=6,<7",
             "hypothesis>=6.130,<7",
-            "ipykernel>=6,<8",
-            "ipywidgets>=8,<9",
-            "libtpu>=0.0.42,<0.1; platform_system == 'Linux'",
-            "nbclient>=0.10,<1",
-            "pytest>=9,<10",
+            "pytest>=8.4,<10",
             "pytest-xdist>=3.6,<4",
             "scipy>=1.14,<2",
             "selenium>=4.30,<5",
-            "setuptools>=77",
+            "setuptools>=75",
             "tensorboard>=2.19,<3",
             # One version: the tests compare with it token for token.
             "torch==2.13.0",

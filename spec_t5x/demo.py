@@ -23,6 +23,7 @@ from typing import Any
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
+from spec_t5x.machine.extras import needed
 from spec_t5x.verifiers import VERIFIERS
 
 # Of an input. The target limits its tokens, too.
@@ -231,10 +232,8 @@ def page(
       InputError: gradio is not installed.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
-    try:
+    with needed("gradio"):
         import gradio as gr
-    except ImportError as error:
-        raise InputError("the page needs gradio, which is not here: pip install gradio") from error
     generators, options = generators or {}, options or GenerateOptions(gamma=4)
     drafts = dict.fromkeys(generators, ["its own"])
     drafts |= {name: [*kinds, "copy", "int8", "uniform"] for name, kinds in PACKAGED_DRAFTS.items()}

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
     models.draft_name()
-    source.check_given()
+    source.check_scored()
     options = source.decoding(options)
 
     from spec_t5x.experiments.evaluation import evaluate

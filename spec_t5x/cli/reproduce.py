@@ -5,6 +5,7 @@ from pathlib import Path
 
 from spec_t5x.cli import settings
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import needed
 
 HELP = "reproduce the paper's tables and figures: a report in HTML"
 
@@ -26,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 0, 1 if something could not be computed, 2 for a mistake of the user's."""
-    from spec_t5x.experiments.reproduction import run as running
-    from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+    with needed("matplotlib"):
+        from spec_t5x.experiments.reproduction import run as running
+        from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 
     (options,) = settings.configured(args, ReproduceOptions)
     if not args.items and not args.list:

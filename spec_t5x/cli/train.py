@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import importlib
 
+from spec_t5x.machine.extras import needed
+
 # Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: that of
 # sysexits.h for "try again later".
 OUT_OF_TIME = 75
@@ -26,7 +28,8 @@ class Training:
         from spec_t5x.cli.gin_files import parse_gin
         from spec_t5x.errors import InputError
 
-        configurable = getattr(importlib.import_module(self.module), self.function)
+        with needed("optax"):
+            configurable = getattr(importlib.import_module(self.module), self.function)
         parse_gin(args.gin_file, args.gin_bindings)
         try:
             result = configurable()

@@ -5,14 +5,14 @@ are those that seqio asks of a task's metric functions.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import sacrebleu
 
 from spec_t5x.data import corrections
 from spec_t5x.errors import InputError, check_choice
+from spec_t5x.machine.extras import needed
 
 # Targets are texts, or corrections (``targets_of``).
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
@@ -81,6 +81,15 @@ def metric_by_name(name: str) -> Metric:
     return METRICS[name]
 
 
+def check_installed(metrics: Iterable[Callable]) -> None:
+    """Raises ``InputError`` where a package that one of the metrics takes is not installed."""
+    for metric in metrics:
+        if metric in _TOKENIZERS:
+            _sacrebleu()
+        elif metric is rouge_metric:
+            _rouge_score()
+
+
 def targets_of(metric: Metric, sources: Sequence[str], targets: Sequence[str]) -> list:
     """What a metric of ``METRICS`` takes as targets: corrections are judged by their source."""
     if metric is not correction_metric:
@@ -114,25 +123,36 @@ def signature(metric: Callable) -> str | None:
     """What it takes to reproduce a metric: sacreBLEU's signature, None for any other."""
     if metric not in _TOKENIZERS:
         return None
-    scorer = sacrebleu.metrics.BLEU(tokenize=_TOKENIZERS[metric])
+    scorer = _sacrebleu().metrics.BLEU(tokenize=_TOKENIZERS[metric])
     # It has none before it has scored something.
     scorer.corpus_score(["x"], [["x"]])
     return str(scorer.get_signature())
 
 
+def _sacrebleu():
+    with needed("sacrebleu"):
+        import sacrebleu
+    return sacrebleu
+
+
+def _rouge_score():
+    # It brings NLTK along, half a second that only summaries need.
+    with needed("rouge_score"):
+        from rouge_score import rouge_scorer, scoring
+    return rouge_scorer, scoring
+
+
 def _bleu(targets, predictions, tokenize: str, **options):
     """sacreBLEU's score."""
     _check_numbers(targets, predictions)
-    scorer = sacrebleu.metrics.BLEU(tokenize=tokenize)
+    scorer = _sacrebleu().metrics.BLEU(tokenize=tokenize)
     return scorer.corpus_score(list(predictions), [list(targets)], **options)
 
 
 def _rouge(targets, predictions) -> dict[str, tuple[float, float, float]]:
     """Lower end, median and upper end of each figure."""
     _check_numbers(targets, predictions)
-    # Imported here: it brings NLTK along, half a second that only summaries need.
-    from rouge_score import rouge_scorer, scoring
-
+    rouge_scorer, scoring = _rouge_score()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_KEYS))
     aggregator = scoring.BootstrapAggregator()
     for target, prediction in zip(targets, predictions, strict=True):

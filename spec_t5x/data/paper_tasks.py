@@ -15,10 +15,13 @@ import dataclasses
 import functools
 
 import gin
-import seqio
 
 from spec_t5x.data.metrics import bleu_intl_metric, rouge_metric
 from spec_t5x.data.tasks import TO_IDS, prefixed
+from spec_t5x.machine.extras import needed
+
+with needed("seqio"):
+    import seqio
 
 # T5X compares a task's vocabulary with the model's by this name, and its T5 models have it.
 VOCABULARY_PATH = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"

@@ -13,12 +13,14 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
-from spec_t5x.data.metrics import metric_intervals
+from spec_t5x.data.metrics import check_installed, metric_intervals
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import needed
+
+with needed("seqio"):
+    import seqio
+    import tensorflow as tf
 
 # Imported after the modules that a user names, so that their tasks come first.
 PAPER_TASKS = "spec_t5x.data.paper_tasks"
@@ -219,6 +221,7 @@ def read_examples(
             f"task {task.name} has no metric of texts: give another task, or in training leave "
             "train.metrics out"
         )
+    check_installed(task.predict_metric_fns)
     found = list(read_features(task, split, lengths, limit))
     if not found:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from spec_t5x.data.batching import Batch, TokenisedPairs, batch_of, join_pairs
 from spec_t5x.data.task_examples import in_order, read_features, reading, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.machine.extras import needed
+
+with needed("seqio"):
+    import seqio
+    import tensorflow as tf
 
 # Of a saved position.
 _SETTINGS_NAME, _ITERATOR_NAME = "position.json", "iterator"

@@ -7,14 +7,17 @@ import functools
 from collections.abc import Callable, Iterator
 
 import gin
-import seqio
-import tensorflow as tf
 
 from spec_t5x.data.metrics import correction_metric, metric_by_name
 from spec_t5x.data.text_files import is_gzip
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import needed
+
+with needed("seqio"):
+    import seqio
+    import tensorflow as tf
 
 # The last preprocessors of a task of texts.
 TO_IDS = (

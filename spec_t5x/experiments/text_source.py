@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import metric_by_name, targets_of
+from spec_t5x.data.metrics import check_installed, metric_by_name, targets_of
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
@@ -73,6 +73,12 @@ class TextSource(TaskOptions):
         """Raises ``InputError`` unless there is a file or a task."""
         if self.name is None:
             raise InputError("data is None: give a file of pairs, or mixture_or_task")
+
+    def check_scored(self) -> None:
+        """Raises ``InputError`` unless there is a task, or a file whose metric can be computed."""
+        self.check_given()
+        if self.data is not None:
+            check_installed([metric_by_name(self.metric)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

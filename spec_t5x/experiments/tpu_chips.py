@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.partitioning import bytes_per_device
 from spec_t5x.models.seq2seq import T5Model
@@ -107,8 +108,8 @@ def topology(name: str) -> tuple[Chip, list[jax.Device]]:
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"topology {name!r} needs libtpu, which is not installed: pip install "
-            "'spec_t5x[tpu-compile]' (Linux)"
+            f"topology {name!r} needs libtpu, which is not installed: {EXTRAS['libtpu'].remedy} "
+            "(Linux)"
         )
     chip = CHIPS[kind]
     try:

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import seqio
 
 from spec_t5x.data.task_examples import read_features, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.inference.sources import PRETOKENIZED, Item
+from spec_t5x.machine.extras import needed
+
+with needed("seqio"):
+    import seqio
 
 _PRETOKENIZED = "_pretokenized"
 

@@ -217,20 +217,26 @@ def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
     One that JAX's cache held cannot be kept: XLA's CPU backend writes it without its functions.
     So it is not put there, to be kept here alone.
     """
+    hits, seconds = _cache_hits(), jax.config.values[_LEAST_SECONDS]
+    before = len(hits)
+    jax.config.update(_LEAST_SECONDS, math.inf)
+    try:
+        return lowered.compile(), len(hits) == before
+    finally:
+        jax.config.update(_LEAST_SECONDS, seconds)
+
+
+@functools.cache
+def _cache_hits() -> list[str]:
+    """The hits of JAX's cache since the first call; JAX 0.7 takes no listener back."""
     hits = []
 
     def look(event: str, **_) -> None:
         if event == "/jax/compilation_cache/cache_hits":
             hits.append(event)
 
-    seconds = jax.config.values[_LEAST_SECONDS]
-    jax.config.update(_LEAST_SECONDS, math.inf)
     jax.monitoring.register_event_listener(look)
-    try:
-        return lowered.compile(), not hits
-    finally:
-        jax.monitoring.unregister_event_listener(look)
-        jax.config.update(_LEAST_SECONDS, seconds)
+    return hits
 
 
 def _sources(name: str) -> list[Path]:

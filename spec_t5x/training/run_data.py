@@ -18,7 +18,7 @@ import gin
 
 from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
-from spec_t5x.data.metrics import metric_by_name, targets_of
+from spec_t5x.data.metrics import check_installed, metric_by_name, targets_of
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_lines, read_pairs
 from spec_t5x.data.vocabulary import (
@@ -234,6 +234,7 @@ class DataOptions(TrainingData):
 
     def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
         """The dev file, by ``metric``; sources that are too long are cut, empty ones skipped."""
+        check_installed([metric_by_name(self.metric)])
         given = (pair for pair in self._prefixed("dev") if pair[0])
         pairs = list(itertools.islice(given, examples))
         if not pairs:

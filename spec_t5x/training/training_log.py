@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.machine.extras import needed
 from spec_t5x.machine.progress import Progress
 
 
@@ -144,8 +145,9 @@ class TrainingProgress(Progress):
 def _curves(directory: Path):
     """A ``clu`` writer of TensorBoard's files."""
     # It imports TensorFlow, which takes seconds.
-    import tensorflow as tf
-    from clu.metric_writers import SummaryWriter
+    with needed("clu"):
+        import tensorflow as tf
+        from clu.metric_writers import SummaryWriter
 
     if tf.config.get_visible_devices("GPU"):
         # All of whose memory TensorFlow would take.

@@ -22,6 +22,7 @@ from spec_t5x.checkpoints.storage.files import (
 )
 from spec_t5x.checkpoints.storage.tensors import Index, Tensor
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.git_lfs import check_fetched
 
 # Where the weights may be, in order of preference; an index lists shards.
@@ -169,7 +170,7 @@ def check_torch(path: object) -> None:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{path} needs PyTorch to be read: pip install torch, or convert it to "
+            f"{path} needs PyTorch to be read: {EXTRAS['torch'].remedy}, or convert it to "
             "model.safetensors"
         ) from error
     if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:

@@ -18,13 +18,13 @@ from spec_t5x.experiments import paper_tables, tpu_chips, tpu_compilation
 from spec_t5x.experiments.paper_tables import SpeedUp
 from spec_t5x.experiments.reproduction.contents import ReproduceOptions
 from spec_t5x.experiments.reproduction.kept_results import Measure
+from spec_t5x.machine.extras import EXTRAS
 from spec_t5x.machine.versions import version
 
 NOTE = (
     "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "
     "steps (the slower of arithmetic and memory traffic), source of 512 tokens; without a TPU. "
-    "A quick run compiles one draft and γ. It takes libtpu: pip install 'spec_t5x[tpu-compile]' "
-    "(Linux)."
+    f"A quick run compiles one draft and γ. It takes libtpu: {EXTRAS['libtpu'].remedy} (Linux)."
 )
 
 

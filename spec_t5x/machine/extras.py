@@ -1,0 +1,96 @@
+"""Packages that a single part of this one needs, and the extra that brings each."""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spec_t5x.errors import InputError
+
+# protobuf's message about code that a newer version of it generated.
+_GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime [\d.]+")
+
+
+class Extra(NamedTuple):
+    """An extra of this package, and what takes the module that it brings."""
+
+    name: str
+    purpose: str
+
+    @property
+    def remedy(self) -> str:
+        """The command that brings it."""
+        return f"pip install 'spec_t5x[{self.name}]'"
+
+
+# By module.
+EXTRAS = {
+    "seqio": Extra("tasks", "seqio tasks"),
+    "sacrebleu": Extra("eval", "BLEU"),
+    "rouge_score": Extra("eval", "ROUGE"),
+    "optax": Extra("train", "training"),
+    "clu": Extra("train", "TensorBoard's curves"),
+    "matplotlib": Extra("plots", "reproduce"),
+    "jinja2": Extra("plots", "reproduce"),
+    "gradio": Extra("demo", "demo"),
+    "torch": Extra("hf", "reading pytorch_model.bin"),
+    "libtpu": Extra("tpu-compile", "compile-tpu"),
+    "t5x": Extra("t5x", "T5X launches"),
+}
+
+
+@contextlib.contextmanager
+def needed(module: str) -> Iterator[None]:
+    """A context for the import of a module of ``EXTRAS``, and of what comes with it.
+
+    Raises:
+      InputError: it is not installed, or does not go with the version of another package.
+    """
+    extra = EXTRAS[module]
+    with _errors_of_absl() as logged:
+        try:
+            yield
+        except InputError:
+            raise
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"{extra.purpose}: {error.name or module} is not installed: {extra.remedy}"
+            ) from error
+        # Packages whose versions do not go together raise whatever they do not find.
+        except Exception as error:
+            reason = " ".join((logged or [str(error)])[0].split())
+            raise InputError(
+                f"{extra.purpose}: {module} cannot be imported ({reason[:120]}): "
+                f"{_remedy(reason, extra)}, and restart Python"
+            ) from error
+
+
+def _remedy(reason: str, extra: Extra) -> str:
+    if not (match := _GENCODE.search(reason)):
+        return f"{extra.remedy} --upgrade"
+    least, major = match[1], int(match[2])
+    return f"pip install 'protobuf>={least},<{major + 1}'"
+
+
+@contextlib.contextmanager
+def _errors_of_absl() -> Iterator[list[str]]:
+    """The errors that are logged by absl, which are not shown.
+
+    TFDS logs the error that its import ends with, by its traceback, and goes on without a half
+    of itself.
+    """
+    messages = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(keep)
+    try:
+        yield messages
+    finally:
+        logger.removeFilter(keep)
