@@ -692,12 +692,10 @@ def test_unusable_arguments_are_refused_before_anything_is_compiled(
         KEY,
         GREEDY,
     )
+    # It stays: JAX 0.7 takes no listener back.
     jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        with pytest.raises(InputError, match=message):
-            entry(*arguments, gamma=gamma, max_decode_len=6)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    with pytest.raises(InputError, match=message):
+        entry(*arguments, gamma=gamma, max_decode_len=6)
     assert not compiled
 
 

@@ -32,6 +32,7 @@ from spec_t5x.sampling.verification import (
     rejection_verification,
     token_verification,
 )
+from tests.older_jax import enable_x64
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -278,7 +279,7 @@ PLACES = (1e-9, 0.5, 1 - 1e-9)
 @pytest.fixture
 def x64():
     """Float64, for the exact law."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 
@@ -420,7 +421,7 @@ def trees_of_weights(vocab, depth):
 @hypothesis_settings(max_examples=60, deadline=None, derandomize=True)
 @given(target=trees_of_weights(3, 3), draft=trees_of_weights(3, 2))
 def test_block_accepts_no_fewer_than_token_and_rejection_no_more(target, draft):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         block, token, rejection = (
             expected_accepted(rule, target, draft) for rule in (BLOCK, TOKEN, REJECTION)
         )
