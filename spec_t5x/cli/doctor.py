@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 if ``generate`` would work, else 1, with what to do."""
+    """Exit status 0 if ``generate`` would work, on the accelerator if there is one, else 1."""
     from spec_t5x.generation.installation import inspect
 
     found = inspect(args.decode)
@@ -30,12 +30,15 @@ def run(args: argparse.Namespace) -> int:
         lines = list(_lines(found))
         columns = {"what": lambda line: line[0], "found": lambda line: line[1]}
         results.show(results.table(columns, lines), _verdict(found))
-    return 1 if found.problems else 0
+    return 1 if found.problems or found.accelerator else 0
 
 
 def _verdict(found) -> str:
     if found.problems:
         return f"generate would not work: {'; '.join(found.problems)}."
+    if found.accelerator:
+        device = found.machine["platform"].upper()
+        return f"generate works here, but on the {device} only: {found.accelerator}."
     if found.cpu_kernels and not found.cpu_kernels[0]:
         return f"generate works here, but slowly: {found.cpu_kernels[1]}."
     return "generate works here." if found.tried else "generate would work here."

@@ -1,6 +1,8 @@
 """What ``spec-t5x`` finds on this machine, and whether it would work."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -10,22 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import spec_t5x
-from spec_t5x.machine import xla_flags
-from spec_t5x.machine.versions import version
+from spec_t5x.machine import accelerators, xla_flags
+from spec_t5x.machine.extras import EXTRAS
+from spec_t5x.machine.versions import requirements, unmet, version
 
-# Without these nothing works.
-REQUIRED = (
-    *("jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "tensorstore", "gin-config"),
-    *("sentencepiece", "tokenizers", "safetensors", "rich"),
+# Those whose versions are shown.
+_SHOWN = (
+    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "flax", "numpy"),
+    *("tensorstore", "gin-config", "sentencepiece", "tokenizers", "safetensors", "rich"),
+    *("argcomplete", "seqio", "tensorflow", "protobuf", "transformers", "torch", "t5x", "gradio"),
 )
-_OPTIONAL = ("transformers", "torch", "t5x", "libtpu", "gradio", "argcomplete")
-# By the module that it brings: an extra of the package, and what needs it.
-EXTRAS = {
-    "gradio": ("demo", "demo"),
-    "torch": ("hf", "reading pytorch_model.bin"),
-    "libtpu": ("tpu-compile", "compile-tpu"),
-    "t5x": ("t5x", "T5X launches"),
-}
 # What changes what is found or how fast it is.
 _VARIABLES = (
     *("XLA_FLAGS", "JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE"),
@@ -57,6 +53,8 @@ class Installation:
     cpu_kernels: tuple[bool, str] | None = None
     caches: dict[str, Cache] = dataclasses.field(default_factory=dict)
     packaged_models: list[str] = dataclasses.field(default_factory=list)
+    # Why JAX does not use the machine's accelerator, with the remedy.
+    accelerator: str | None = None
     # What does not work, with the remedy.
     missing: list[str] = dataclasses.field(default_factory=list)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -74,11 +72,7 @@ def inspect(decode: bool = False) -> Installation:
     """
     found = Installation(versions=_versions(), environment=_environment())
     found.missing = list(_missing())
-    found.problems = [
-        f"{name} is not installed: pip install spec_t5x again"
-        for name in REQUIRED
-        if found.versions[name] is None
-    ]
+    found.problems = list(_unmet())
     if not found.problems:
         # Whatever is broken is what is looked for.
         try:
@@ -95,7 +89,13 @@ def inspect(decode: bool = False) -> Installation:
 
 def _versions() -> dict[str, str | None]:
     versions = {"spec_t5x": spec_t5x.__version__, "python": platform.python_version()}
-    return versions | {name: version(name) for name in (*REQUIRED, *_OPTIONAL)}
+    return versions | {name: version(name) for name in _SHOWN}
+
+
+def _unmet() -> Iterator[str]:
+    """What is installed in a version that the package does not take, or not at all."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        yield from filter(None, map(unmet, requirements("spec_t5x")))
 
 
 def _environment() -> dict[str, str]:
@@ -107,9 +107,11 @@ def _environment() -> dict[str, str]:
 
 
 def _missing() -> Iterator[str]:
-    for module, (extra, purpose) in EXTRAS.items():
+    if version("spec_t5x") is None:
+        yield "spec_t5x itself, so nothing is known of versions (pip install . in its checkout)"
+    for module, extra in EXTRAS.items():
         if importlib.util.find_spec(module) is None:
-            yield f"{purpose} (pip install 'spec_t5x[{extra}]')"
+            yield f"{extra.purpose} ({extra.remedy})"
 
 
 def _look_at_machine(found: Installation) -> None:
@@ -126,6 +128,7 @@ def _look_at_machine(found: Installation) -> None:
         "free_memory": description.free_memory(),
         "host_memory": {"free": memory.available, "total": memory.total},
     }
+    found.accelerator = accelerators.unused()
     if found.machine["platform"] == "cpu":
         found.cpu_kernels = library.state()
     found.caches = dict(_caches())

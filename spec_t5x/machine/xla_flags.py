@@ -15,14 +15,13 @@ dozen lines about what it does not find. There JAX is told that the platform is 
 array, or exports the variable: ``export XLA_FLAGS="$(python -m spec_t5x.machine.xla_flags)"``.
 """
 
-import glob
 import importlib.util
 import os
 
+from spec_t5x.machine import accelerators
+
 GPU_FLAG = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 
-# How Linux shows a TPU's chips: v2 to v4, then the later ones.
-_TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 # Variables that importing JAX sets, TPU or none; others called TPU_… are somebody's who has one.
 _SET_BY_JAX = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}
 
@@ -41,7 +40,7 @@ def apply() -> None:
 def _tpu_is_likely() -> bool:
     """Whether this machine shows a TPU, or its environment names one."""
     named = {name for name in os.environ if name.startswith(("TPU_", "JAX_FORCE_TPU_"))}
-    return any(map(glob.glob, _TPU_DEVICES)) or bool(named - _SET_BY_JAX)
+    return accelerators.present() is accelerators.TPU or bool(named - _SET_BY_JAX)
 
 
 def _leave_tpu_out() -> None:

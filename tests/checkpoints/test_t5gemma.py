@@ -14,11 +14,12 @@ from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import Transformer
 from tests.checkpoints.faults import message_of
-from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, tokenizer_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 make_t5gemma = pytest.importorskip("tests.torch_t5gemma").make_t5gemma
+# It is skipped without PyTorch, too.
+from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, tokenizer_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -1,0 +1,89 @@
+"""The GPU or TPU of this machine, and what keeps JAX from it."""
+
+import glob
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spec_t5x.machine.versions import version
+
+# JAX's plug-ins that it uses in jaxlib's own version only.
+_CUDA_PLUGIN = re.compile(r"jax-(cuda\d+)-(plugin|pjrt)")
+# A version's numbers, which are what JAX compares.
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+
+
+class Accelerator(NamedTuple):
+    """A kind of accelerator."""
+
+    name: str
+    # Device files, as patterns.
+    files: tuple[str, ...]
+    # JAX's names of its platform.
+    platforms: tuple[str, ...]
+    # The extra of JAX that brings its plug-in.
+    extra: str
+
+
+# v2 to v4, then the later ones.
+TPU = Accelerator("TPU", ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("tpu",), "tpu")
+GPU = Accelerator(
+    "NVIDIA GPU", ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"), ("gpu", "cuda"), "cuda12"
+)
+
+
+def present() -> Accelerator | None:
+    """The accelerator whose device files this machine has."""
+    return next((each for each in (TPU, GPU) if any(map(glob.glob, each.files))), None)
+
+
+def unused() -> str | None:
+    """What keeps JAX from this machine's accelerator, and what to do, in a line; else None.
+
+    A plug-in that JAX refuses is told of without an accelerator, too.
+    """
+    for plugin, extra in _plugins():
+        ours, jaxlib = version(plugin), version("jaxlib")
+        if _numbers(ours) != _numbers(jaxlib):
+            return f"{plugin} is {ours} and jaxlib {jaxlib}: {_install(extra)}"
+    found = present()
+    if found is None or _platform() in found.platforms:
+        return None
+    return f"JAX does not see the {found.name}: {_remedy(found)}"
+
+
+def _platform() -> str:
+    import jax
+
+    return jax.default_backend()
+
+
+def _remedy(accelerator: Accelerator) -> str:
+    chosen = os.environ.get("JAX_PLATFORMS")
+    if chosen and not set(chosen.split(",")) & set(accelerator.platforms):
+        return f"JAX_PLATFORMS is {chosen!r}, unset it"
+    if accelerator is GPU:
+        plugin = next((name for name, _ in _plugins()), None)
+        failing = f"{plugin} does not start, see whether nvidia-smi finds the driver"
+    else:
+        plugin = "libtpu" if version("libtpu") else None
+        failing = "libtpu does not start, end the other processes that hold the TPU"
+    return f"{failing}, and restart Python" if plugin else _install(accelerator.extra)
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'jax[{extra}]=={version('jax')}', and restart Python"
+
+
+def _plugins() -> Iterator[tuple[str, str]]:
+    """JAX's CUDA plug-ins that are installed, each with the extra of JAX that brings it."""
+    names = {each.metadata["Name"] or "" for each in importlib.metadata.distributions()}
+    for name in sorted(names, reverse=True):
+        if match := _CUDA_PLUGIN.fullmatch(name.lower().replace("_", "-")):
+            yield match[0], match[1]
+
+
+def _numbers(text: str) -> str:
+    return _NUMBERS.match(text)[0]
