@@ -1,10 +1,23 @@
-"""Packaging of spec_t5x. Bounds are those the test suite was run within."""
+"""Packaging of spec_t5x. Bounds are those that scripts/matrix.sh was run within."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+
+
+class BuildWithGinFiles(build_py):
+    """Puts ``gin_configs``, which lies beside the package, inside an installed one."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            inside = Path(self.build_lib, "spec_t5x", "gin_configs")
+            shutil.copytree(HERE / "gin_configs", inside, dirs_exist_ok=True)
+
 
 setup(
     name="spec_t5x",
@@ -127,5 +140,6 @@ setup(
             "wheel",
         ],
     },
+    cmdclass={"build_py": BuildWithGinFiles},
     entry_points={"console_scripts": ["spec-t5x = spec_t5x.cli.main:main"]},
 )

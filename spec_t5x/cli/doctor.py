@@ -45,6 +45,8 @@ def _verdict(found) -> str:
 
 
 def _lines(found) -> Iterator[tuple[str, str]]:
+    from spec_t5x.cli.gin_files import GIN_ROOT
+
     installed = {name: version for name, version in found.versions.items() if version}
     yield "versions", ", ".join(f"{name} {version}" for name, version in installed.items())
     if machine := found.machine:
@@ -64,6 +66,7 @@ def _lines(found) -> Iterator[tuple[str, str]]:
         locked = "" if cache.writable else ", cannot be written"
         yield f"cache: {name}", f"{size}{locked}, {cache.path}"
     yield "packaged models", ", ".join(found.packaged_models) or "none"
+    yield "gin files", str(GIN_ROOT / "gin_configs")
     yield "not installed", "; ".join(found.missing) or "nothing"
     set_ = ", ".join(f"{name}={value}" for name, value in found.environment.items())
     yield "environment", set_ or "nothing that matters is set"

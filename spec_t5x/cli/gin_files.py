@@ -15,8 +15,9 @@ import gin
 
 from spec_t5x.errors import InputError, did_you_mean
 
-# Beside a checkout's package; absent from an installation, where nothing is found in it.
-_REPOSITORY = Path(__file__).parents[2]
+# ``gin_configs`` lies in an installed package, and beside that of a checkout.
+_PACKAGE = Path(__file__).parents[1]
+GIN_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 
 _BINDING = re.compile(r"--gin\.([^=]+)=(.+)", re.DOTALL)
 # A file's name or the like, which gin would want in quotes.
@@ -34,8 +35,8 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
     """Parses gin files, then the flags, which override them.
 
     A file, or what it includes, is looked for in the current folder, in those of
-    ``add_search_paths``, beside the file that includes it and in the repository; the first
-    that exists is taken.
+    ``add_search_paths``, beside the file that includes it, and for ``gin_configs/…`` in the
+    package or its checkout; the first that exists is taken.
 
     Args:
       files: paths, later ones override earlier ones.
@@ -120,7 +121,7 @@ def _part(lines: Sequence[str], start: int, stop: int) -> str:
 
 def _locate(name: str, includers: tuple[Path, ...]) -> Path:
     beside = [includers[-1].parent] if includers else []
-    for folder in ("", *_search_paths, *beside, _REPOSITORY):
+    for folder in ("", *_search_paths, *beside, GIN_ROOT):
         path = Path(folder, name)
         if path.is_file():
             return path

@@ -1,5 +1,6 @@
-"""The wheel holds the package with its models and data files, and nothing else."""
+"""The wheel holds the package with its models, gin files and data files, and nothing else."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -19,11 +20,11 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     # As hard links: the models are large.
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("spec_t5x", "tests"):
+    for name in ("spec_t5x", "gin_configs", "tests"):
         shutil.copytree(
             REPOSITORY / name, source / name, ignore=ignored, copy_function=link_or_copy
         )
@@ -49,12 +50,39 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    wanted |= {
+        f"spec_t5x/{path.relative_to(REPOSITORY)}"
+        for path in (REPOSITORY / "gin_configs").rglob("*.gin")
+    }
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert inside == wanted
     # So that "every file" is no empty claim.
     assert "spec_t5x/pretrained/ende-target/params/manifest.ocdbt" in inside
+    assert "spec_t5x/gin_configs/runs/infer.gin" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_its_gin_files_are_found_by_the_names_of_a_checkout(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    program = (
+        "import sys\n"
+        "from spec_t5x.cli.gin_files import read_all\n"
+        "print(*(name for name, _ in read_all(sys.argv[1:])), sep='\\n')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "gin_configs/runs/train_ende_draft.gin"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    names = set(result.stdout.split())
+    # With what it includes.
+    assert len(names) > 1
+    inside = tmp_path / "installed" / "spec_t5x" / "gin_configs"
+    assert all(Path(name).is_relative_to(inside) for name in names)
 
 
 def test_it_is_small_enough(wheel):
