@@ -25,6 +25,7 @@ _INPUTS = {
     "field": ("NAME", "of a JSON line, with the text (inputs, input or text)"),
     "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
     "split": ("NAME", "of the task (validation)"),
+    **settings.CACHES,
 }
 _OUTPUTS = {
     "output_dir": ("DIR", "shards, and predictions.jsonl"),
@@ -151,6 +152,7 @@ def _source(options, models):
         open_model(models.target, vocabulary=models.vocabulary).known_vocabulary(),
         lengths=options.task_feature_lengths,
         modules=options.modules,
+        caches=options.caches,
     )
 
 

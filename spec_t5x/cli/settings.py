@@ -33,6 +33,10 @@ def _early_stopping(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
+def _folders(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
 # Flags of ``Models`` and ``GenerateOptions``, as
 # ``add_flags`` takes them. Not read off the classes: their modules import JAX, ``--help`` must not.
 VOCABULARY = (
@@ -136,6 +140,11 @@ _DECODING = {
 }
 
 
+# Of a seqio task, by T5X's names.
+CACHES = {
+    "use_cached_tasks": (bool, "read what seqio's caching has written, not the data"),
+    "seqio_additional_cache_dirs": (_folders, "where cached tasks lie, as DIR,DIR"),
+}
 _TEXTS = {
     "data": ("FILE", "pairs, .tsv or .jsonl, gzipped or not"),
     "source_column": (int, "of a .tsv, from 0 (of two columns the first, of more the second)"),
@@ -149,6 +158,7 @@ _TEXTS = {
     "mixture_or_task": ("NAME", "seqio's name, instead of a file"),
     "split": ("NAME", "of the task (validation)"),
     "task_module": (["MODULE"], "imported first, for the tasks that it registers"),
+    **CACHES,
 }
 
 

@@ -101,6 +101,7 @@ def read_task(
     lengths: Mapping[str, int] | None = None,
     limit: int | None = None,
     modules: Sequence[str] = (),
+    caches: Sequence[str] | None = None,
 ) -> list[TaskExamples]:
     """Reads a split of a task, or of every task of a mixture, in order.
 
@@ -110,16 +111,14 @@ def read_task(
         vocabulary: the model's.
         lengths: tokens for each feature, for preprocessors that ask for them.
         limit: take the first so many examples of each task.
-        modules: imported first; they register tasks. The paper's are there without.
+        modules, caches: as of ``task_or_mixture``.
 
     Raises:
-        InputError: a module cannot be imported, no such task, nothing to read, a task
-            without texts, or without a metric of texts.
+        InputError: as of ``task_or_mixture``, or nothing to read, a task without texts, or
+            without a metric of texts.
     """
-    return [
-        read_examples(task, split, lengths, limit)
-        for task in seqio.get_subtasks(task_or_mixture(name, vocabulary, modules))
-    ]
+    tasks = seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches))
+    return [read_examples(task, split, lengths, limit, caches is not None) for task in tasks]
 
 
 def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
@@ -135,13 +134,24 @@ def seqio_vocabulary(vocabulary: Vocabulary) -> seqio.Vocabulary:
 
 
 def task_or_mixture(
-    name: str, vocabulary: Vocabulary, modules: Sequence[str] = ()
+    name: str,
+    vocabulary: Vocabulary,
+    modules: Sequence[str] = (),
+    caches: Sequence[str] | None = None,
 ) -> seqio.Task | seqio.Mixture:
-    """What has that name after importing the modules, with the model's ids; rates are kept.
+    """The task or mixture of a name, with the model's ids; rates are kept.
+
+    Args:
+        name: in seqio's registry.
+        vocabulary: the model's.
+        modules: imported first; they register tasks. The paper's are there without.
+        caches: folders of cached tasks beside seqio's own; None where no cache is to be read.
 
     Raises:
-        InputError: a module cannot be imported, no such name, or seqio has no such vocabulary.
+        InputError: a module cannot be imported, no such name, seqio has no such vocabulary, or a
+            cache has other ids.
     """
+    seqio.add_global_cache_dirs(caches or ())
     for module in (*modules, PAPER_TASKS):
         try:
             importlib.import_module(module)
@@ -159,6 +169,7 @@ def task_or_mixture(
     found, ids = seqio.get_mixture_or_task(name), seqio_vocabulary(vocabulary)
 
     def with_ids(task: seqio.Task) -> seqio.Task:
+        _check_cache(task, caches, ids)
         features = {
             key: dataclasses.replace(feature, vocabulary=ids)
             for key, feature in task.output_features.items()
@@ -172,19 +183,70 @@ def task_or_mixture(
     return seqio.Mixture(name, rates, sample_fn=found._sample_fn)
 
 
+def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Vocabulary) -> None:
+    """Checks that a task's cache is there where it is to be read, and has the model's ids.
+
+    Raises:
+      InputError: it is not, or the task cannot be read without.
+    """
+    if caches is None and task.requires_caching:
+        raise InputError(f"task {task.name} requires caching: set use_cached_tasks=True")
+    if caches is None or not task.supports_caching:
+        return
+    if not task.cache_dir:
+        folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is known"
+        raise InputError(
+            f"task {task.name} is in no folder of cached tasks ({folders}): give "
+            "seqio_additional_cache_dirs, or leave use_cached_tasks out"
+        )
+    for key, feature in task.output_features.items():
+        with reading(task.name, key):
+            same = _has_ids_of(ids, feature.vocabulary)
+        if not same:
+            raise InputError(
+                f"the cache of task {task.name} has {key} in the ids of {feature.vocabulary}, "
+                "which are not the model's: leave use_cached_tasks out, or cache the task with "
+                "the model's vocabulary"
+            )
+
+
+def _has_ids_of(ids: seqio.Vocabulary, others: seqio.Vocabulary) -> bool:
+    """Whether each id of ``others`` stands for the same in ``ids``."""
+    if isinstance(others, seqio.PassThroughVocabulary):
+        return True
+    if type(ids) is not type(others) or others.vocab_size > ids.vocab_size:
+        return False
+    if not isinstance(ids, seqio.SentencePieceVocabulary):
+        return True
+    # T5's own file holds the sentinels that elsewhere come after it.
+    number = min(each.vocab_size - each.extra_ids for each in (ids, others))
+    ours, theirs = (each.tokenizer.id_to_piece(list(range(number))) for each in (ids, others))
+    return ours == theirs
+
+
 def read_features(
-    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None = None
+    task: seqio.Task,
+    split: str,
+    lengths: Mapping[str, int] | None,
+    limit: int | None = None,
+    cached: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """All features of each example of a split, as numpy arrays, always in one order.
 
-    ``lengths`` are tokens for each feature; ``limit`` takes the first so many examples.
+    ``lengths`` are tokens for each feature; ``limit`` takes the first so many examples;
+    ``cached`` reads the task's cache.
 
     Raises:
         InputError: the data cannot be read.
     """
     with reading(task.name, split):
         dataset = task.get_dataset(
-            sequence_length=lengths, split=split, shuffle=False, num_epochs=1, seed=_EVALUATION_SEED
+            sequence_length=lengths,
+            split=split,
+            use_cached=cached,
+            shuffle=False,
+            num_epochs=1,
+            seed=_EVALUATION_SEED,
         )
         dataset = in_order(dataset)
         yield from (dataset if limit is None else dataset.take(limit)).as_numpy_iterator()
@@ -213,7 +275,11 @@ def reading(name: str, split: str) -> Iterator[None]:
 
 
 def read_examples(
-    task: seqio.Task, split: str, lengths: Mapping[str, int] | None, limit: int | None
+    task: seqio.Task,
+    split: str,
+    lengths: Mapping[str, int] | None,
+    limit: int | None,
+    cached: bool = False,
 ) -> TaskExamples:
     """The examples of a split; arguments and errors as of ``read_task``."""
     if not task.predict_metric_fns:
@@ -222,7 +288,7 @@ def read_examples(
             "train.metrics out"
         )
     check_installed(task.predict_metric_fns)
-    found = list(read_features(task, split, lengths, limit))
+    found = list(read_features(task, split, lengths, limit, cached))
     if not found:
         raise InputError(f"split {split!r} of task {task.name} is empty: give another")
     examples = [_example(task, features) for features in found]

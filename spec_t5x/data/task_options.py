@@ -12,20 +12,34 @@ class TaskOptions:
     """To be mixed into options that have these fields.
 
     ``task_modules`` are names of modules (or one name) that register tasks,
-    ``task_feature_lengths`` is ``{"inputs": N, "targets": N}`` or part of it, T5X's names.
+    ``task_feature_lengths`` is ``{"inputs": N, "targets": N}`` or part of it, and
+    ``use_cached_tasks`` reads what seqio's caching has written, also in
+    ``seqio_additional_cache_dirs``: T5X's names.
     """
 
     task_modules: Any
     task_feature_lengths: dict[str, int] | None
+    use_cached_tasks: bool
+    seqio_additional_cache_dirs: Any
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Modules to import before a task is looked for."""
-        modules = self.task_modules or ()
-        return (modules,) if isinstance(modules, str) else tuple(modules)
+        return _names(self.task_modules)
 
-    def check_lengths(self) -> None:
-        """Raises ``InputError`` for lengths that are none."""
+    @property
+    def caches(self) -> tuple[str, ...] | None:
+        """Folders of cached tasks, beside seqio's own; None reads the data themselves."""
+        return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
+
+    def check_task(self) -> None:
+        """Raises ``InputError`` for lengths that are none, or caches that are not to be read."""
+        folders = _names(self.seqio_additional_cache_dirs)
+        if folders and not self.use_cached_tasks:
+            raise InputError(
+                f"seqio_additional_cache_dirs is {','.join(folders)}, which nothing reads: set "
+                "use_cached_tasks=True"
+            )
         lengths = self.task_feature_lengths
         if lengths is None:
             return
@@ -45,3 +59,8 @@ class TaskOptions:
         if "targets" in lengths:
             options = dataclasses.replace(options, max_decode_len=lengths["targets"])
         return options
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """One name, several, or None for none."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

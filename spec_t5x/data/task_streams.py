@@ -42,11 +42,12 @@ class PairedTask:
         *,
         lengths: Mapping[str, int],
         modules: Sequence[str] = (),
+        caches: Sequence[str] | None = None,
     ):
         """Looks the name up.
 
         Args:
-            name, modules: as of ``task_examples.task_or_mixture``.
+            name, modules, caches: as of ``task_examples.task_or_mixture``.
             vocabulary: the model's, in the place of the task's own.
             lengths: tokens that ``inputs`` and ``targets`` are cut to, EOS included.
 
@@ -55,8 +56,8 @@ class PairedTask:
                 targets of ids.
         """
         self.name, self.lengths = name, dict(lengths)
-        self.vocabulary = vocabulary
-        self.provider = task_or_mixture(name, vocabulary, modules)
+        self.vocabulary, self.cached = vocabulary, caches is not None
+        self.provider = task_or_mixture(name, vocabulary, modules, caches)
         for task in self.tasks:
             _check_is_paired(task)
 
@@ -96,7 +97,8 @@ class PairedTask:
                 shuffle=True,
                 seed=seed,
                 num_epochs=num_epochs,
-                # The cache would be a part of every saved position.
+                use_cached=self.cached,
+                # A cache in memory would be a part of every saved position.
                 try_in_mem_cache=False,
             )
         dataset = dataset.map(
@@ -113,7 +115,7 @@ class PairedTask:
         found = [
             tuple(np.asarray(features[side], np.int32) for side in _SIDES)
             for task in self.tasks_with(split)
-            for features in read_features(task, split, self.lengths, limit)
+            for features in read_features(task, split, self.lengths, limit, self.cached)
         ]
         return self._joined(split, found)
 

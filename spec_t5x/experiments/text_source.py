@@ -43,6 +43,9 @@ class TextSource(TaskOptions):
     task_modules: tuple | str | None = ()
     # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
     task_feature_lengths: dict | None = None
+    # As T5X's macro and flag: read the cached tasks, also those in these folders.
+    use_cached_tasks: bool = False
+    seqio_additional_cache_dirs: tuple | list | str = ()
     # Take the first N pairs only.
     limit: int | None = None
     # Of a file: take the first N words of each source only, as a language model's prompt.
@@ -61,7 +64,7 @@ class TextSource(TaskOptions):
             raise InputError(
                 f"source_words is {self.source_words}: a task has its own sources, leave it out"
             )
-        self.check_lengths()
+        self.check_task()
         metric_by_name(self.metric)
 
     @property
@@ -112,6 +115,7 @@ def read_sets(source: TextSource, vocabulary: Vocabulary) -> list[TextPairs]:
         lengths=source.task_feature_lengths,
         limit=source.limit,
         modules=source.modules,
+        caches=source.caches,
     )
     return [
         TextPairs(

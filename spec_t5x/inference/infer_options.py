@@ -30,6 +30,9 @@ class InferOptions(TaskOptions):
     task_modules: tuple | list | str | None = ()
     # As T5X's macro: inputs are cut to ``inputs`` tokens, outputs end after ``targets``.
     task_feature_lengths: dict | None = None
+    # As T5X's macro and flag: read the cached tasks, also those in these folders.
+    use_cached_tasks: bool = False
+    seqio_additional_cache_dirs: tuple | list | str = ()
     # Inputs in a shard: what a kill costs at most.
     shard_size: int = 1024
     # Delete an earlier run's answers and start over.
@@ -80,7 +83,7 @@ class InferOptions(TaskOptions):
         if self.field is not None and self.mixture_or_task:
             raise InputError(f"field is {self.field!r}, which only JSON lines have: leave it out")
         check_at_least(self, shard_size=1, model_parallel=1)
-        self.check_lengths()
+        self.check_task()
 
 
 gin.external_configurable(InferOptions, module="spec_t5x")

@@ -33,6 +33,8 @@ class TaskSource:
     split: str
     lengths: Mapping[str, int] | None
     vocabulary: Vocabulary
+    # The cached tasks are read.
+    cached: bool = False
 
     @property
     def name(self) -> str:
@@ -44,7 +46,8 @@ class TaskSource:
         """Names, and lengths that the task's preprocessors ask for."""
         lengths = None if self.lengths is None else dict(self.lengths)
         names = [task.name for task in self.tasks]
-        return {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
+        found = {"tasks": names, "split": self.split, "task_feature_lengths": lengths}
+        return found | ({"use_cached_tasks": True} if self.cached else {})
 
     def raw(self) -> Iterator[bytes]:
         """Each example as a line of JSON.
@@ -55,7 +58,7 @@ class TaskSource:
         for task in self.tasks:
             if "inputs" not in task.output_features:
                 raise InputError(f"task {task.name} has no feature inputs: give another task")
-            examples = read_features(task, self.split, self.lengths)
+            examples = read_features(task, self.split, self.lengths, cached=self.cached)
             yield from (_to_line(task, example) for example in examples)
 
     def item(self, index: int, raw: bytes) -> Item:
@@ -79,16 +82,23 @@ def task_source(
     *,
     lengths: Mapping[str, int] | None = None,
     modules: tuple[str, ...] = (),
+    caches: tuple[str, ...] | None = None,
 ) -> TaskSource:
     """The source for a task or mixture of seqio's registry, with the model's vocabulary.
 
-    ``modules`` are imported first, and register tasks; features are cut to ``lengths``.
+    Features are cut to ``lengths``; ``modules`` and ``caches`` are those of ``task_or_mixture``.
 
     Raises:
-      InputError: a module cannot be imported, or there is no such task.
+      InputError: as of ``task_or_mixture``.
     """
-    tasks = list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules)))
-    return TaskSource(tasks=tasks, split=split, lengths=lengths, vocabulary=vocabulary)
+    tasks = list(seqio.get_subtasks(task_or_mixture(name, vocabulary, modules, caches)))
+    return TaskSource(
+        tasks=tasks,
+        split=split,
+        lengths=lengths,
+        vocabulary=vocabulary,
+        cached=caches is not None,
+    )
 
 
 def _to_line(task: seqio.Task, example: dict[str, Any]) -> bytes:

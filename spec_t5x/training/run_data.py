@@ -266,13 +266,16 @@ class TaskDataOptions(TrainingData, TaskOptions):
     task_modules: tuple | str | None = ()
     # As T5X's macro: sources and targets are cut to so many tokens, EOS included.
     task_feature_lengths: dict | None = None
+    # As T5X's macro and flag: read the cached tasks, also those in these folders.
+    use_cached_tasks: bool = False
+    seqio_additional_cache_dirs: tuple | list | str = ()
     train_split: str = "train"
     dev_split: str | None = "validation"
     # Take the first so many of each task's dev split; None takes all.
     dev_examples: int | None = None
 
     def __post_init__(self):
-        self.check_lengths()
+        self.check_task()
         if set(self.task_feature_lengths or ()) != {"inputs", "targets"}:
             raise InputError(
                 f"task_feature_lengths is {self.task_feature_lengths}: give tokens of both sides, "
@@ -300,8 +303,13 @@ class TaskDataOptions(TrainingData, TaskOptions):
         # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
         from spec_t5x.data.task_streams import PairedTask
 
-        options = {"lengths": self.task_feature_lengths, "modules": self.modules}
-        return PairedTask(self.mixture_or_task, vocabulary, **options)
+        return PairedTask(
+            self.mixture_or_task,
+            vocabulary,
+            lengths=self.task_feature_lengths,
+            modules=self.modules,
+            caches=self.caches,
+        )
 
     def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
         """A stream that mixes, shuffles and repeats as seqio does."""
@@ -331,7 +339,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
         from spec_t5x.data.task_examples import read_examples
 
         lengths, split = self.task_feature_lengths, self.dev_split
-        tasks = self.task(vocabulary).tasks_with(split)
+        tasks, cached = self.task(vocabulary).tasks_with(split), self.use_cached_tasks
         return [
             ScoredTexts(
                 name=task.name,
@@ -340,7 +348,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
                 targets=[each.target for each in task.examples],
                 score=functools.partial(task.score, task.examples),
             )
-            for task in (read_examples(each, split, lengths, examples) for each in tasks)
+            for task in (read_examples(each, split, lengths, examples, cached) for each in tasks)
         ]
 
 

@@ -99,6 +99,18 @@ def test_the_first_words_of_each_source(tsv):
     assert [source for source, _ in texts.pairs] == ["My sister", "a green", "The doctor"]
 
 
+def test_a_cached_task_is_asked_for_by_t5xs_names(tiny_pair, task, tmp_path, capsys):
+    models = ("--target", tiny_pair / "target", "--draft", "none")
+    words = ("evaluate", *models, "--mixture_or_task", task, "--seqio_additional_cache_dirs")
+    for more, message in (
+        ((), f"{tmp_path}, which nothing reads: give --use_cached_tasks"),
+        (("--use_cached_tasks",), f"no folder of cached tasks ({tmp_path}): give --seqio_"),
+    ):
+        assert main([str(word) for word in (*words, tmp_path, *more)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+
 def test_each_task_of_a_mixture(run, task, jsonl, spiece):
     other, both = next(_names), next(_names)
     register_jsonl_task(other, str(jsonl), str(jsonl), spiece)

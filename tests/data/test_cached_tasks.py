@@ -1,0 +1,184 @@
+"""Tasks that seqio has cached: read where that is asked for, refused where the ids are others'."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, train_sentencepiece
+from spec_t5x.errors import InputError
+from spec_t5x.experiments.text_source import TextSource
+from spec_t5x.inference.infer_options import InferOptions
+from spec_t5x.training.run_data import TaskDataOptions
+from tests.conftest import ENGLISH, GERMAN
+
+seqio = pytest.importorskip("seqio")
+import tensorflow as tf  # noqa: E402
+
+from spec_t5x.data.metrics import bleu_metric  # noqa: E402
+from spec_t5x.data.task_examples import read_task  # noqa: E402
+from spec_t5x.data.task_streams import PairedTask  # noqa: E402
+from spec_t5x.inference.task_source import task_source  # noqa: E402
+
+BYTES = ByteVocabulary()
+# What the data hold, and what the cache holds.
+FRESH, CACHED = ("fresh", "frisch"), ("cached", "aus dem Lager")
+LENGTHS = {"inputs": 32, "targets": 32}
+_numbers = itertools.count()
+
+
+def register(required: bool, vocabulary=None, caching: bool = True) -> str:
+    """A task of one example; its name."""
+    name, text = f"cached_task_{next(_numbers)}", tf.TensorSpec((), tf.string)
+    placeholder = [seqio.CacheDatasetPlaceholder(required=required)] if caching else []
+
+    def dataset(split, shuffle_files, seed=None):
+        examples = [dict(zip(("inputs", "targets"), FRESH, strict=True))]
+        return tf.data.Dataset.from_generator(
+            lambda: iter(examples), output_signature={"inputs": text, "targets": text}
+        )
+
+    feature = seqio.Feature(vocabulary or seqio.ByteVocabulary(), add_eos=True)
+    seqio.TaskRegistry.add(
+        name,
+        seqio.FunctionDataSource(dataset, splits=("train", "validation")),
+        preprocessors=[
+            seqio.preprocessors.tokenize,
+            *placeholder,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features={"inputs": feature, "targets": feature},
+        metric_fns=[bleu_metric],
+    )
+    return name
+
+
+def write_cache(folder, name, vocabulary=BYTES):
+    """The files that seqio's caching writes for a task, here of another text."""
+    place = folder / name
+    place.mkdir(parents=True)
+    texts = dict(zip(("inputs", "targets"), CACHED, strict=True))
+    features, values = {}, {}
+    for key, text in texts.items():
+        ids = vocabulary.encode(text)
+        ids = ids[:-1] if ids[-1] == 1 else ids
+        values[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
+        values[f"{key}_pretokenized"] = tf.train.Feature(
+            bytes_list=tf.train.BytesList(value=[text.encode()])
+        )
+        features[key] = {"shape": [None], "dtype": "int32"}
+        features[f"{key}_pretokenized"] = {"shape": [], "dtype": "string"}
+    example = tf.train.Example(features=tf.train.Features(feature=values))
+    for split in ("train", "validation"):
+        with tf.io.TFRecordWriter(f"{place}/{split}.tfrecord-00000-of-00001") as writer:
+            writer.write(example.SerializeToString())
+        info = {"num_shards": 1, "features": features, "seqio_version": "0.0.20"}
+        (place / f"info.{split}.json").write_text(json.dumps(info))
+        (place / f"stats.{split}.json").write_text(json.dumps({"examples": 1}))
+    (place / "COMPLETED").touch()
+
+
+@pytest.fixture(autouse=True)
+def folders():
+    """seqio knows of no cache but a test's own."""
+    seqio.set_global_cache_dirs([])
+    yield
+    seqio.set_global_cache_dirs([])
+
+
+@pytest.fixture(scope="module")
+def spieces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spieces")
+    return [
+        SentencePieceVocabulary(train_sentencepiece(text, folder / name, 100))
+        for name, text in (("ours", ENGLISH + GERMAN), ("other", GERMAN))
+    ]
+
+
+def sources(name, caches):
+    (read,) = read_task(name, "validation", BYTES, caches=caches)
+    return [example.source for example in read.examples]
+
+
+def test_a_task_is_read_from_its_cache_if_asked(tmp_path):
+    name, uncacheable = register(required=False), register(required=False, caching=False)
+    write_cache(tmp_path, name)
+    assert sources(name, None) == [FRESH[0]]
+    assert sources(name, [str(tmp_path)]) == [CACHED[0]]
+    # As in T5X, a task that has no cache is read as it is.
+    assert sources(uncacheable, [str(tmp_path)]) == [FRESH[0]]
+    # Folders that the program has told seqio of serve as well.
+    assert sources(name, []) == [CACHED[0]]
+
+
+def test_every_reader_reads_the_cache(tmp_path):
+    name, caches = register(required=True), (str(tmp_path),)
+    write_cache(tmp_path, name)
+    paired = PairedTask(name, BYTES, lengths=LENGTHS, caches=caches)
+    expected = BYTES.encode(CACHED[0])
+    for found in (paired.pairs("validation"), paired.shuffled_pairs("train", 0)):
+        np.testing.assert_array_equal(found.source_ids, expected)
+    source = task_source(name, "validation", BYTES, caches=caches)
+    (line,) = source.raw()
+    assert json.loads(line)["ids"] == list(expected)
+    assert source.settings["use_cached_tasks"]
+
+
+def test_a_mixture_is_read_from_the_caches_of_its_tasks(tmp_path):
+    names = [register(required=True), register(required=True)]
+    for name in names:
+        write_cache(tmp_path, name)
+    seqio.MixtureRegistry.add("cached_mixture", names, default_rate=1.0)
+    try:
+        read = read_task("cached_mixture", "validation", BYTES, caches=[str(tmp_path)])
+    finally:
+        seqio.MixtureRegistry.remove("cached_mixture")
+    assert [part.examples[0].target for part in read] == [CACHED[1]] * 2
+
+
+def test_what_cannot_be_read_is_said_with_the_remedy(tmp_path):
+    name = register(required=True)
+    with pytest.raises(InputError, match=f"{name} requires caching: set use_cached_tasks=True"):
+        sources(name, None)
+    absent = rf"{name} is in no folder of cached tasks \({tmp_path}\): give seqio_additional"
+    with pytest.raises(InputError, match=absent):
+        sources(name, [str(tmp_path)])
+
+
+def test_a_cache_of_other_ids_is_refused(tmp_path, spieces):
+    ours, other = spieces
+
+    def read(cached_with, model):
+        spiece = seqio.SentencePieceVocabulary(str(cached_with.path))
+        name = register(required=True, vocabulary=spiece)
+        write_cache(tmp_path, name, cached_with)
+        (found,) = read_task(name, "validation", model, caches=[str(tmp_path)])
+        return found.examples[0].source
+
+    # Sentinels of the model's that the task does not have change no id.
+    for model in (ours, SentencePieceVocabulary(ours.path, 100)):
+        assert read(ours, model) == CACHED[0]
+    for model in (other, BYTES):
+        with pytest.raises(InputError, match="which are not the model's: leave use_cached_tasks"):
+            read(ours, model)
+
+
+@pytest.mark.parametrize("given", [("/a", "/b"), ["/a", "/b"]])
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [
+        (TextSource, {}),
+        (InferOptions, {"output_dir": "out", "mixture_or_task": "x"}),
+        (TaskDataOptions, {"mixture_or_task": "x", "task_feature_lengths": LENGTHS}),
+    ],
+)
+def test_the_options_by_t5xs_names(options, other, given):
+    caching = {"use_cached_tasks": True, "seqio_additional_cache_dirs": given}
+    assert options(**other, **caching).caches == ("/a", "/b")
+    assert options(**other, use_cached_tasks=True).caches == ()
+    assert options(**other).caches is None
+    caching["use_cached_tasks"] = False
+    with pytest.raises(InputError, match="/a,/b, which nothing reads: set use_cached_tasks=True"):
+        TaskOptions.check_task(options(**other, **caching))
