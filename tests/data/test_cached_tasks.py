@@ -63,7 +63,6 @@ def write_cache(folder, name, vocabulary=BYTES):
     features, values = {}, {}
     for key, text in texts.items():
         ids = vocabulary.encode(text)
-        ids = ids[:-1] if ids[-1] == 1 else ids
         values[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
         values[f"{key}_pretokenized"] = tf.train.Feature(
             bytes_list=tf.train.BytesList(value=[text.encode()])
@@ -117,12 +116,12 @@ def test_every_reader_reads_the_cache(tmp_path):
     name, caches = register(required=True), (str(tmp_path),)
     write_cache(tmp_path, name)
     paired = PairedTask(name, BYTES, lengths=LENGTHS, caches=caches)
-    expected = BYTES.encode(CACHED[0])
+    expected = [*BYTES.encode(CACHED[0]), 1]
     for found in (paired.pairs("validation"), paired.shuffled_pairs("train", 0)):
         np.testing.assert_array_equal(found.source_ids, expected)
     source = task_source(name, "validation", BYTES, caches=caches)
     (line,) = source.raw()
-    assert json.loads(line)["ids"] == list(expected)
+    assert json.loads(line)["ids"] == expected
     assert source.settings["use_cached_tasks"]
 
 
