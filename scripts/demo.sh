@@ -5,6 +5,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
+help_flag "$@"
 
 setup_env ""
 say "translating, speculatively and plainly"

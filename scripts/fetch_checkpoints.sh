@@ -12,6 +12,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
+help_flag "$@"
 
 BUCKET=gs://t5-data
 SIZES=(small base large xl xxl)

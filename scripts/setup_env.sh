@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Sourced by the other scripts: creates .venv once and installs the package in it.
-#   setup_env EXTRAS    extras of setup.py, parted by commas, or empty
-#   install_t5x         T5X at the commit that the plug-in was tested with
-#   install_browser     Debian's Chromium, where none is: tests open the report in it
-#   launch ARGUMENTS    a command of spec-t5x, or a program of T5X (t5x.infer …), in the
-#                       repository, which paths are relative to
-#   run COMMAND         runs it; with DRY_RUN=1 prints it instead, as the above do
-# PYTHON names the interpreter (default: the first that runs of python3.11,
-# python3.12, python3). CONSTRAINTS names a file of versions to keep to.
+#   help_flag ARGUMENTS   --help as the first prints the head of the script, and ends it
+#   setup_env EXTRAS      extras of setup.py, parted by commas, or empty
+#   set_up MACHINE ARGUMENTS   what scripts/tpu/setup.sh and scripts/gpu/setup.sh do
+#   install_browser       Debian's Chromium, where none is: tests open the report in it
+#   launch ARGUMENTS      a command of spec-t5x, or a program of T5X (t5x.infer …), in the
+#                         repository, which paths are relative to
+#   run COMMAND           runs it; with DRY_RUN=1 prints it instead, as the above do
+# PYTHON names the interpreter (default: the first of python3.11, python3.12, python3.13 and
+# python3 that is recent enough and has venv; where none is, uv fetches one, else apt-get).
+# CONSTRAINTS names a file of versions to keep to.
 
 T5X_COMMIT=cc342d419ec3e3e9c4bf1df33c82330cafdc1e16
 # T5X imports both. airio is not on PyPI, and jestimator's release there not of this JAX.
 AIRIO_COMMIT=69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR_COMMIT=326824a477feef6d92e6f44175000907a72899ca
+# The environment's interpreter.
+ENV_PYTHON=.venv/bin/python
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
@@ -40,22 +44,16 @@ quietly() {
   fi
 }
 
-# set_up_flags ARGUMENTS: those of a set-up, in any order; NO_T5X is 1 for --no-t5x.
-set_up_flags() {
-  local flag
-  NO_T5X=
-  for flag in "$@"; do
-    # shellcheck disable=SC2034  # the set-ups read NO_T5X
-    case $flag in
-      --dry-run) DRY_RUN=1 ;;
-      --no-t5x) NO_T5X=1 ;;
-      *) die "unknown argument '$flag': give --dry-run or --no-t5x" ;;
-    esac
-  done
+help_flag() {
+  if [ "${1:-}" = --help ]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+  fi
 }
 
-# dry_run_flag ARGUMENTS: the first may be --dry-run; REST has the others.
+# dry_run_flag ARGUMENTS: the first may be --dry-run, or --help; REST has the others.
 dry_run_flag() {
+  help_flag "$@"
   if [ "${1:-}" = --dry-run ]; then
     DRY_RUN=1
     shift
@@ -65,38 +63,65 @@ dry_run_flag() {
 
 go_to_repository() { cd "$(dirname "${BASH_SOURCE[0]}")/.." || return 1; }
 
+# The first interpreter that can make the environment.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+    # Debian and Ubuntu have venv without ensurepip, in a package of its own.
+    if "$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+    then
       echo "$candidate"
       return
     fi
   done
-  echo "no Python 3.11 or later found: install one, or name it in PYTHON" >&2
   return 1
 }
 
-setup_env() {
-  local extra=$1 python stamp wanted
-  local -a constraints=()
-  go_to_repository || return 1
-  if [ ! -x .venv/bin/python ]; then
-    python=$(find_python) || return 1
+create_env() {
+  local python
+  if python=$(find_python); then
     say "creating .venv with $("$python" --version 2>&1)"
-    run "$python" -m venv .venv || return 1
+    run "$python" -m venv .venv
+  elif [ -n "${PYTHON:-}" ]; then
+    die "PYTHON is $PYTHON, which is no Python 3.11 or later with venv: name another"
+  else
+    say "no Python 3.11 or later with venv is here: fetching 3.11 with uv, else with apt-get"
+    create_env_with_uv || create_env_with_apt || die "no Python 3.11 could be fetched: \
+install one, and name it in PYTHON"
   fi
-  if [ -n "${CONSTRAINTS:-}" ]; then
-    constraints=(-c "$CONSTRAINTS")
+}
+
+create_env_with_uv() {
+  local uv=uv
+  if ! command -v uv >/dev/null; then
+    uv=.uv/bin/uv
+    # Beside the repository's files, so that nothing of the user's changes.
+    [ -x "$uv" ] || run python3 -m pip install --quiet --target .uv uv || return 1
   fi
+  run "$uv" venv --quiet --seed --python 3.11 .venv
+}
+
+create_env_with_apt() {
+  apt_install python3.11 python3.11-venv && run python3.11 -m venv .venv
+}
+
+setup_env() {
+  local extra=$1 stamp wanted
+  local -a install=("$ENV_PYTHON" -m pip install --quiet --disable-pip-version-check)
+  go_to_repository || return 1
+  if [ -n "${HERE:-}" ]; then
+    say "installing spec_t5x${extra:+[$extra]} beside $("$ENV_PYTHON" --version 2>&1)"
+    run "${install[@]}" ".${extra:+[$extra]}"
+    return
+  fi
+  [ -x "$ENV_PYTHON" ] || create_env || return 1
   # One stamp for each extra, holding what was installed: an edit of setup.py
   # installs again, anything else reuses the environment.
   stamp=.venv/.installed-${extra:-base}
   wanted=$(cat setup.py ${CONSTRAINTS:+"$CONSTRAINTS"} | cksum)
   if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     say "installing spec_t5x${extra:+[$extra]} (some minutes the first time)"
-    run .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-      "${constraints[@]}" -e ".${extra:+[$extra]}" || return 1
+    run "${install[@]}" ${CONSTRAINTS:+-c "$CONSTRAINTS"} -e ".${extra:+[$extra]}" || return 1
     if [ -z "${DRY_RUN:-}" ]; then
       echo "$wanted" > "$stamp"
     fi
@@ -105,49 +130,90 @@ setup_env() {
   fi
 }
 
+# set_up MACHINE ARGUMENTS: a set-up's, in any order, for tpu or gpu.
+set_up() {
+  local machine=$1 flag extras no_t5x=
+  help_flag "${@:2}"
+  for flag in "${@:2}"; do
+    case $flag in
+      --dry-run) DRY_RUN=1 ;;
+      --no-t5x) no_t5x=1 ;;
+      --here) HERE=1 ;;
+      *) die "unknown argument '$flag': give --dry-run, --no-t5x or --here" ;;
+    esac
+  done
+  go_to_repository
+  if [ -n "${HERE:-}" ]; then
+    ENV_PYTHON=${PYTHON:-python3}
+    extras=
+  else
+    CONSTRAINTS=scripts/constraints.txt
+    extras=$machine
+  fi
+  if [ -n "$no_t5x" ]; then
+    setup_env "$extras"
+  else
+    setup_env "${extras:+$extras,}t5x"
+    install_t5x
+  fi
+  run "$ENV_PYTHON" -m spec_t5x.machine.accelerators
+}
+
 # T5X asks for flax, optax, seqio and more from git, at whatever state they are in, which
-# breaks (its issues 1086 and 1413): --no-deps, and the extra t5x of setup.py from PyPI.
+# breaks (its issues 1086 and 1413), and t5, most tasks' library, for nightly versions and
+# PyTorch: --no-deps, and the extra t5x of setup.py from PyPI.
 install_t5x() {
   local github=https://github.com
-  say "installing T5X ${T5X_COMMIT:0:7}"
-  run .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+  say "installing T5X ${T5X_COMMIT:0:7} and t5"
+  run "$ENV_PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "t5==0.9.4" \
     "airio @ git+$github/google/airio@$AIRIO_COMMIT" \
     "jestimator @ git+$github/google-research/jestimator@$JESTIMATOR_COMMIT" \
     "t5x @ git+$github/google-research/t5x@$T5X_COMMIT" || return 1
-  run .venv/bin/python -c 'import t5x.models, spec_t5x'
+  run "$ENV_PYTHON" -c 'import t5.data, t5x.models, spec_t5x'
 }
 
-# One line where it cannot: the tests that need the browser then fail and say so, too.
-install_browser() {
+apt_install() {
   local -a as_root=(env DEBIAN_FRONTEND=noninteractive)
-  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
-    return
-  fi
-  if ! command -v apt-get >/dev/null; then
-    echo "no Chromium and no apt-get: install chromium and chromedriver" >&2
-    return 1
-  fi
+  command -v apt-get >/dev/null || return 1
   if [ "$(id -u)" -ne 0 ]; then
     # Without asking for a password.
     as_root=(sudo -n "${as_root[@]}")
   fi
+  quietly "${as_root[@]}" apt-get update -qq && quietly "${as_root[@]}" \
+    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 "$@"
+}
+
+# One line where it cannot: the tests that need the browser then fail and say so, too.
+install_browser() {
+  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
+    return
+  fi
   say "installing Chromium"
-  if ! quietly "${as_root[@]}" apt-get update -qq || ! quietly "${as_root[@]}" \
-    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 \
-    chromium chromium-driver; then
+  if ! apt_install chromium chromium-driver; then
     echo "Chromium could not be installed: apt-get install chromium chromium-driver" >&2
     return 1
   fi
 }
 
 launch() {
+  local setup
+  setup=$(dirname "$0")/setup.sh
   go_to_repository || return 1
   if [ $# -eq 0 ]; then
     die "nothing to launch: give a command of spec-t5x, or t5x.infer and its arguments"
+  fi
+  if [ ! -x "$ENV_PYTHON" ]; then
+    [ -n "${DRY_RUN:-}" ] || die "there is no .venv: run bash $setup first"
+    say "first: bash $setup"
   fi
   case $1 in
     t5x.*) set -- -m "$@" ;;
     *) set -- -m spec_t5x.cli.main "$@" ;;
   esac
-  run .venv/bin/python "$@"
+  run "$ENV_PYTHON" "$@"
 }
+
+# Run by itself it has nothing to do but to say what it is.
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  help_flag --help
+fi

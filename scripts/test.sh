@@ -5,6 +5,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
+help_flag "$@"
 
 # At the same time; what it says of a failure, the test that needs it says again.
 install_browser &

@@ -19,6 +19,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup_env.sh
 source "$(dirname "$0")/setup_env.sh"
+help_flag "$@"
 
 STAGES=(target target_more ngram draft draft_more eagle
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
@@ -39,7 +40,7 @@ while [ $# -gt 0 ]; do
       flags=("$@")
       break
       ;;
-    -*) die "unknown argument '$1': see the head of the script" ;;
+    -*) die "unknown argument '$1': see --help" ;;
     *)
       [[ " ${STAGES[*]} " == *" $1 "* ]] || die "no stage '$1': choose of ${STAGES[*]}"
       stages+=("$1")
@@ -57,7 +58,8 @@ done
 go_to_repository
 SPEC_T5X=${SPEC_T5X:-.venv/bin/spec-t5x}
 [ -n "${DRY_RUN:-}" ] || command -v "$SPEC_T5X" > /dev/null ||
-  die "no command $SPEC_T5X: run bash scripts/demo.sh, which installs it, or name it in SPEC_T5X"
+  die "no command $SPEC_T5X: run bash scripts/demo.sh and .venv/bin/pip install -e '.[train]', \
+or name another in SPEC_T5X"
 
 # A signal to the script alone reaches the training, too: two of them in one folder would
 # spoil it.

@@ -87,3 +87,19 @@ def _plugins() -> Iterator[tuple[str, str]]:
 
 def _numbers(text: str) -> str:
     return _NUMBERS.match(text)[0]
+
+
+def main() -> None:
+    """Prints JAX's devices, and what keeps it from others."""
+    from spec_t5x.machine import xla_flags
+
+    xla_flags.apply()
+    import jax
+
+    print(f"jax.devices() is {jax.devices()}")
+    if why := unused():
+        print(why)
+
+
+if __name__ == "__main__":
+    main()
