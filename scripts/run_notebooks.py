@@ -1,6 +1,6 @@
 """Runs the notebooks and stores them with their outputs.
 
-    python scripts/run_notebooks.py [NAME…]
+    python scripts/run_notebooks.py [--to DIR] [NAME…]
 
 Every notebook gets the same first cell, which installs the package where it is missing.
 """
@@ -16,28 +16,40 @@ from nbclient import NotebookClient
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOKS = REPOSITORY / "notebooks"
 FIRST_CELL = """\
-# Installs spec_t5x where it is missing: from the checkout that this notebook lies in, else from a
-# clone of REPOSITORY, the address that git clones.
+# Installs spec_t5x where it is missing: from the clone that this notebook lies in or beside, else
+# from a clone of REPOSITORY.
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 REPOSITORY = ""  # @param {type: "string"}
 
-installed = importlib.util.find_spec("spec_t5x") is not None
-clone = Path.cwd() / "spec_t5x_repository"
-places = (clone, Path.cwd(), *Path.cwd().parents)
+
+class Stop(Exception):
+    \"\"\"Ends a run of cells with a line in the place of a traceback.\"\"\"
+
+    def _render_traceback_(self):
+        return [str(self)]
+
+
+here = Path.cwd()
+places = (here, *here.parents, *here.glob("*/"))
 checkout = next((path for path in places if (path / "spec_t5x/__init__.py").exists()), None)
-if not installed:
+# The package itself is also found in the current folder, without what it needs.
+if not all(map(importlib.util.find_spec, ("spec_t5x", "jaxtyping"))):
     address = REPOSITORY or os.environ.get("REPOSITORY")
     if checkout is None and not address:
-        sys.exit("spec_t5x is not installed: set REPOSITORY above to the address that git clones")
+        raise Stop("spec_t5x is not here: set REPOSITORY above to the address that git clones")
     if checkout is None:
-        subprocess.run(["git", "clone", "--quiet", "--depth=1", address, clone], check=True)
-        checkout = clone
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", checkout], check=True)"""
+        checkout = here / "spec_t5x_repository"
+        !git clone --quiet --depth=1 "{address}" "{checkout}"
+    if not (checkout / "setup.py").exists():
+        raise Stop(f"nothing was cloned: set REPOSITORY, which is {address}, to another address")
+    %pip install --quiet "{checkout}[plots]"
+# Shows jax.devices(), in a process of its own, since a TPU serves one at a time, and what to do
+# where the machine has a GPU or TPU that is not among them.
+!"{sys.executable}" -m spec_t5x.machine.accelerators"""
 
 
 def first_code_cell(notebook):
@@ -45,8 +57,8 @@ def first_code_cell(notebook):
     return next(cell for cell in notebook.cells if cell.cell_type == "code")
 
 
-def run(path: Path) -> None:
-    """Runs a notebook from top to bottom and stores it.
+def run(path: Path, folder: Path) -> None:
+    """Runs a notebook from top to bottom and stores it in a folder.
 
     Raises:
       CellExecutionError: a cell failed; the stored notebook stays as it was.
@@ -72,19 +84,21 @@ def run(path: Path) -> None:
         cell.id = f"cell-{number}"
         cell.metadata = {}
     nbformat.validate(notebook)
-    nbformat.write(notebook, path)
+    nbformat.write(notebook, folder / path.name)
 
 
 def main(arguments: list[str]) -> None:
     """Runs the notebooks that are named, or all."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--to", type=Path, default=NOTEBOOKS, metavar="DIR", help="elsewhere")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
-    chosen = parser.parse_args(arguments).names
-    if unknown := set(chosen) - set(names):
+    args = parser.parse_args(arguments)
+    if unknown := set(args.names) - set(names):
         parser.error(f"no notebook {min(unknown)!r}: choose of {', '.join(names)}")
-    for name in chosen or names:
-        run(NOTEBOOKS / f"{name}.ipynb")
+    args.to.mkdir(parents=True, exist_ok=True)
+    for name in args.names or names:
+        run(NOTEBOOKS / f"{name}.ipynb", args.to)
 
 
 if __name__ == "__main__":

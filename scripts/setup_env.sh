@@ -51,14 +51,24 @@ help_flag() {
   fi
 }
 
-# dry_run_flag ARGUMENTS: the first may be --dry-run, or --help; REST has the others.
+# dry_run_flag ARGUMENTS: the first may be --dry-run, --here or --help; REST has the others.
 dry_run_flag() {
   help_flag "$@"
-  if [ "${1:-}" = --dry-run ]; then
-    DRY_RUN=1
+  while :; do
+    case ${1:-} in
+      --dry-run) DRY_RUN=1 ;;
+      --here) in_pythons_environment ;;
+      *) break ;;
+    esac
     shift
-  fi
+  done
   REST=("$@")
+}
+
+# The package goes, or is, where PYTHON's others are.
+in_pythons_environment() {
+  HERE=1
+  ENV_PYTHON=${PYTHON:-python3}
 }
 
 go_to_repository() { cd "$(dirname "${BASH_SOURCE[0]}")/.." || return 1; }
@@ -138,13 +148,12 @@ set_up() {
     case $flag in
       --dry-run) DRY_RUN=1 ;;
       --no-t5x) no_t5x=1 ;;
-      --here) HERE=1 ;;
+      --here) in_pythons_environment ;;
       *) die "unknown argument '$flag': give --dry-run, --no-t5x or --here" ;;
     esac
   done
   go_to_repository
   if [ -n "${HERE:-}" ]; then
-    ENV_PYTHON=${PYTHON:-python3}
     extras=
   else
     CONSTRAINTS=scripts/constraints.txt
@@ -202,7 +211,7 @@ launch() {
   if [ $# -eq 0 ]; then
     die "nothing to launch: give a command of spec-t5x, or t5x.infer and its arguments"
   fi
-  if [ ! -x "$ENV_PYTHON" ]; then
+  if ! command -v "$ENV_PYTHON" >/dev/null; then
     [ -n "${DRY_RUN:-}" ] || die "there is no .venv: run bash $setup first"
     say "first: bash $setup"
   fi

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # On a machine with a GPU, after setup.sh: a command of spec-t5x, or a program of T5X.
-#   bash scripts/gpu/launch.sh [--dry-run] benchmark --gin_file=…
-#   bash scripts/gpu/launch.sh [--dry-run] t5x.infer --gin_file=…
+#   bash scripts/gpu/launch.sh [--dry-run] [--here] benchmark --gin_file=…
+#   bash scripts/gpu/launch.sh [--dry-run] [--here] t5x.infer --gin_file=…
 #
-# The dtype is bfloat16 without being asked for; CUDA_VISIBLE_DEVICES picks the GPU.
+# --here goes with that of setup.sh. The dtype is bfloat16 without being asked for;
+# CUDA_VISIBLE_DEVICES picks the GPU.
 #
 # Tried: the dry run, and the commands on a CPU machine. Not tried: a GPU.
 set -euo pipefail

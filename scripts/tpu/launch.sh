@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # On one TPU host, after setup.sh: a command of spec-t5x, or a program of T5X.
-#   bash scripts/tpu/launch.sh [--dry-run] benchmark --gin_file=…
-#   bash scripts/tpu/launch.sh [--dry-run] t5x.infer --gin_file=…
+#   bash scripts/tpu/launch.sh [--dry-run] [--here] benchmark --gin_file=…
+#   bash scripts/tpu/launch.sh [--dry-run] [--here] t5x.infer --gin_file=…
 #
-# The dtype is bfloat16 without being asked for. Of the hosts of a pod slice each runs this
-# (launch_pod.sh); they find one another by themselves.
+# --here goes with that of setup.sh. The dtype is bfloat16 without being asked for. Of the hosts of
+# a pod slice each runs this (launch_pod.sh); they find one another by themselves.
 #
 # Tried: the dry run, and the commands on a CPU machine. Not tried: a TPU VM.
 set -euo pipefail

@@ -5,12 +5,13 @@ import json
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 from tests import quick_compilation
@@ -22,7 +23,7 @@ SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "run_notebooks.py"))
 SHOWN = {
     "beyond_text": ["% accepted", "always_left"],
     "own_checkpoints": ["block efficiency", "| ngram ", "speed-up"],
-    "t5x_on_tpu": ["t5x.infer", "scripts/constraints.txt", "T(verify)"],
+    "t5x_on_tpu": ["t5x.infer", "t5==0.9.4", "t5_1_1_xl ", "T(verify)"],
     "editing": ["block efficiency", "[END]", "image/png", "identical"],
     "theory": ["0.600", "6.86", "image/png"],
     "tour": ["block efficiency", "image/png", "uniform", "identical", "[END]"],
@@ -62,7 +63,7 @@ def test_it_is_stored_with_the_outputs_of_one_run(path):
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     shown = "\n".join(_texts(notebook))
-    for expected in SHOWN[path.stem]:
+    for expected in ("jax.devices() is [", *SHOWN[path.stem]):
         assert expected in shown
     # Nothing on standard error, and of whoever ran it nothing is shown.
     outputs = [output for cell in cells for output in cell.outputs]
@@ -92,48 +93,90 @@ def test_it_runs(path):
         assert expected in shown
 
 
+class Shell:
+    """IPython's, as much of it as the first cell asks for: it notes what it is told to run."""
+
+    def __init__(self, names):
+        self.names, self.ran = names, []
+
+    def run_line_magic(self, name, line):
+        self.system(f"%{name} {line}")
+
+    def system(self, line):
+        self.ran.append(line.format_map(self.names))
+
+
 @pytest.fixture
 def first_cell(tmp_path, monkeypatch):
-    """``first_cell(folder)``: the commands that it runs there, without running them.
+    """``first_cell(folder, absent=…)``: what it runs there, where such modules are absent."""
+    find_spec = importlib.util.find_spec
+    source = TransformerManager().transform_cell(SCRIPT["FIRST_CELL"])
 
-    Where the package is not to be imported.
-    """
-    commands = []
-    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-    def run(folder):
+    def run(folder, absent=("spec_t5x",)):
         monkeypatch.chdir(folder)
-        exec(SCRIPT["FIRST_CELL"], {})
-        return commands
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name in absent else find_spec(name)
+        )
+        shell = Shell(names := {})
+        exec(source, names | {"get_ipython": lambda: shell}, names)
+        *ran, devices = shell.ran
+        assert devices == f'"{sys.executable}" -m spec_t5x.machine.accelerators'
+        return ran
 
     return run
 
 
-PIP = [sys.executable, "-m", "pip", "install", "--quiet"]
+def pip(folder):
+    return f'%pip install --quiet "{folder}[plots]"'
 
 
-def test_a_notebook_in_a_checkout_installs_that(first_cell):
-    assert first_cell(REPOSITORY / "notebooks") == [[*PIP, REPOSITORY]]
+@pytest.mark.parametrize("absent", ["spec_t5x", "jaxtyping"])
+def test_a_notebook_in_a_clone_installs_that(first_cell, absent):
+    # In the clone the package alone is found without its requirements.
+    for folder in (REPOSITORY / "notebooks", REPOSITORY):
+        assert first_cell(folder, absent=[absent]) == [pip(REPOSITORY)]
+
+
+def test_a_notebook_beside_a_clone_installs_that(first_cell, tmp_path):
+    clone = tmp_path / "a clone"
+    (clone / "spec_t5x").mkdir(parents=True)
+    for name in ("spec_t5x/__init__.py", "setup.py"):
+        (clone / name).touch()
+    assert first_cell(tmp_path) == [pip(clone)]
 
 
 def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatch):
-    monkeypatch.setenv("REPOSITORY", "https://host.example/spec_t5x")
-    clone, install = first_cell(tmp_path)
-    folder = tmp_path / "spec_t5x_repository"
-    address = "https://host.example/spec_t5x"
-    assert clone == ["git", "clone", "--quiet", "--depth=1", address, folder]
-    assert install == [*PIP, folder]
-
-
-def test_a_notebook_alone_says_what_it_needs(first_cell, tmp_path):
-    with pytest.raises(SystemExit, match="spec_t5x is not installed: set REPOSITORY above"):
+    address, clone = "https://host.example/spec_t5x", tmp_path / "spec_t5x_repository"
+    monkeypatch.setenv("REPOSITORY", address)
+    with pytest.raises(Exception, match=f"nothing was cloned: set REPOSITORY, which is {address}"):
         first_cell(tmp_path)
+    # As git leaves it.
+    monkeypatch.setattr(Shell, "system", lambda shell, line: clone_it(shell, line, clone))
+    assert first_cell(tmp_path) == [
+        f'git clone --quiet --depth=1 "{address}" "{clone}"',
+        pip(clone),
+    ]
 
 
-def test_a_notebook_installs_nothing_twice(first_cell, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert first_cell(tmp_path) == []
+def clone_it(shell, line, clone):
+    shell.ran.append(line.format_map(shell.names))
+    clone.mkdir(exist_ok=True)
+    (clone / "setup.py").touch()
+
+
+def test_a_notebook_alone_says_in_a_line_what_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    shell = InteractiveShell()
+    result = shell.run_cell(SCRIPT["FIRST_CELL"])
+    assert not result.success
+    said = "spec_t5x is not here: set REPOSITORY above to the address that git clones"
+    assert capsys.readouterr().out.splitlines() == [said]
+
+
+def test_a_notebook_installs_nothing_twice(first_cell, tmp_path):
+    assert first_cell(tmp_path, absent=[]) == []
 
 
 def _texts(notebook):

@@ -73,6 +73,16 @@ def test_a_script_parses_and_says_what_it_is_for(path):
         assert "# Tried: the dry run" in text and " Not tried:" in text
 
 
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_help_is_the_head_of_the_script(path, tmp_path):
+    result = subprocess.run(
+        ["bash", path, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    head = re.match(r"#!.*\n((?:#.*\n)+)", path.read_text(encoding="utf-8"))[1]
+    assert result.stdout == re.sub("^# ?", "", head, flags=re.MULTILINE)
+
+
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
 def test_shellcheck_finds_nothing():
     command = ["shellcheck", "--external-sources", *map(str, SCRIPTS)]
@@ -82,12 +92,14 @@ def test_shellcheck_finds_nothing():
 
 def test_constraints_are_what_setup_allows():
     pins, seen = constraints(), set()
-    for requirement in (r for texts in requirements_of_setup().values() for r in texts):
+    # Others than this package's own extras.
+    given = (r for texts in requirements_of_setup().values() for r in texts if r.name != "spec_t5x")
+    for requirement in given:
         if requirement.name in pins:
             seen.add(requirement.name)
             assert pins[requirement.name] in requirement.specifier, requirement
     assert {r.name for r in requirements_of_setup()[""]} <= seen
-    assert {r.name for r in requirements_of_setup()["t5x"]} <= seen
+    assert {r.name for r in requirements_of_setup()["t5x"]} <= {*seen, "spec_t5x"}
 
 
 @pytest.mark.parametrize(("machine", "extra"), [("tpu", "tpu"), ("gpu", "gpu")])
@@ -98,10 +110,13 @@ def test_set_up_installs_pinned_versions(dry_run, machine, extra):
     package, t5x = installs
     assert f".[{extra},t5x]" in package
     assert package[package.index("-c") + 1] == "scripts/constraints.txt"
-    # JAX's version, by setup.py and by the constraints.
+    # JAX's version is the constraints'.
+    assert {"jax", "jaxlib"} <= constraints().keys()
     (jax,) = [r for r in requirements_of_setup()[extra] if r.name == "jax"]
-    assert str(jax.specifier) == f"=={constraints()['jax']}"
+    assert jax.extras and not jax.specifier
     assert T5X in t5x and "--no-deps" in t5x
+    # Most task modules import its library.
+    assert any(word.startswith("t5==") for word in t5x)
     from_git = [word for word in t5x if " @ git+" in word]
     assert len(from_git) == 3
     assert all(re.search(r"@[0-9a-f]{40}$", word) for word in from_git)
@@ -110,9 +125,108 @@ def test_set_up_installs_pinned_versions(dry_run, machine, extra):
         status, commands, _ = dry_run(f"{machine}/setup.sh", *flags)
         (package,) = [command for command in commands if "install" in command]
         assert (status, package[-1]) == (0, f".[{extra}]")
+    status, commands, _ = dry_run(f"{machine}/setup.sh", "--here", "--dry-run", PYTHON="python3")
+    package, t5x = [command for command in commands if "install" in command]
+    # JAX and all else stay as they are, and no environment is made.
+    assert status == 0 and "-c" not in package and package[-1] == ".[t5x]"
+    assert {command[0] for command in commands} == {"python3"}
     status, commands, said = dry_run(f"{machine}/setup.sh", "--dry-run", "--no-tx5")
     assert (status, commands) == (2, [])
     assert "--no-tx5" in said
+
+
+@pytest.fixture
+def bare_machine(tmp_path):
+    """``bare_machine(script, *arguments, uv, apt)``: the script where Python is too old.
+
+    Its pip can install uv or cannot, and apt-get Python 3.11 or not. Commands are noted and do
+    nothing but what the scripts look at.
+    """
+    programs, notes = tmp_path / "programs", tmp_path / "notes"
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "clone" / "scripts")
+    shutil.copy(REPOSITORY / "setup.py", tmp_path / "clone")
+    programs.mkdir()
+    for name in ("bash", "cat", "chmod", "cksum", "cp", "dirname", "basename", "env", "mkdir"):
+        (programs / name).symlink_to(shutil.which(name))
+
+    def program(name, text):
+        path = programs / name
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> {notes}\n{text}\n')
+        path.chmod(0o755)
+
+    makes_env = f"mkdir -p .venv/bin; cp {programs}/new_python .venv/bin/python"
+    program("id", "echo 0")
+    program("new_python", f"case $* in '-m venv'*) {makes_env} ;; esac")
+
+    def run(script, *arguments, uv, apt):
+        notes.unlink(missing_ok=True)
+        program("uv_itself", makes_env)
+        has_uv = f"mkdir -p .uv/bin; cp {programs}/uv_itself .uv/bin/uv" if uv else "exit 1"
+        program("python3", f"case $* in *ensurepip*) exit 1 ;; *pip*) {has_uv} ;; esac")
+        brings = f"cp {programs}/new_python {programs}/python3.11"
+        program("apt-get", f"case $* in *python3.11-venv) {brings} ;; esac" if apt else "exit 1")
+        result = subprocess.run(
+            ["bash", f"scripts/{script}", *arguments],
+            cwd=tmp_path / "clone",
+            env={"PATH": str(programs)},
+            capture_output=True,
+            text=True,
+        )
+        ran = notes.read_text().splitlines() if notes.exists() else []
+        return result.returncode, [line for line in ran if "sys.version_info" not in line], result
+
+    return run
+
+
+def test_where_python_is_too_old_uv_fetches_one(bare_machine):
+    status, ran, _ = bare_machine("tpu/setup.sh", uv=True, apt=True)
+    assert status == 0
+    assert ran[:2] == [
+        "python3 -m pip install --quiet --target .uv uv",
+        "uv_itself venv --quiet --seed --python 3.11 .venv",
+    ]
+    assert ran[2].startswith("new_python -m pip install")
+
+
+def test_where_uv_is_not_to_be_had_apt_get_installs_one(bare_machine):
+    status, ran, result = bare_machine("tpu/setup.sh", uv=False, apt=True)
+    assert status == 0, result.stderr
+    assert ran[2].startswith("apt-get update")
+    assert ran[3].endswith("python3.11 python3.11-venv")
+    assert ran[4] == "new_python -m venv .venv"
+
+
+def test_where_neither_helps_that_is_said(bare_machine):
+    status, ran, result = bare_machine("demo.sh", uv=False, apt=False)
+    assert status == 2
+    last = result.stderr.splitlines()[-1]
+    assert last == "demo.sh: no Python 3.11 could be fetched: install one, and name it in PYTHON"
+
+
+def test_a_dry_run_says_how_python_would_come(bare_machine):
+    status, ran, result = bare_machine("tpu/setup.sh", "--dry-run", uv=True, apt=True)
+    assert (status, ran) == (0, [])
+    first, second, *_ = result.stdout.splitlines()
+    assert first.strip() == "python3 -m pip install --quiet --target .uv uv"
+    assert second.strip() == ".uv/bin/uv venv --quiet --seed --python 3.11 .venv"
+    assert "fetching 3.11 with uv, else with apt-get" in result.stderr
+
+
+def test_a_python_that_is_named_and_too_old_is_refused(dry_run):
+    status, commands, said = dry_run("tpu/setup.sh", "--dry-run", PYTHON="no-such-python")
+    assert (status, commands) == (2, [])
+    assert "PYTHON is no-such-python, which is no Python 3.11 or later with venv" in said
+
+
+@pytest.mark.parametrize("machine", ["tpu", "gpu"])
+def test_launch_before_the_set_up_says_so(dry_run, machine):
+    script = f"{machine}/launch.sh"
+    status, commands, said = dry_run(script, "infer")
+    assert (status, commands) == (2, [])
+    assert f"there is no .venv: run bash scripts/{machine}/setup.sh first" in said
+    status, commands, said = dry_run(script, "--dry-run", "infer")
+    assert (status, len(commands)) == (0, 1)
+    assert f"first: bash scripts/{machine}/setup.sh" in said
 
 
 def test_docs_installs_what_it_needs_and_fails_on_warnings(dry_run):
