@@ -180,8 +180,12 @@ def times_table(
     if _uses_kernels("float32", states):
         return cpu_kernels.dot_with_table(states, table)
     states, table = _for_float32(states, table)
-    contract_last = (((states.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(states, table, contract_last, preferred_element_type=jnp.float32)
+    # JAX 0.7 multiplies bfloat16 on a CPU as matrices, and not with more axes.
+    as_rows = states.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    rows = states.reshape(-1, states.shape[-1]) if as_rows else states
+    contract_last = (((rows.ndim - 1,), (1,)), ((), ()))
+    logits = lax.dot_general(rows, table, contract_last, preferred_element_type=jnp.float32)
+    return logits.reshape(*states.shape[:-1], -1)
 
 
 def _for_float32(
