@@ -9,8 +9,9 @@ import pytest
 
 from spec_t5x.checkpoints import loading, named_models, packaged
 from spec_t5x.generation import installation
-from spec_t5x.machine import description
+from spec_t5x.machine import accelerators, description, versions
 from spec_t5x.machine.cpu_kernels import library
+from spec_t5x.machine.extras import EXTRAS, Extra
 from tests.documents.test_scripts import requirements_of_setup
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
@@ -71,7 +72,8 @@ def test_with_try_a_text_is_decoded(doctor, tiny_pair, monkeypatch):
 
 
 def test_what_is_missing_is_named_with_the_remedy(doctor, run, monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "EXTRAS", {"no_such_module": ("hf", "reading this")})
+    absent = {"no_such_module": Extra("hf", "reading this")}
+    monkeypatch.setattr(installation, "EXTRAS", absent)
     for module in (loading, packaged):
         monkeypatch.setattr(module, "PACKAGED_MODELS", tmp_path)
     status, found = doctor()
@@ -96,14 +98,60 @@ def test_jax_that_does_not_start(doctor, monkeypatch):
     assert doctor()[1]["problems"] == [why + "JAX_PLATFORMS is 'tpu', unset it"]
 
 
-def test_a_package_that_is_not_there(doctor, monkeypatch):
-    version = installation.version
-    monkeypatch.setattr(
-        installation, "version", lambda name: None if name == "flax" else version(name)
-    )
+@pytest.fixture
+def required(monkeypatch):
+    """``required(installed, *requirements)``: what the package requires, and one version."""
+
+    def declare(installed, *texts):
+        version = versions.version
+        monkeypatch.setattr(versions, "version", lambda name: installed.get(name) or version(name))
+        monkeypatch.setattr(versions.importlib.metadata, "requires", lambda name: list(texts))
+
+    return declare
+
+
+@pytest.mark.parametrize(
+    ("installed", "requirement", "problem"),
+    [
+        ({}, "no-such-package>=2", "no-such-package is not installed: pip install"),
+        ({"flax": "0.10.1"}, "flax<0.13,>=0.11.2", "flax is 0.10.1: pip install 'flax<0.13,>=0.1"),
+        ({"numpy": "3.0.0"}, "numpy<3,>=2.0", "numpy is 3.0.0: pip install 'numpy<3,>=2.0'"),
+        ({"rich": "13.9.4"}, "rich<16,>=13.9", None),
+        # What comes before a release serves, and extras and other systems ask for nothing.
+        ({"jax": "0.12.0rc1"}, "jax<0.13,>=0.7.2", None),
+        ({"seqio": "0.0.1"}, "seqio>=0.0.20; extra == 'tasks'", None),
+        ({}, "no-such-package; platform_system == 'Plan 9'", None),
+    ],
+)
+def test_versions_are_compared_with_the_packages_requirements(
+    doctor, run, required, installed, requirement, problem
+):
+    required(installed, requirement)
     status, found = doctor()
-    assert (status, found["machine"]) == (1, {})
-    assert found["problems"] == ["flax is not installed: pip install spec_t5x again"]
+    assert status == (1 if problem else 0)
+    assert [line.partition(problem or "-")[1] for line in found["problems"]] == [problem] * status
+    verdict = run("doctor").lines[-1]
+    assert verdict.startswith("generate would not work: " if problem else "generate would work")
+
+
+def test_a_checkout_that_is_not_installed(doctor, monkeypatch):
+    def requires(name):
+        raise versions.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions.importlib.metadata, "requires", requires)
+    monkeypatch.setattr(installation, "version", lambda name: None)
+    status, found = doctor()
+    assert (status, found["problems"]) == (0, [])
+    assert found["missing"][0].startswith("spec_t5x itself, so nothing is known of versions (pip")
+
+
+def test_an_accelerator_that_jax_does_not_use(doctor, run, monkeypatch):
+    why = "jax-cuda12-plugin is 0.7.2 and jaxlib 0.12.0: pip install 'jax[cuda12]==0.12.0'"
+    monkeypatch.setattr(accelerators, "unused", lambda: why)
+    status, found = doctor()
+    assert (status, found["problems"], found["accelerator"]) == (1, [], why)
+    platform = jax.devices()[0].platform.upper()
+    assert run("doctor").lines[-1] == f"generate works here, but on the {platform} only: {why}."
 
 
 def test_kernels_that_are_not_used_make_it_slow(run, monkeypatch):
@@ -123,7 +171,6 @@ def test_what_a_cache_of_another_user_allows(tmp_path, monkeypatch):
 
 def test_extras_are_those_of_setup():
     known = requirements_of_setup()
-    assert {extra for extra, _ in installation.EXTRAS.values()} <= set(known)
-    required = {requirement.name for requirement in known[""]}
-    # JAX brings jaxlib.
-    assert set(installation.REQUIRED) - {"jaxlib"} <= required
+    assert {extra.name for extra in EXTRAS.values()} <= set(known)
+    # Doctor needs no extra itself.
+    assert {"packaging", "psutil", "rich", "tabulate"} <= {each.name for each in known[""]}
