@@ -53,6 +53,9 @@ def parse_gin(files: Sequence[str], flags: Sequence[str]) -> None:
         for name, text in parts:
             gin.parse_config(_Part(text, name))
         gin.parse_config(bindings)
+    # Of a module of ours that the file imports.
+    except InputError:
+        raise
     except (
         ValueError,
         SyntaxError,

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from spec_t5x.errors import InputError
+from spec_t5x.machine.extras import needed
 
 Decoding = TypeVar("Decoding")
 
@@ -17,6 +18,7 @@ class TaskOptions:
     ``seqio_additional_cache_dirs``: T5X's names.
     """
 
+    mixture_or_task: str | None
     task_modules: Any
     task_feature_lengths: dict[str, int] | None
     use_cached_tasks: bool
@@ -33,13 +35,17 @@ class TaskOptions:
         return _names(self.seqio_additional_cache_dirs) if self.use_cached_tasks else None
 
     def check_task(self) -> None:
-        """Raises ``InputError`` for lengths that are none, or caches that are not to be read."""
+        """Raises ``InputError`` for a task without seqio, lengths or caches that are none."""
         folders = _names(self.seqio_additional_cache_dirs)
         if folders and not self.use_cached_tasks:
             raise InputError(
                 f"seqio_additional_cache_dirs is {','.join(folders)}, which nothing reads: set "
                 "use_cached_tasks=True"
             )
+        if self.mixture_or_task is not None:
+            # Now, and not when a model has been loaded or fetched.
+            with needed("seqio"):
+                import seqio  # noqa: F401
         lengths = self.task_feature_lengths
         if lengths is None:
             return

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from spec_t5x.errors import InputError
 
 # protobuf's message about code that a newer version of it generated.
-_GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime [\d.]+")
+_GENCODE = re.compile(r"gencode ((\d+)\.\d+\.\d+) runtime (\d+\.\d+\.\d+)")
 
 
 class Extra(NamedTuple):
@@ -60,17 +60,15 @@ def needed(module: str) -> Iterator[None]:
         # Packages whose versions do not go together raise whatever they do not find.
         except Exception as error:
             reason = " ".join((logged or [str(error)])[0].split())
+            remedy = f"{extra.remedy} --upgrade"
+            if match := _GENCODE.search(reason):
+                least, major, installed = match[1], int(match[2]), match[3]
+                reason = f"what it imports takes protobuf {least}, and {installed} is installed"
+                remedy = f"pip install 'protobuf>={least},<{major + 1}'"
             raise InputError(
-                f"{extra.purpose}: {module} cannot be imported ({reason[:120]}): "
-                f"{_remedy(reason, extra)}, and restart Python"
+                f"{extra.purpose}: {module} cannot be imported ({reason[:200]}): {remedy}, and "
+                "restart Python"
             ) from error
-
-
-def _remedy(reason: str, extra: Extra) -> str:
-    if not (match := _GENCODE.search(reason)):
-        return f"{extra.remedy} --upgrade"
-    least, major = match[1], int(match[2])
-    return f"pip install 'protobuf>={least},<{major + 1}'"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Where gin files are looked for, and what is said of those that cannot be used."""
 
+import sys
+
 import gin
 import pytest
 
@@ -71,6 +73,17 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, monkeypatch, text, message)
     write(tmp_path / "mine.gin", text)
     with pytest.raises(InputError, match=message):
         parse_gin(["mine.gin"], [])
+
+
+def test_an_extra_that_a_file_imports_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    monkeypatch.delitem(sys.modules, "spec_t5x.data.tasks", raising=False)
+    path = write(tmp_path / "mine.gin", "import spec_t5x.data.tasks")
+    with pytest.raises(InputError) as caught:
+        parse_gin([str(path)], [])
+    # gin adds lines, which the command line leaves out.
+    first = str(caught.value).splitlines()[0]
+    assert first == "seqio tasks: seqio is not installed: pip install 'spec_t5x[tasks]'"
 
 
 def test_a_required_macro_may_be_bound_by_a_flag(tmp_path):

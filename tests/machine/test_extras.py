@@ -59,8 +59,8 @@ PROTOBUF = (
         (
             AttributeError("module has no attribute 'core'"),
             PROTOBUF,
-            r"seqio cannot be imported \(Detected incompatible Protobuf .*\): pip install "
-            r"'protobuf>=6.31.1,<7', and restart Python$",
+            r"seqio cannot be imported \(what it imports takes protobuf 6.31.1, and 5.29.6 is "
+            r"installed\): pip install 'protobuf>=6.31.1,<7', and restart Python$",
         ),
         (RuntimeError(PROTOBUF), None, "pip install 'protobuf>=6.31.1,<7'"),
         (
