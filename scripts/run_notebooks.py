@@ -26,7 +26,7 @@ from pathlib import Path
 REPOSITORY = ""  # @param {type: "string"}
 
 
-class Stop(Exception):
+class NotebookError(Exception):
     \"\"\"Ends a run of cells with a line in the place of a traceback.\"\"\"
 
     def _render_traceback_(self):
@@ -40,16 +40,17 @@ checkout = next((path for path in places if (path / "spec_t5x/__init__.py").exis
 if not all(map(importlib.util.find_spec, ("spec_t5x", "jaxtyping"))):
     address = REPOSITORY or os.environ.get("REPOSITORY")
     if checkout is None and not address:
-        raise Stop("spec_t5x is not here: set REPOSITORY above to the address that git clones")
+        raise NotebookError("spec_t5x is not here: set REPOSITORY above to what git clones")
     if checkout is None:
         checkout = here / "spec_t5x_repository"
         !git clone --quiet --depth=1 "{address}" "{checkout}"
     if not (checkout / "setup.py").exists():
-        raise Stop(f"nothing was cloned: set REPOSITORY, which is {address}, to another address")
+        raise NotebookError(f"nothing was cloned: REPOSITORY is {address}, give another")
     %pip install --quiet "{checkout}[plots]"
 # Shows jax.devices(), in a process of its own, since a TPU serves one at a time, and what to do
 # where the machine has a GPU or TPU that is not among them.
-!"{sys.executable}" -m spec_t5x.machine.accelerators"""
+python = sys.executable
+!"{python}" -m spec_t5x.machine.accelerators"""
 
 
 def first_code_cell(notebook):

@@ -148,7 +148,7 @@ def test_a_notebook_beside_a_clone_installs_that(first_cell, tmp_path):
 def test_a_notebook_alone_installs_from_a_clone(first_cell, tmp_path, monkeypatch):
     address, clone = "https://host.example/spec_t5x", tmp_path / "spec_t5x_repository"
     monkeypatch.setenv("REPOSITORY", address)
-    with pytest.raises(Exception, match=f"nothing was cloned: set REPOSITORY, which is {address}"):
+    with pytest.raises(Exception, match=f"nothing was cloned: REPOSITORY is {address}, give"):
         first_cell(tmp_path)
     # As git leaves it.
     monkeypatch.setattr(Shell, "system", lambda shell, line: clone_it(shell, line, clone))
@@ -171,7 +171,7 @@ def test_a_notebook_alone_says_in_a_line_what_it_needs(tmp_path, monkeypatch, ca
     shell = InteractiveShell()
     result = shell.run_cell(SCRIPT["FIRST_CELL"])
     assert not result.success
-    said = "spec_t5x is not here: set REPOSITORY above to the address that git clones"
+    said = "spec_t5x is not here: set REPOSITORY above to what git clones"
     assert capsys.readouterr().out.splitlines() == [said]
 
 
