@@ -1,0 +1,50 @@
+"""What setup.py requires leaves Colab's packages as they are, and brings no TensorFlow."""
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from tests.conftest import SHARED
+from tests.documents.test_scripts import requirements_of_setup
+
+LISTS = sorted((SHARED / "colab").glob("pip-freeze-*.txt"))
+# What the notebooks and the commands of a visitor to Colab bring.
+EXTRAS = ("", "eval", "plots", "demo", "train", "tasks")
+
+
+@pytest.mark.skipif(not LISTS, reason="needs the lists of packages beside the repository")
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_colabs_versions_are_within_the_bounds(path, extra):
+    pins = [line.split("==") for line in path.read_text().splitlines() if "==" in line]
+    versions = {canonicalize_name(name): version for name, version in pins}
+    # So that there is something to compare.
+    assert versions["jax"] and versions["flax"]
+    given = [each for each in requirements_of_setup()[extra] if each.name != "spec_t5x"]
+    outside = [
+        (requirement.name, versions[canonicalize_name(requirement.name)])
+        for requirement in given
+        if versions.get(canonicalize_name(requirement.name)) is not None
+        and not requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
+    ]
+    assert outside == []
+
+
+def test_decoding_alone_requires_no_extras_package():
+    known = requirements_of_setup()
+    names = {requirement.name for requirement in known[""]}
+    brought = {each.name for extra in EXTRAS[1:] for each in known[extra]}
+    assert brought.isdisjoint(names)
+    assert {"seqio", "tensorflow", "sacrebleu", "clu", "matplotlib"} <= brought
+
+
+@pytest.mark.parametrize("extra", ["tasks", "eval", "train", "plots", "demo", "tpu-compile"])
+def test_the_tests_install_every_part(extra):
+    # With what the extras include.
+    included, left = set(), ["test"]
+    while left:
+        name = left.pop()
+        for requirement in requirements_of_setup()[name]:
+            if requirement.name == "spec_t5x":
+                left += requirement.extras - included
+                included |= requirement.extras
+    assert extra in included
