@@ -158,7 +158,7 @@ def free_port() -> int:
 
 def test_without_gradio_a_line_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert_refused(run("demo"), "pip install gradio")
+    assert_refused(run("demo"), "gradio is not installed: pip install 'spec_t5x[demo]'")
 
 
 def test_a_port_that_is_taken_is_named(run):
