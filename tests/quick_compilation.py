@@ -5,12 +5,13 @@ regardless: fusions in a language of their own, and a program in many parts. Lea
 halves what is left.
 """
 
+import jax
 from jax._src import compiler
 
-OPTIONS = {
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+OPTIONS = {"xla_cpu_parallel_codegen_split_count": 1}
+# Later versions have no other fusions, and refuse the option.
+if jax.__version_info__ < (0, 11):
+    OPTIONS["xla_cpu_use_fusion_emitters"] = False
 # For other processes: as ``XLA_FLAGS``, and with JAX's own setting beside them.
 FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())
 ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": FLAGS}
