@@ -81,7 +81,7 @@ class Beams:
 
 @flax.struct.dataclass(kw_only=True)
 class Ranking:
-    """What hypotheses are ranked by, and when a search has found enough of them."""
+    """The order of hypotheses, and the point at which a search has found enough of them."""
 
     # Exponent of the penalty on short texts: of T5X's (alpha), or of transformers'.
     exponent: Float[Array, ""] | float = 0.6

@@ -137,7 +137,7 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel | StoredModel)
 
 
 def _same_ids(target: Vocabulary, draft: Vocabulary) -> bool:
-    """Whether each of the draft's ids is the target's, which may have tokens more."""
+    """Says whether each of the draft's ids is the target's, which may have more tokens."""
     if target.fingerprint() == draft.fingerprint():
         return True
     if isinstance(target, MappedVocabulary) and isinstance(draft, MappedVocabulary):

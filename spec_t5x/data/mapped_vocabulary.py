@@ -92,7 +92,7 @@ class MappedVocabulary(TokenizerVocabulary):
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As the protocol; special tokens are left out, as transformers leaves them out."""
+        """Decodes as the protocol says, without special tokens, which transformers leaves out, too."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 
@@ -126,7 +126,7 @@ class MappedVocabulary(TokenizerVocabulary):
 def frame_of(
     tokenizer: tokenizers.Tokenizer, ours: Callable[[list[int]], list[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What a tokenizer puts around a text, as ``ours`` of its ids; None where it puts nothing."""
+    """The ids that a tokenizer puts around a text, by ``ours``; None where it puts nothing."""
     around = tokenizer.encode("a")
     if not any(around.special_tokens_mask) or all(around.special_tokens_mask):
         return None

@@ -211,7 +211,7 @@ def _check_cache(task: seqio.Task, caches: Sequence[str] | None, ids: seqio.Voca
 
 
 def _has_ids_of(ids: seqio.Vocabulary, others: seqio.Vocabulary) -> bool:
-    """Whether each id of ``others`` stands for the same in ``ids``."""
+    """Says whether each id of ``others`` means the same in ``ids``."""
     if isinstance(others, seqio.PassThroughVocabulary):
         return True
     if type(ids) is not type(others) or others.vocab_size > ids.vocab_size:

@@ -75,7 +75,7 @@ def _opened(path: str | Path) -> io.BufferedReader:
 
 
 def _holds_gzip(stream: io.BufferedReader) -> bool:
-    """Whether what follows in the stream is gzip."""
+    """Says whether the rest of the stream is gzip."""
     return stream.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
 
 

@@ -87,7 +87,7 @@ class UnigramVocabulary(TokenizerVocabulary):
 
     @property
     def has_added(self) -> bool:
-        """Whether tokens were added to T5's."""
+        """Says whether tokens were added to T5's."""
         return self._added is not None
 
     @property

@@ -497,7 +497,7 @@ class Generator:
         )
 
     def _ranking(self, options: GenerateOptions) -> Ranking:
-        """What a search ranks by: T5X's brevity penalty, or transformers' rules."""
+        """The ranking of a search: by T5X's brevity penalty, or by transformers' rules."""
         settled = options.settled(self.defaults)
         if settled["length_penalty"] is None:
             return Ranking(exponent=options.beam_alpha)
@@ -695,7 +695,7 @@ class Generator:
         skipped: int,
         stop: tuple[str, ...] = (),
     ) -> dict:
-        """What every output has, without the ``skipped`` tokens of the text that it continues."""
+        """Gives the fields of every output, without the ``skipped`` tokens that it continues."""
         decode = self.vocabulary.decode
         # The prefix of an encoder-decoder's output is part of it.
         first = skipped if self.is_decoder_only else 0

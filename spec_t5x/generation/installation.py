@@ -93,7 +93,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _unmet() -> Iterator[str]:
-    """What is installed in a version that the package does not take, or not at all."""
+    """Requirements that are absent, or installed in a version that the package does not take."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         yield from filter(None, map(unmet, requirements("spec_t5x")))
 

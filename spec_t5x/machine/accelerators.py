@@ -40,7 +40,7 @@ def present() -> Accelerator | None:
 
 
 def unused() -> str | None:
-    """What keeps JAX from this machine's accelerator, and what to do, in a line; else None.
+    """Says what keeps JAX from this machine's accelerator, and the remedy, in a line; else None.
 
     A plug-in that JAX refuses is told of without an accelerator, too.
     """

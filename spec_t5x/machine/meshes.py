@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie on a mesh.
+"""The places of a batch's rows on a mesh.
 
 XLA chooses for arrays that nothing was said of, and not the same from program to program. Without
 a mesh (``jax.set_mesh``) or without rules for logical axes nothing here has an effect.

@@ -61,7 +61,7 @@ _NESTED = ("decoder", "generator", "text_config")
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What a directory asks for: options of ours with their values, and what is left out."""
+    """The settings of a directory as options of ours, and those that are left out."""
 
     options: dict[str, Any]
     # Each with its value and, in brackets, how to have it.

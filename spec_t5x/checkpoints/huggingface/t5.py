@@ -427,7 +427,7 @@ def config_values(config: T5Config, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def _rescales_logits(values: dict[str, Any]) -> bool:
-    """Whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
+    """Says whether transformers 5 multiplies the last states by ``d_model ** -0.5``.
 
     Those of mT5 never; of others ``scale_decoder_outputs`` says so, and where it is absent, as
     before version 5, ``tie_word_embeddings``.
@@ -452,7 +452,7 @@ def read_vocabulary(
 
 
 def _are_t5s(ids: dict[str, Any]) -> bool:
-    """Whether ids need no renumbering: others may end a text beside T5's."""
+    """Says whether ids need no renumbering: others may end a text beside T5's."""
     return {name: ids[name] for name in _SPECIAL_IDS} == _SPECIAL_IDS
 
 

@@ -74,7 +74,7 @@ def read_vocabulary(
 
 
 def _is_bpe(vocabulary: Vocabulary) -> bool:
-    """Whether transformers leaves its texts as they are, whatever ``_CLEANS_UP`` is."""
+    """Says whether transformers leaves its texts as they are, whatever ``_CLEANS_UP`` is."""
     return isinstance(vocabulary, MappedVocabulary) and vocabulary.model_type == "BPE"
 
 
@@ -141,7 +141,7 @@ def _class_of(vocabulary: Vocabulary, pad_id: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Files:
-    """What of a directory transformers makes a tokenizer of."""
+    """The files of a directory that transformers makes a tokenizer of."""
 
     directory: Path
     # Its tokenizer_config.json, and what is named there or in config.json.
@@ -151,7 +151,7 @@ class _Files:
 
     @property
     def is_t5(self) -> bool:
-        """Whether transformers reads it as ``T5Tokenizer`` and not as it is."""
+        """Says whether transformers reads it as ``T5Tokenizer`` and not as it is."""
         return self.model_type != "umt5" and self.tokenizer_class.removesuffix("Fast") == _T5
 
     @functools.cached_property
@@ -331,7 +331,7 @@ def _types(step: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
-    """What a tokenizer.json has of SentencePiece's normalisation, in base 64."""
+    """SentencePiece's normalisation as a tokenizer.json has it, in base 64."""
     parts = [normalizer] if normalizer else []
     if parts and normalizer["type"] == "Sequence":
         parts = normalizer["normalizers"]

@@ -96,7 +96,7 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
 
 
 def same_table(one: Tensor, other: Tensor) -> bool:
-    """Whether two matrices hold the same numbers."""
+    """Says whether two matrices hold the same numbers."""
     if one is other:
         return True
     if one.shape != other.shape or len(one.shape) != 2:
