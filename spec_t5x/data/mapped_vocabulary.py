@@ -92,7 +92,7 @@ class MappedVocabulary(TokenizerVocabulary):
         return self._theirs[np.asarray(list(ids), np.int64)].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes as the protocol says, without special tokens, which transformers leaves out, too."""
+        """Decodes as the protocol says, without special tokens, as transformers does."""
         theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
         return self.cleaned(self._original.decode(theirs, skip_special_tokens=True))
 

@@ -15,7 +15,7 @@ def version(package: str) -> str | None:
 
 
 def requirements(package: str, extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """What an installed package requires of others here, with those of some of its extras.
+    """Requirements of an installed package here, with those of some of its extras.
 
     Raises:
       importlib.metadata.PackageNotFoundError: it is not installed.
