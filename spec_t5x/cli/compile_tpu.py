@@ -9,7 +9,7 @@ from spec_t5x.names import WEIGHTS
 HELP = "compile for a TPU without one: memory, costs, predicted speed-up"
 
 _FLAGS = {
-    "topology": ("CHIP:LAYOUT", "the slice, such as v5e:2x2 (v4:2x2x1)"),
+    "topology": ("CHIP:LAYOUT", "a slice of v4, v5e, v5p or v6e, such as v6e:2x2 (v4:2x2x1)"),
     "target": ("SIZE", "a published size (t5_1_1_xxl)"),
     "weights": (WEIGHTS, "the target's; auto is bfloat16 (auto)"),
     "draft": (

@@ -72,6 +72,22 @@ CHIPS = {
         link_bandwidth=50e9,
         config="default",
     ),
+    # cloud.google.com/tpu/docs/v5p; 4800 Gbit/s over six links.
+    "v5p": Chip(
+        flops=459e12,
+        memory_bandwidth=2765e9,
+        memory=95 * 2**30,
+        link_bandwidth=100e9,
+        config="megacore",
+    ),
+    # cloud.google.com/tpu/docs/v6e; 800 GB/s in both directions over four links.
+    "v6e": Chip(
+        flops=918e12,
+        memory_bandwidth=1600e9,
+        memory=32 * 2**30,
+        link_bandwidth=100e9,
+        config="default",
+    ),
 }
 
 # So that libtpu starts on a machine that is no TPU VM without looking for one.
@@ -103,8 +119,8 @@ def topology(name: str) -> tuple[Chip, list[jax.Device]]:
     kind, _, layout = name.partition(":")
     if kind not in CHIPS or not layout:
         raise InputError(
-            f"topology {name!r}: give a chip ({', '.join(CHIPS)}) and a layout, such as v4:2x2x1 "
-            "or v5e:2x2"
+            f"topology {name!r}: give a chip ({', '.join(CHIPS)}) and a layout, such as v5p:2x2x1 "
+            "or v6e:2x2"
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(

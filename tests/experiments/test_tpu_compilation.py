@@ -65,14 +65,14 @@ def environment():
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
-def mesh(chips: int):
-    _, devices = tpu_chips.topology("v4:2x2x1")
+def mesh(chips: int, topology: str = "v4:2x2x1"):
+    _, devices = tpu_chips.topology(topology)
     return make_mesh(1, chips, devices[:chips])
 
 
 @functools.cache
-def plain(chips: int, config: T5Config = CONFIG, weights: str = "auto"):
-    devices = mesh(chips)
+def plain(chips: int, config: T5Config = CONFIG, weights: str = "auto", topology: str = "v4:2x2x1"):
+    devices = mesh(chips, topology)
     model = tpu_programs.abstract_model(config, devices, weights)
     compiled, cache = tpu_programs.plain_step(model, WORK, devices)
     return compiled, step_cost(compiled, model, cache, new_tokens=1)
@@ -175,6 +175,21 @@ def test_two_chips_share_weights_and_exchange_states(plain_step):
     assert sum(c.count for c in found.values()) == states + 1
     assert sum(c.result_bytes for c in found.values()) == states * state + logits
     assert cost.operations == pytest.approx(alone.operations / 2, rel=0.2)
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_every_chip_compiles_the_step_that_v4_does(topology):
+    (_, cost), (_, expected) = plain(2, topology=topology), plain(2)
+    assert (cost.bytes_read, cost.collectives) == (expected.bytes_read, expected.collectives)
+    assert cost.operations == pytest.approx(expected.operations, rel=0.05)
+
+
+@pytest.mark.parametrize("topology", ["v5p:2x2x1", "v5p:2x2x2", "v6e:1x1", "v6e:2x4"])
+def test_a_device_is_a_chip(topology):
+    chip, devices = tpu_chips.topology(topology)
+    kind, _, layout = topology.partition(":")
+    assert chip is CHIPS[kind]
+    assert len(devices) == math.prod(map(int, layout.split("x")))
 
 
 @pytest.mark.parametrize("width", [None, 128])
@@ -334,6 +349,8 @@ def test_the_last_sentence_says_whether_it_fits(results, sentence):
     ("arguments", "message"),
     [
         ("--topology v4:9x9", "topology 'v4:9x9': libtpu says"),
+        ("--topology v6e:9x9", "topology 'v6e:9x9': libtpu says"),
+        ("--topology v6e-8", "topology 'v6e-8': give a chip (v4, v5e, v5p, v6e) and a layout"),
         ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
         ("--draft eagle:4096", "width is 4096 and the target's 4096: give less"),
         ("--draft eagle:wide", "draft 'eagle:wide': give eagle, or eagle:WIDTH"),
