@@ -29,9 +29,11 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
 from spec_t5x.experiments import results
+from spec_t5x.experiments.reliability import caution, doubt
 from spec_t5x.experiments.text_source import TextSource, read_texts
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator, Run
 from spec_t5x.machine.description import machine
+from spec_t5x.machine.other_programs import OtherPrograms
 
 # An input's place, text and ids.
 Inputs = list[tuple[int, str, list[int]]]
@@ -121,9 +123,12 @@ class _Line:
         self.seconds: dict[str, list[float]] = {"batches": [], "slots": [], "bursts": []}
         self.answers: dict[str, dict[int, Answer]] = {}
         self.occupancy: dict[str, float] = {}
+        # The largest share of the processors that other programs used in a round.
+        self.beside = 0.0
 
     def time(self, *, keep: bool = False) -> None:
         """Decodes everything in each way."""
+        others = OtherPrograms()
         for way, kind in (("batches", StaticBatches), ("slots", Run)):
             run, start, found = kind(self.generator, self.options), time.perf_counter(), {}
             for places, answers in run.answers([self.inputs]):
@@ -136,6 +141,8 @@ class _Line:
         run, start = Run(self.generator, self.options), time.perf_counter()
         list(run.started([self.inputs]))[-1]()
         self._keep("bursts", start, keep)
+        if keep:
+            self.beside = max(self.beside, others.share)
 
     def _keep(self, way: str, start: float, keep: bool) -> None:
         if keep:
@@ -165,6 +172,7 @@ class _Line:
             "block_efficiency": tokens / sum(calls),
             "same_answers": self.answers["slots"] == self.answers["batches"],
             "same_text": self.outputs == expected,
+            "beside": self.beside,
         }
 
     def _calls(self) -> list[int]:
@@ -263,8 +271,10 @@ def table(values: Mapping[str, Any]) -> results.Table:
             f"{row['tokens_per_second']['slots'] / best:.2f}" if best else None
         ),
         "same answers": _same,
+        "doubt": doubt,
     }
-    return results.table(columns, values["rows"])
+    rows = values["rows"]
+    return results.table(columns, rows, *filter(None, [caution(rows)]))
 
 
 def _same(row: Mapping[str, Any]) -> str:

@@ -22,8 +22,10 @@ from typing import Any
 
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.reliability import caution
 from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
 from spec_t5x.machine.extras import needed
+from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.verifiers import VERIFIERS
 
 # Of an input. The target limits its tokens, too.
@@ -135,8 +137,11 @@ def replay(sides: Sides) -> Iterator[Sides]:
         yield shown
 
 
-def verdict(sides: Sides, seconds: Whole, options: GenerateOptions) -> str:
-    """Whether both texts are one, and which side was faster, call by call and as one program."""
+def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: float = 0.0) -> str:
+    """Says whether both texts are one, and which side was faster, and if that can be relied on.
+
+    ``beside`` is the share of the processors that other programs used during the race.
+    """
     plain, speculative = map(_ids, sides)
     if plain == speculative:
         found = "Both texts are identical."
@@ -144,13 +149,16 @@ def verdict(sides: Sides, seconds: Whole, options: GenerateOptions) -> str:
         found = "The texts are two draws from one distribution."
     else:
         found = "The texts differ, from a token on that is as likely as another but for rounding."
-    each = f"{len(speculative) / len(sides[1]):.2f} tokens"
-    streamed = _compared(_rate(sides[1]) / _rate(sides[0]))
-    program = _compared(seconds[0] / seconds[1])
-    return (
-        f"{found} A target call brought {each}: streamed call by call, speculative decoding was "
-        f"{streamed}; as one program, as generate decodes, it was {program}."
+    each = len(speculative) / len(sides[1])
+    ratios = _rate(sides[1]) / _rate(sides[0]), seconds[0] / seconds[1]
+    streamed, program = map(_compared, ratios)
+    said = (
+        f"{found} A target call brought {each:.2f} tokens: streamed call by call, speculative "
+        f"decoding was {streamed}; as one program, as generate decodes, it was {program}."
     )
+    noise = plain == speculative and max(ratios) > each
+    doubts = caution([{"beside": beside, "noise": noise}])
+    return f"{said} {doubts}" if doubts else said
 
 
 def _compared(ratio: float) -> str:
@@ -248,16 +256,17 @@ def page(
         try:
             chosen = dataclasses.replace(options, temperature=float(temperature), **values)
             yield _screen("Loading and compiling …")
-            generator, drawn = load(target, draft), time.monotonic()
+            generator, drawn, others = load(target, draft), time.monotonic(), OtherPrograms()
             decode = generator.vocabulary.decode
             for sides in race(generator, text, chosen):
                 if time.monotonic() - drawn > _EVERY:
                     yield _screen("First runs, which do not count if they compile …", sides, decode)
                     drawn = time.monotonic()
             seconds = whole(generator, text, chosen)
+            said = verdict(sides, seconds, chosen, beside=others.share)
             for shown in replay(sides):
                 yield _screen("Racing …", shown, decode)
-            yield _screen(verdict(sides, seconds, chosen), sides, decode)
+            yield _screen(said, sides, decode)
         except InputError as error:
             yield _screen(str(error), role="alert")
 

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
     from spec_t5x.experiments import benchmark, results
+    from spec_t5x.experiments.reliability import caution
     from spec_t5x.experiments.text_source import TextSource
     from spec_t5x.machine.progress import Progress
 
@@ -60,6 +61,6 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 results.save(args.json, rows, **shown)
     table = benchmark.table(rows) if rows else None
-    parts = table, benchmark.remark(rows), benchmark.conclusion(rows)
+    parts = table, benchmark.remark(rows), benchmark.conclusion(rows), caution(rows)
     results.show(*filter(None, parts))
     return 0

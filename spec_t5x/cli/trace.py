@@ -6,6 +6,7 @@ from rich.text import Text
 
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.comparison import Comparison
+from spec_t5x.experiments.reliability import caution
 
 
 def print_trace(
@@ -64,6 +65,8 @@ def print_comparison(comparison: Comparison) -> None:
             f"speculative {divergence.speculative_token}, margin {divergence.margin:.2e}: "
             f"{divergence.input!r}"
         )
+    if doubts := caution([comparison.to_dict()]):
+        console.print(doubts, markup=False, soft_wrap=True)
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -36,9 +36,11 @@ from spec_t5x.experiments.random_models import (
     random_model,
     random_sources,
 )
+from spec_t5x.experiments.reliability import doubt
 from spec_t5x.experiments.text_source import TextSource, read_texts
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
 from spec_t5x.interfaces import Draft, Target
+from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.verifiers import VERIFIERS
@@ -137,7 +139,7 @@ class BenchmarkOptions:
             settings.append(Setting(draft, dataclasses.replace(decoding, **values), self.alpha))
         return settings
 
-    def _rows_of_table_2(self, length: int, seed: int) -> list[Setting]:
+    def _rows_of_table_2(self, length: int | None, seed: int) -> list[Setting]:
         """Those of the drafts ``random:SIZE`` among the pairs; without any, all."""
         given = [str(pair) for pair in self.pairs if str(pair).startswith(RANDOM)]
         settings = [
@@ -229,7 +231,11 @@ def run(
         else:
             comparison = compare(generator.with_draft(draft), texts, row, options.repeats)
         record = _record(setting, comparison, options)
-        yield record | (_parts(loaded.target, draft, row, options) if options.parts else {})
+        if options.parts:
+            others = OtherPrograms()
+            record |= _parts(loaded.target, draft, row, options)
+            record["beside"] = max(record["beside"], others.share)
+        yield record
         # Compiled programs of earlier rows are not used again and take memory.
         jax.clear_caches()
     report(len(settings), len(settings), "all measured")
@@ -421,6 +427,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "T(verify)": _cell("verification_cost"),
     "speed-up": _cell("speed_up"),
     "lowest–highest": _cell("speed_up_range"),
+    "doubt": doubt,
     "loop alone¹": _cell("loop_speed_up"),
     "predicted²": _cell("predicted"),
     "oracle³": _cell("oracle_speed_up"),

@@ -24,7 +24,7 @@ from spec_t5x.generation import (
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
-from spec_t5x.machine.other_programs import MUCH
+from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.theory import formulas
@@ -72,6 +72,7 @@ def time_in_turn(
         times[f"{name}_seconds"] = [0.0] * len(rounds)
         times[f"{name}_setup_seconds"] = [0.0] * len(rounds)
     decoded: list[dict[str, list[Decoded]]] = [{name: [] for name in ways} for _ in rounds]
+    others = OtherPrograms()
     for number, batches in enumerate(rounds):
         decodes = {name: (way(), way()) for name, way in ways.items()}
         for name in sorted(ways, reverse=number % 2 == 1):
@@ -83,7 +84,7 @@ def time_in_turn(
             for batch in batches:
                 setup, _ = elapsed(functools.partial(prefill, _without_steps(batch)))
                 times[f"{name}_setup_seconds"][number] += setup
-    return times, decoded
+    return times | {"beside": others.share}, decoded
 
 
 def _without_steps(batch: Batch) -> Batch:
@@ -138,6 +139,10 @@ class Comparison:
     outputs: list[list[Generation]]
     # Why gamma "auto" came to 0, so that both sides decode plainly; None where it did not.
     left_out: str | None = None
+    # Inputs decoded together.
+    batch_size: int = 1
+    # The largest share of the processors that other programs used during a part of the timing.
+    beside: float = 0.0
 
     @property
     def plain_rate(self) -> float:
@@ -180,6 +185,19 @@ class Comparison:
         pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
         ratios = [tokens * plain / speculative for plain, speculative in pairs]
         return min(ratios), max(ratios)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the speed-up is above the block efficiency, which times cannot be.
+
+        No iteration takes less than a plain step. Sampled texts that are longer than the plain
+        ones share one prefill among more tokens, which may bring their ratio. In a batch that
+        waits for its longest row the mean over rows bounds nothing.
+        """
+        if self.batch_size > 1 or self.left_out is not None:
+            return False
+        longer = self.speculative_tokens / self.plain_tokens
+        return self.speed_up > max(self.block_efficiency, longer)
 
     @property
     def loop_speed_up(self) -> float:
@@ -256,6 +274,7 @@ class Comparison:
             "acceptance_rate": self.acceptance_rate,
             "speed_up": self.speed_up,
             "speed_up_range": list(self.speed_up_range),
+            "noise": self.is_noise,
             "loop_speed_up": self.loop_speed_up,
             "c": self.step_times.c,
             "verification_cost": self.step_times.verification_cost,
@@ -322,9 +341,7 @@ def _left_out(generator: Generator, batch: Batch, options: GenerateOptions) -> s
     """Why gamma "auto" comes to 0; None where it does not."""
     if options.gamma != AUTO or generator.pace(batch, options) is not None:
         return None
-    costs = generator.costs(batch, options)
-    busy = f", measured while other programs took {costs.beside:.0%} of the processors"
-    return costs.where_it_pays + busy * (costs.beside > MUCH)
+    return generator.costs(batch, options).where_it_pays
 
 
 def _mean_gamma(options: GenerateOptions, pace: Pace | None, left_out: str | None) -> int:
@@ -360,6 +377,7 @@ def comparison_of(
         tokens = float(values["plain_tokens"])
         mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
         mean |= {"accepted": 0.0, "verified": 0.0}
+    others = OtherPrograms()
     step_times = measure_step_times(
         target,
         draft,
@@ -369,6 +387,7 @@ def comparison_of(
         settings=options.sampling(),
         verifier=options.make_verifier(),
     )
+    times = times | {"beside": max(times["beside"], others.share)}
     if not gamma:
         # One token is verified.
         step_times = dataclasses.replace(step_times, verification=step_times.target)
@@ -376,6 +395,7 @@ def comparison_of(
         gamma=gamma,
         temperature=options.temperature,
         verifier=options.verifier,
+        batch_size=options.batch_size,
         speculative_tokens=round(mean.pop("appended")),
         step_times=step_times,
         **times,

@@ -42,6 +42,7 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import MAX_CHAIN
+from spec_t5x.machine.other_programs import MUCH
 from spec_t5x.machine.programs import Kept
 from spec_t5x.types import Array, Bool, EndOfSequence, Float32, Int
 
@@ -133,10 +134,13 @@ class Costs:
     @property
     def where_it_pays(self) -> str:
         """A clause for messages."""
+        busy = f" (timed while other programs used {self.beside:.0%} of the processors)"
+        timed = busy if self.beside > MUCH else ""
         if math.isfinite(self.needed):
-            return f"it pays here from an acceptance rate of about {self.needed:.0%}"
+            return f"it pays here from an acceptance rate of about {self.needed:.0%}{timed}"
         one = next(cost for cost in self.iteration[1:] if math.isfinite(cost))
-        return f"an iteration takes {one:.2f} plain steps and more, which no acceptance pays for"
+        takes = f"an iteration takes {one:.2f} plain steps and more"
+        return f"{takes}, which no acceptance pays for{timed}"
 
 
 @flax.struct.dataclass(kw_only=True)

@@ -9,7 +9,7 @@ MUCH = 0.15
 
 
 class OtherPrograms:
-    """Counts from when it is made."""
+    """A count of what other programs use, from when it is made."""
 
     def __init__(self):
         self._began, self._used = time.monotonic(), _used_by_others()

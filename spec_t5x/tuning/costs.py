@@ -74,9 +74,12 @@ def remembered(key: Mapping[str, Any], measure: Callable[[], Costs], store: Stor
         with doing(log, "measuring what speculation costs here, once"):
             costs = dataclasses.replace(measure(), beside=others.share)
         seconds = time.perf_counter() - start
-        until = " while other programs are as busy" if costs.beside > MUCH else ""
+        timed, until = "", ""
+        if costs.beside > MUCH:
+            timed = f" while other programs used {costs.beside:.0%} of the processors"
+            until = " while other programs are as busy"
         trouble = store.save(key, dataclasses.asdict(costs)) or f"and will remember it{until}"
-        log.info("measured in %.1f s what speculation costs here, %s", seconds, trouble)
+        log.info("measured in %.1f s what speculation costs here%s, %s", seconds, timed, trouble)
     return costs
 
 

@@ -128,6 +128,23 @@ def test_the_verdict_says_what_the_texts_are(generator):
         assert expected in demo.verdict((slow, fast[:-1]), (1.0, 1.0), options)
 
 
+@pytest.mark.parametrize(
+    ("beside", "ratio", "doubts"),
+    [
+        (0.1, 1.0, ""),
+        (0.4, 1.0, "other programs used 40% of the processors. Measure again without them."),
+        (0.1, 99.0, "a speed-up above the block efficiency is noise. Measure again with more "
+         "repeats, or on a quiet machine."),
+    ],
+)  # fmt: skip
+def test_the_verdict_ends_with_what_cannot_be_relied_on(generator, beside, ratio, doubts):
+    *_, (plain, drafted) = demo.race(generator, TEXT, OPTIONS)
+    sides = [[dataclasses.replace(event, seconds=1.0) for event in way] for way in (plain, drafted)]
+    said = demo.verdict(sides, (ratio, 1.0), OPTIONS, beside=beside)
+    assert said.endswith(doubts and f"Not to be relied on: {doubts}")
+    assert ("Not to be relied on" in said) == bool(doubts)
+
+
 def test_whole_decodes_are_timed_apart(generator, monkeypatch):
     clock = itertools.count()
     # As many runs as there may be; each takes a second.

@@ -101,10 +101,14 @@ def test_what_was_measured_beside_other_programs_is_measured_again_without_them(
     assert costs().beside == costs().beside == 0.5
     # Timed as busy as it is now: that is what it costs.
     assert len(calls) == 1 and "while other programs are as busy" in caplog.text
+    assert "costs here while other programs used 50% of the processors" in caplog.text
+    said = costs().where_it_pays
+    assert said.endswith(" (timed while other programs used 50% of the processors)")
     others_use(0.01)
     assert costs().beside == costs().beside == 0.01
     others_use(0.5)
     assert costs().beside == 0.01 and len(calls) == 2
+    assert "timed while" not in costs().where_it_pays
 
 
 def test_the_most_that_may_be_drafted():

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from spec_t5x.experiments.reliability import caution
 from spec_t5x.experiments.reproduction import speed_ups
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
@@ -27,6 +28,11 @@ _ALPHAS_FOR_GAMMA = np.linspace(0.0, 0.95, 191)
 
 _ALPHA_LABEL = "α, the acceptance rate"
 _GREY = "#444444"
+# Inches: the report's page is as wide.
+_SIZE = {"width": 11.0, "height": 5.2}
+# By task and draft: one marker in all figures, of a quick run and of a full one.
+_SERIES = dict.fromkeys((pair.task, draft) for pair, draft, _ in speed_ups.RUNS)
+_MARKERS = dict(zip(_SERIES, MARKERS, strict=True))
 
 
 def _figure(
@@ -43,16 +49,22 @@ def _figure(
     )
 
 
+def _doubts(rows: Sequence[Row]) -> str:
+    """Ends a caption of points whose place depends on time."""
+    doubts = caution(rows)
+    return f" {doubts}" if doubts else ""
+
+
 def _plot_points(
     axes: Axes, rows: Sequence[Row], value: Callable[[Row], float], colour: Callable[[Row], str]
 ) -> list[Artist]:
     """Measured points, filled at temperature 1 and hollow at 0; handles for a legend."""
-    handles, markers = {}, itertools.cycle(MARKERS)
+    handles = {}
     for row in rows:
-        name = f"{row['task']}, {row['draft']}"
+        name, marker = f"{row['task']}, {row['draft']}", _MARKERS[row["task"], row["draft"]]
         if name not in handles:
-            (handles[name],) = axes.plot([], [], next(markers), color=_GREY, ms=5, label=name)
-        own, marker = colour(row), handles[name].get_marker()
+            (handles[name],) = axes.plot([], [], marker, color=_GREY, ms=5, label=name)
+        own = colour(row)
         face = own if row["temperature"] else "white"
         axes.plot(row["alpha"], value(row), marker, color=own, mfc=face, ms=6, zorder=4)
     return list(handles.values())
@@ -68,7 +80,7 @@ def _draw_by_gamma(
     bound: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> MatplotlibFigure:
     """A curve over alpha for each gamma; the points of a gamma in its curve's colour."""
-    figure, axes = new_figure(_ALPHA_LABEL, label)
+    figure, axes = new_figure(_ALPHA_LABEL, label, **_SIZE)
     gammas = sorted({*GAMMAS, *(row["gamma"] for row in rows)})
     colours = dict(zip(gammas, itertools.cycle(COLOURS), strict=False))
     lines = [
@@ -122,7 +134,7 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
 
 def _figure_3(options: ReproduceOptions, results: Measure) -> list[Figure]:
     best = fastest(speed_ups.measure_all(options, results.kept))
-    plot, axes = new_figure(_ALPHA_LABEL, "optimal γ")
+    plot, axes = new_figure(_ALPHA_LABEL, "optimal γ", **_SIZE)
     lines = []
     for c in CS:
         gammas = formulas.optimal_gamma(_ALPHAS_FOR_GAMMA, c)
@@ -136,9 +148,8 @@ def _figure_3(options: ReproduceOptions, results: Measure) -> list[Figure]:
         "The γ that maximizes Theorem 3.8, found by trying every γ (section 3.5); 0, plain "
         "decoding, where α is not above c (Corollary 3.9)."
     )
-    return [
-        _figure("figure3", caption, "the fastest of the γ that Table 2 has measured.", best, plot)
-    ]
+    points = "the fastest of the γ that Table 2 has measured." + _doubts(best)
+    return [_figure("figure3", caption, points, best, plot)]
 
 
 def _figure_4(options: ReproduceOptions, results: Measure) -> list[Figure]:
@@ -163,7 +174,7 @@ def _figure_4(options: ReproduceOptions, results: Measure) -> list[Figure]:
             "figure4_speed",
             "Speed-up over plain decoding by Theorem 3.8, c = 0. The paper draws this and the "
             "next into one.",
-            "measured, where drafts and verification have their cost.",
+            "measured, where drafts and verification have their cost." + _doubts(rows),
             rows,
             speed,
         ),

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 
 from spec_t5x.experiments import traces
 from spec_t5x.experiments.comparison import Comparison, compare
+from spec_t5x.experiments.reliability import caution
 from spec_t5x.experiments.reproduction import pairs
 from spec_t5x.experiments.reproduction.columns import Origin
 from spec_t5x.experiments.reproduction.contents import Figure, Item, ReproduceOptions
@@ -78,7 +79,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
         return {"tokens": sum(run["tokens"] for run in runs), "runs": runs}
 
     settings = {"gammas": _GAMMAS_5, "repeats": repeats, "max_decode_len": _MAX_DECODE_LEN}
-    inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], **settings)
+    inputs = pairs.inputs(_PAIR, ("transformer",), [_SENTENCE], **settings, version=5)
     found = results("figure5", inputs, 30.0, measure)
     if not found:
         return []
@@ -90,6 +91,8 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
         "many are drawn as the decode made; above a target call, how many tokens it brought. "
         f"{wholes}."
     )
+    if doubts := caution(runs):
+        caption += f" {doubts}"
     plot = _draw_timeline(runs)
     return [Figure(name="figure5", caption=caption, origins=(Origin.MEASURED,), plot=plot)]
 
@@ -109,6 +112,8 @@ def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[
         "proposed": [0] * tokens if plain else [len(event.proposed) for event in events],
         "appended": [1] * tokens if plain else [len(event.appended) for event in events],
         "measured": 1e3 * statistics.median(seconds),
+        "beside": comparison.beside,
+        "noise": comparison.is_noise and not plain,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from spec_t5x.errors import InputError
 from spec_t5x.experiments.reproduction import provenance
+from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.tuning.store import Store
 
 # What items call to measure: ``Results.__call__`` or ``Results.kept``.
@@ -69,14 +70,15 @@ class Results:
             self.missing[name] = seconds
         elif name not in self.found and name not in self.failed:
             self.before(name, seconds)
-            start = time.perf_counter()
+            start, others = time.perf_counter(), OtherPrograms()
             try:
                 # As a file gives it back, so that every run renders the same.
                 result = json.loads(json.dumps(compute()))
             except Exception as error:
                 self.failed[name] = one_line(error)
             else:
-                self._keep(name, inputs, result, round(time.perf_counter() - start, 1))
+                seconds = round(time.perf_counter() - start, 1)
+                self._keep(name, inputs, result, seconds, round(others.share, 3))
         return self.found.get(name, {}).get("result")
 
     def kept(self, name: str, inputs: Mapping[str, Any], *_) -> Any | None:
@@ -93,8 +95,11 @@ class Results:
             if kept:
                 self.found[name] = kept
 
-    def _keep(self, name: str, inputs: Mapping[str, Any], result: Any, seconds: float) -> None:
-        origin = {**self.origin, "date": provenance.now(), "seconds": seconds}
+    def _keep(
+        self, name: str, inputs: Mapping[str, Any], result: Any, seconds: float, beside: float
+    ) -> None:
+        took = {"date": provenance.now(), "seconds": seconds, "beside": beside}
+        origin = {**self.origin, **took}
         self.found[name] = {"result": result, "provenance": origin}
         problem = self.store.save(self._depends_on(name, inputs), self.found[name])
         if problem:

@@ -16,7 +16,8 @@ COLOURS = (
     "#a0522d",
     "#8b9dc3",
 )
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+# Each has an area, so that it can be hollow.
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
 
 _INK = "#333333"
 _GRID = "#dddddd"

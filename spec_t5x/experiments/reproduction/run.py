@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.reliability import caution
 from spec_t5x.experiments.reproduction import (
     acceptance_rates,
     closed_forms,
@@ -117,6 +118,11 @@ def _reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) 
     for section in sections:
         for reason in section["not_computed"]:
             log.error(f"{section['name']} not computed: {reason}")
+    # Figures 2 to 4 show Table 2's.
+    found = {name: one["result"] for each in sections for name, one in each["measured"].items()}
+    rows = [row for one in found.values() for row in one.get("rows", one.get("runs", []))]
+    if doubts := caution([row for row in rows if "beside" in row]):
+        log.warning(f"{doubts} Results are kept in {output}: give another --output")
     log.info(f"the report is {output / 'report.html'}")
     return 1 if any(section["not_computed"] for section in sections) else 0
 

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from spec_t5x.errors import InputError
+from spec_t5x.experiments.reproduction import kept_results
 from spec_t5x.experiments.reproduction.kept_results import Results, one_line
 
 MACHINE = {"processor": "x", "threads": 2, "jax": "2", "spec_t5x": "1"}
@@ -27,7 +28,8 @@ def results(tmp_path):
     return make
 
 
-def test_a_result_is_measured_once_and_kept_with_its_provenance(results, measure):
+def test_a_result_is_measured_once_and_kept_with_its_provenance(results, measure, monkeypatch):
+    monkeypatch.setattr(kept_results, "OtherPrograms", lambda: Mock(share=0.45))
     first = results()
     kept = {"rows": [[1, 0.5, None]], "tokens": 7}
     # As a file gives it back.
@@ -39,6 +41,7 @@ def test_a_result_is_measured_once_and_kept_with_its_provenance(results, measure
     assert measure.call_count == 1
     provenance = again.found["a"]["provenance"]
     assert provenance["commit"] == "abc" and provenance["seed"] == 3 and "date" in provenance
+    assert provenance["beside"] == 0.45
 
 
 @pytest.mark.parametrize(

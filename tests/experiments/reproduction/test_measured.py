@@ -123,6 +123,32 @@ def test_table_5_has_the_papers_rows(content):
     assert {value for table in bare for row in table.values for value in row[3:]} == {None}
 
 
+def test_what_the_paper_measured_stands_beside_ours(content, rows):
+    """With its small draft, at its gamma; and doubtful rows are marked."""
+    of_summaries = rows[0] | {"task": "summaries", "gamma": 5, "beside": 0.0, "noise": False}
+    found = {"table2/ende/transformer/t0": {"rows": [*rows, of_summaries]}}
+    table = content(speed_ups.TABLE_2, found)[-1]
+    titles = [(str(column.origin), column.title) for column in table.columns]
+    start = titles.index(("the paper's", "α"))
+    assert titles[start + 1] == ("the paper's", "speed-up")
+    theirs = {
+        (*row[:3], row[3]): row[start : start + 2]
+        for row in table.values
+        if row[start + 1] is not None
+    }
+    assert theirs == {
+        ("EnDe", "transformer", 0.0, "7"): [0.75, 3.4],
+        ("EnDe", "transformer", 1.0, "7"): [0.62, 2.6],
+        ("summaries", "transformer", 0.0, "2 *"): [0.65, 3.1],
+    }
+    marked = [row["range"].endswith(" †") for row in table.rows]
+    assert marked == [row["draft"] == "bigram" or row["gamma"] == 7 for row in rows] + [False]
+    assert "(*) the one that Theorem 3.8 predicts to be the best" in table.note
+    assert "† Not to be relied on: other programs used up to 45% of the processors" in table.note
+    calm = {"table2/ende/transformer/t0": {"rows": [of_summaries]}}
+    assert "†" not in str(content(speed_ups.TABLE_2, calm)[-1])
+
+
 def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline):
     speculative = decodes.blocks(timeline[0])
     kinds = [kind for kind, *_ in speculative]
@@ -135,6 +161,9 @@ def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline)
     assert len(axes.collections) == 7 + 5
     assert [text.get_text() for text in axes.texts] == ["3", "1"]
     assert content(decodes.FIGURE_5, {}) == content(decodes.FIGURE_1, {}) == []
+    busy = [run | {"beside": 0.4} for run in timeline]
+    (figure,) = content(decodes.FIGURE_5, {"figure5": {"runs": busy}})
+    assert "other programs used up to 40% of the processors" in figure.caption
 
 
 # --- measured, with a tiny pair ----------------------------------------------------
@@ -174,7 +203,7 @@ def test_table_2_and_figure_5_are_measured(monkeypatch, libtpu):
     (_, measured), found = computed(speed_ups.TABLE_2)
     (result,) = found.values()
     (row,) = result["rows"]
-    assert row["gamma_text"] == "7 (best)"
+    assert row["gamma_text"] == "7 *"
     assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
     assert row["speed_up"] == pytest.approx(
         row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]

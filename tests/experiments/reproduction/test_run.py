@@ -113,6 +113,23 @@ def test_an_item_that_cannot_be_shown_is_reported(shop, run, tmp_path):
     assert "has b" in report_of(tmp_path)
 
 
+def test_doubtful_times_are_told_at_the_end_of_every_run(shop, run, tmp_path):
+    def measure(name):
+        # Rates have no time; a figure shows the rows that a table has measured.
+        return {"rows": [{"beside": 0.45}, {"beside": 0.0}, {"alpha": 0.5}], "tokens": 1}
+
+    shop.measure = measure
+    items = {"table2": shop.item("a"), "figure2": shop.item("a", only_kept=True)}
+    for _ in range(2):
+        status, log = run(**items)
+        assert status == 0
+        assert (
+            "Not to be relied on: other programs used 45% of the processors (1 of 2 rows). Measure "
+            f"again without them. Results are kept in {tmp_path}"
+        ) in log
+        assert log.endswith("report.html")
+
+
 def test_a_curve_shows_what_is_kept_and_measures_nothing(shop, run, tmp_path):
     curve, owner = shop.item("b", only_kept=True), shop.item("b")
     assert run(curve=curve)[0] == 0
