@@ -72,6 +72,15 @@ def test_it_is_stored_with_the_outputs_of_one_run(path):
     assert path.stat().st_size < 300_000
 
 
+def test_the_tour_shows_samples_that_differ_and_a_line_that_is_well_formed():
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "tour.ipynb", as_version=4)
+    (sampled,) = (cell for cell in notebook.cells if "num_decodes" in cell.source)
+    texts = [line.split(maxsplit=1)[1] for line in sampled.outputs[0].text.splitlines()]
+    assert len(set(texts)) == len(texts) == 3
+    summary, _ = notebook.cells[-1].outputs[0].text.split("   (block efficiency")
+    assert re.fullmatch(r"[\w ,.-]+", summary)
+
+
 def test_what_is_shortened_is_there():
     text = "".join(
         cell.source for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells

@@ -15,6 +15,7 @@ from spec_t5x.checkpoints.fingerprints import fingerprint
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
 from spec_t5x.inference import bulk, processes
+from spec_t5x.machine import other_programs
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
