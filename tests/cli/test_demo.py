@@ -117,9 +117,7 @@ def test_the_verdict_says_what_the_texts_are(generator):
     said = demo.verdict((slow, fast), (1.0, 2.0), OPTIONS)
     assert said.startswith("Both texts are identical. A target call brought ")
     assert "call by call, speculative decoding was 4.00 times as fast" in said
-    assert said.endswith(
-        "as one program, as generate decodes, it was slower, at 0.50 of the speed."
-    )
+    assert "as one program, as generate decodes, it was slower, at 0.50 of the speed." in said
     for options, expected in (
         (OPTIONS, "The texts differ"),
         (SAMPLED, "two draws from one distribution"),
@@ -139,8 +137,10 @@ def test_the_verdict_says_what_the_texts_are(generator):
 )  # fmt: skip
 def test_the_verdict_ends_with_what_cannot_be_relied_on(generator, beside, ratio, doubts):
     *_, (plain, drafted) = demo.race(generator, TEXT, OPTIONS)
-    sides = [[dataclasses.replace(event, seconds=1.0) for event in way] for way in (plain, drafted)]
-    said = demo.verdict(sides, (ratio, 1.0), OPTIONS, beside=beside)
+    plain, drafted = (
+        [dataclasses.replace(event, seconds=1.0) for event in way] for way in (plain, drafted)
+    )
+    said = demo.verdict((plain, drafted), (ratio, 1.0), OPTIONS, beside=beside)
     assert said.endswith(doubts and f"Not to be relied on: {doubts}")
     assert ("Not to be relied on" in said) == bool(doubts)
 

@@ -78,6 +78,13 @@ def test_exit_status_0_and_one_line_if_all_is_well(run, lines, tmp_path):
     assert run("--input", lines)[2][0].endswith("; nothing was left to decode")
 
 
+@pytest.mark.parametrize("share", [0.1, 0.45])
+def test_a_rate_beside_other_programs_is_told_as_such(run, lines, share, monkeypatch):
+    monkeypatch.setattr(other_programs.OtherPrograms, "share", share)
+    _, _, (line,) = run("--input", lines)
+    assert line.endswith(" while other programs used 45% of the processors") == (share == 0.45)
+
+
 def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):
     lines.write_bytes(b"\n" * 12 + b"good\n")
     status, found, said = run("--input", lines)
