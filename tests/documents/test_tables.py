@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot_growth
+from spec_t5x.experiments.tpu_chips import CHIPS
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "tables.py"))
@@ -27,6 +28,50 @@ def test_a_table_is_replaced_and_what_is_around_it_stays(tmp_path, monkeypatch):
     assert SCRIPT["filled"](text, tmp_path) == expected
     # Once more changes nothing.
     assert SCRIPT["filled"](expected, tmp_path) == expected
+
+
+def rates_of(file: str) -> dict[str, str]:
+    """Lines of the table of docs/reproducing.md, as a kept report has their cells."""
+    items = json.loads((REPOSITORY / "benchmarks" / file).read_text(encoding="utf-8"))["items"]
+    language, ende, summaries, _ = items["table3"]["content"]
+    lenient, _ = items["table5"]["content"]
+
+    def alphas(table, drafts, temperatures=(0, 1)):
+        rows = [row for row in table["rows"] if row[3] in drafts and row[1] in temperatures]
+        return ", ".join(f"{row[4]:.3f}".removeprefix("0") for row in rows)
+
+    all_drafts = ("unigram", "bigram", "transformer")
+    return {
+        "Table 3, EnDe, T = 0": alphas(ende, all_drafts, [0]),
+        "the same, T = 1": alphas(ende, all_drafts, [1]),
+        "summaries, T = 0": alphas(summaries, all_drafts, [0]),
+        "GPT-like": alphas(language, ["transformer"]),
+        "Table 5, small": alphas(lenient, ["transformer"], [1, 0.5, 0.3, 0.1]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "file", "data"),
+    [(2, "reproduction_package.json", None), (3, "reproduction_quick.json", "data")],
+)
+def test_the_rates_of_a_clone_and_those_held_out_are_the_kept_ones(column, file, data):
+    kept = json.loads((REPOSITORY / "benchmarks" / file).read_text(encoding="utf-8"))
+    assert kept["run"]["data_dir"] == data
+    lines = (REPOSITORY / "docs" / "reproducing.md").read_text(encoding="utf-8").splitlines()
+    for start, rates in rates_of(file).items():
+        line = next(line for line in lines if line.startswith(f"| {start}"))
+        assert line.strip("| ").split(" | ")[column] == rates
+
+
+def test_the_table_of_chips_has_every_chip():
+    text = (REPOSITORY / "docs" / "tpu_and_gpu.md").read_text(encoding="utf-8")
+    for name, chip in CHIPS.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} | `{name}:")]
+        flops, memory, bandwidth, link = (
+            float(cell.replace(",", "")) for cell in line.strip("| ").split(" | ")[2:]
+        )
+        peaks = (chip.flops / 1e12, chip.memory / 2**30, chip.memory_bandwidth / 1e9)
+        assert (flops, memory, bandwidth, link) == (*peaks, chip.link_bandwidth / 1e9)
 
 
 def test_the_figure_of_growth_has_every_walk():

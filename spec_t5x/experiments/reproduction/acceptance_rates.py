@@ -37,7 +37,7 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     drafts = _DRAFTS[:3] if quick else _DRAFTS
     texts = pair.texts(options, 60 if quick else 1200)
     settings = {
-        "num_tokens": 600 if quick else 10_000,
+        "num_tokens": _num_tokens(options),
         "temperatures": _TEMPERATURES,
         "leniences": _LENIENCES if pair == pairs.ENDE else (1.0,),
         "top_ks": tuple(other.top_k for other in pairs.PAIRS if other.target == pair.target),
@@ -62,6 +62,11 @@ def measure_rates(pair: Pair, options: ReproduceOptions, results: Measure) -> li
     inputs = pairs.inputs(pair, drafts, texts, settings=settings)
     found = results(f"acceptance/{pair.target}", inputs, 30.0 if quick else 240.0, measure)
     return found["rows"] if found else []
+
+
+def _num_tokens(options: ReproduceOptions) -> int:
+    """Tokens to count at each temperature; the paper counted 10,000."""
+    return 600 if options.quick else 10_000
 
 
 def _find(
@@ -97,10 +102,11 @@ _RATE_COLUMNS = (
 
 
 def _tables_3(options: ReproduceOptions, results: Measure) -> list[Table]:
-    return [_table_3(pair, measure_rates(pair, options, results)) for pair in pairs.PAIRS]
+    asked = _num_tokens(options)
+    return [_table_3(pair, measure_rates(pair, options, results), asked) for pair in pairs.PAIRS]
 
 
-def _table_3(pair: Pair, rows: Sequence[Any]) -> Table:
+def _table_3(pair: Pair, rows: Sequence[Any], asked: int) -> Table:
     printed = {
         (row.draft, row.temperature): row.alpha
         for row in paper_tables.TABLE_3
@@ -133,10 +139,20 @@ def _table_3(pair: Pair, rows: Sequence[Any]) -> Table:
             for temperature in _TEMPERATURES
             for their_name, our_name in names
         ],
-        note="α with a 95% interval, bootstrapped over texts; proposed: the share of tokens for "
-        "which the draft proposed anything, over which α is taken."
-        if pair == pairs.PAIRS[-1]
-        else "",
+        note=_few_tokens(rows, asked)
+        + "α with a 95% interval, bootstrapped over texts; proposed: the share of tokens for "
+        "which the draft proposed anything, over which α is taken." * (pair == pairs.PAIRS[-1]),
+    )
+
+
+def _few_tokens(rows: Sequence[Any], asked: int) -> str:
+    """Says where the texts have fewer tokens than were asked for."""
+    counted = min((row["num_tokens"] for row in rows if row["temperature"] == 0), default=asked)
+    if counted >= asked:
+        return ""
+    return (
+        f"At temperature 0 each text has one output, and all of them have {counted:,} of the "
+        f"{asked:,} tokens asked for: a `--data_dir` with more texts has more. "
     )
 
 

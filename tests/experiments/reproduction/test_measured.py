@@ -96,6 +96,15 @@ def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them(conte
     assert at[None, "copy", 1.0] == [None, "copy", None, None, None, 600, 1.0]
 
 
+@pytest.mark.parametrize(("quick", "said"), [(True, None), (False, "600 of the 10,000 tokens")])
+def test_texts_that_are_too_few_are_said_to_be(quick, said):
+    """At temperature 1 a text is sampled again."""
+    rows = {"rows": [*RATES, rate("transformer", 1.0, 0.6, num_tokens=10)]}
+    options = ReproduceOptions(quick=quick)
+    note = TABLE_3.content(options, lambda name, *_: rows if "ende" in name else None)[1].note
+    assert note == "" if said is None else f"all of them have {said} asked for" in note
+
+
 def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
     rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
     gpt, *_, lamda = content(TABLE_3, {"acceptance/lm-target": {"rows": rows}})
