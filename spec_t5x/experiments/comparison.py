@@ -188,11 +188,11 @@ class Comparison:
 
     @property
     def is_noise(self) -> bool:
-        """Whether the speed-up is above the block efficiency, which times cannot be.
+        """True if the speed-up is above the block efficiency, which no draft can bring.
 
-        No iteration takes less than a plain step. Sampled texts that are longer than the plain
-        ones share one prefill among more tokens, which may bring their ratio. In a batch that
-        waits for its longest row the mean over rows bounds nothing.
+        No iteration takes less than a plain step. Where sampled texts are longer than the plain
+        ones, one prefill is shared among more tokens, and the bound is the ratio of tokens if that
+        is larger. In a batch, which waits for its longest row, the mean over rows bounds nothing.
         """
         if self.batch_size > 1 or self.left_out is not None:
             return False

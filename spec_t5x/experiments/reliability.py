@@ -1,4 +1,4 @@
-"""Which timings are not to be relied on: those beside other programs, and what is noise.
+"""Timings that are not to be relied on: those beside other programs, and what is noise.
 
 A row is what a measurement gives as JSON. Its ``beside`` is the share of the processors that other
 programs used while it was timed, from 0 to 1; its ``noise`` says that the speed-up is above all
