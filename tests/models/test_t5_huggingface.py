@@ -18,6 +18,7 @@ from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.sampling.distributions import sampling
+from spec_t5x.types import EOS_ID
 from tests.torch_t5 import SIZES, enlivened
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -68,8 +69,6 @@ def torch_model(activation: str, tied: bool, kind: str = "t5", *, seed: int):
         if kind == "umt5":
             # As released; version 5 rescales the logits of all.
             model.config.tie_word_embeddings = False
-    # Each test says which token ends a row.
-    model.generation_config.eos_token_id = None
     return enlivened(model)
 
 
@@ -89,7 +88,10 @@ def pair(tmp_path_factory, spiece) -> Callable[..., Pair]:
     def make(version: tuple, seed: int = 0) -> Pair:
         theirs = torch_model(*version, seed=seed)
         directory = tmp_path_factory.mktemp("theirs")
+        theirs.generation_config.eos_token_id = EOS_ID
         theirs.save_pretrained(directory)
+        # Each test says which token ends a row.
+        theirs.generation_config.eos_token_id = None
         (directory / "spiece.model").write_bytes(spiece.read_bytes())
         loaded = load(directory)
         # A T5 1.0 rescales its logits, which T5X knows for a tied embedding only.

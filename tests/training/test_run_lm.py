@@ -148,7 +148,7 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, bindings, message):
             ["the " * 45, "--max_decode_len", "8"],
             "the prompt has 45 tokens and there is room for 40",
         ),
-        (["the", "--draft", "ende-draft"], "have different vocabularies"),
+        (["the", "--draft", "ende-draft"], "give a draft of the target's kind"),
     ],
 )
 def test_what_a_language_model_cannot_do_is_one_line(target, capsys, arguments, message):
