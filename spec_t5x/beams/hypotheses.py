@@ -276,7 +276,7 @@ def extend(
     live = going_on(found, num, eos_id)
     lengths = beams.lengths + 1
     extended = beams.replace(
-        live_sequences=_append(beams, live),
+        live_sequences=continued(beams.live_sequences, live, lengths),
         live_log_probs=live.log_probs,
         lengths=lengths,
         **_finished(beams, found, lengths, ranking, eos_id),
@@ -306,7 +306,10 @@ def _finished(
             jnp.concatenate([beams.finished_lengths, new_lengths], axis=1), best
         ),
         "finished_sequences": pick(
-            jnp.concatenate([beams.finished_sequences, _append(beams, found)], axis=1), best
+            jnp.concatenate(
+                [beams.finished_sequences, continued(beams.live_sequences, found, lengths)], axis=1
+            ),
+            best,
         ),
     }
 
@@ -354,11 +357,15 @@ def where_rows(condition: Bool[Array, "batch"], chosen, other):
     return jax.tree.map(select, chosen, other)
 
 
-def _append(beams: Beams, tails: Candidates) -> Int[Array, "batch top width"]:
-    """The live sequences that the candidates continue, with their tokens."""
-    sequences = pick(beams.live_sequences, tails.parents)
-    is_next = jnp.arange(sequences.shape[2])[None, :] == beams.lengths[:, None] + 1
-    return jnp.where(is_next[:, None, :], tails.tokens[:, :, None], sequences)
+def continued(
+    sequences: Int[Array, "batch nodes width"],
+    tails: Candidates,
+    positions: Int[Array, "batch"],
+) -> Int[Array, "batch top width"]:
+    """The sequences that the candidates continue, with their tokens at each row's position."""
+    is_here = jnp.arange(sequences.shape[2])[None, :] == positions[:, None]
+    sequences = pick(sequences, tails.parents)
+    return jnp.where(is_here[:, None, :], tails.tokens[:, :, None], sequences)
 
 
 def _best(values: Float32[Array, "batch n"], num: int) -> Int[Array, "batch num"]:

@@ -180,9 +180,7 @@ def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tr
     is_one = expected.log_probs > -jnp.inf
     sequences = level.sequences
     if sequences is not None:
-        is_next = (jnp.arange(sequences.shape[2])[None, :] == positions[:, None])[:, None, :]
-        sequences = beams_lib.pick(sequences, expected.parents)
-        sequences = jnp.where(is_next, expected.tokens[:, :, None], sequences)
+        sequences = beams_lib.continued(sequences, expected, positions)
     return Tree(
         tokens=expected.tokens,
         # What is none must not be taken for a child of another level's node.
