@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import tempfile
+import types
 from pathlib import Path
 
 # Before JAX is imported. The suite is written for the CPU and runs the same anywhere.
@@ -17,6 +18,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax
 import jaxtyping
 import numpy as np
+import psutil
 import pytest
 from flax.traverse_util import unflatten_dict
 from jax._src import compiler
@@ -118,8 +120,9 @@ def known_costs(monkeypatch):
 
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())
-    # Nor is anything said that depends on one.
+    # Nor is anything said that depends on one, or on how busy the machine is.
     monkeypatch.setattr(progress, "A_MOMENT", 1e6)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: types.SimpleNamespace(user=0.0, system=0.0))
 
 
 @pytest.fixture(scope="module", autouse=True)
