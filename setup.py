@@ -33,8 +33,8 @@ setup(
         "spec_t5x": [
             "pretrained/**/*",
             "machine/cpu_kernels/*.cc",
-            "experiments/reproduction/*.json",
-            "experiments/reproduction/*.jinja",
+            "labs/reproduction/*.json",
+            "labs/reproduction/*.jinja",
         ]
     },
     install_requires=[

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import results
-from spec_t5x.experiments.evaluation import evaluate
-from spec_t5x.experiments.text_source import TextSource, read_sets
-from spec_t5x.experiments.tpu_chips import CHIPS, StepCost
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.evaluation import evaluate
+from spec_t5x.labs.benchmark.text_source import TextSource, read_sets
+from spec_t5x.labs.tpu.chips import CHIPS, StepCost
 from spec_t5x.machine.description import machine
 
 _XXL = Path(__file__).with_name("tpu_v4_xxl.json")

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import objectives
 from spec_t5x.cli.main import main as spec_t5x
-from spec_t5x.experiments import results
+from spec_t5x.labs.benchmark import results
 
 TARGET, STEPS = "ende-target", 200
 SETTINGS = {

@@ -19,7 +19,7 @@ from typing import Any
 import gin
 
 from spec_t5x.cli.main import main as spec_t5x
-from spec_t5x.experiments import results
+from spec_t5x.labs.benchmark import results
 from spec_t5x.machine.description import machine
 from spec_t5x.theory import formulas
 

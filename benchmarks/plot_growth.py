@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spec_t5x.experiments.reproduction import plots
+from spec_t5x.labs.reproduction import plots
 
 # By name in the rows.
 AXES = {"batch_size": "batch size", "max_decode_len": "output tokens", "gamma": "gamma"}

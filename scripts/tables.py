@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.experiments import acceptance, benchmark, results
+from spec_t5x.labs.benchmark import acceptance, benchmark, results
 from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -13,10 +13,10 @@ import pytest
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import FORMATS, NAMES
 from spec_t5x.checkpoints.own import ngram_tables, target_drafts
+from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params
 from spec_t5x.testing.toy_models import tiny_head
-from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.types import EOS_ID
 
 # The last of the target's two.

@@ -23,9 +23,6 @@ from spec_t5x.data.vocabulary import SentencePieceVocabulary
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import comparison as comparison_lib
-from spec_t5x.experiments.comparison import compare
-from spec_t5x.experiments.evaluation import evaluate
 from spec_t5x.generation import (
     GenerateOptions,
     Generator,
@@ -33,6 +30,9 @@ from spec_t5x.generation import (
     bursts,
 )
 from spec_t5x.generation import generator as generator_lib
+from spec_t5x.labs.benchmark import comparison as comparison_lib
+from spec_t5x.labs.benchmark.comparison import compare
+from spec_t5x.labs.benchmark.evaluation import evaluate
 from spec_t5x.loops.pace import Costs
 from spec_t5x.models.binding import Model
 from spec_t5x.models.seq2seq import T5Model

@@ -17,7 +17,7 @@ from benchmarks.other_implementations.rounds import IMPLEMENTATIONS, make_rows, 
 from benchmarks.other_implementations.table import table
 from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.reproduction.example_texts import SENTENCES
+from spec_t5x.labs.reproduction.example_texts import SENTENCES
 from spec_t5x.machine.description import machine
 from spec_t5x.names import AUTO, WEIGHTS
 

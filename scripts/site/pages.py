@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "spec_t5x"
 # Packages and modules, those first that programs import most.
 AREAS = (
-    *("generation", "checkpoints", "drafts", "verifiers", "inference", "training", "data"),
+    *("generation", "checkpoints", "drafts", "verifiers", "inference", "data"),
     *("tuning", "theory", "sampling", "interfaces", "loops", "beams", "models", "t5x_plugin"),
-    *("experiments", "demo", "testing", "machine", "errors", "names", "types"),
+    *("labs", "testing", "machine", "errors", "names", "types"),
 )
 # The command line; its help is its manual.
 LEFT_OUT = ("cli", "infer")

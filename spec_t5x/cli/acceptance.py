@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
     from spec_t5x.errors import InputError
-    from spec_t5x.experiments.acceptance import AcceptanceOptions
-    from spec_t5x.experiments.text_source import TextSource
+    from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
+    from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, _, source, options = settings.read(args, TextSource, AcceptanceOptions)
     # Checked before anything is loaded.
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.checkpoints.loading import load
     from spec_t5x.checkpoints.make_draft import find_models, make_draft
-    from spec_t5x.experiments import results
-    from spec_t5x.experiments.acceptance import conclusion, measure, table
     from spec_t5x.generation import Generator
+    from spec_t5x.labs.benchmark import results
+    from spec_t5x.labs.benchmark.acceptance import conclusion, measure, table
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _texts(source, options, generator) -> list[str]:
-    from spec_t5x.experiments.text_source import read_texts
+    from spec_t5x.labs.benchmark.text_source import read_texts
 
     if source.name is None and generator.is_decoder_only:
         # Unconditional text.

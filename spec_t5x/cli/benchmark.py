@@ -44,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
-    from spec_t5x.experiments import benchmark, results
-    from spec_t5x.experiments.reliability import caution
-    from spec_t5x.experiments.text_source import TextSource
+    from spec_t5x.labs.benchmark import benchmark, results
+    from spec_t5x.labs.benchmark.reliability import caution
+    from spec_t5x.labs.benchmark.text_source import TextSource
     from spec_t5x.machine.progress import Progress
 
     models, decoding, source, options = settings.read(args, TextSource, benchmark.BenchmarkOptions)

@@ -40,26 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compiles, prints tables and what they come to, keeps the figures as JSON if asked to."""
-    from spec_t5x.experiments import tpu_chips, tpu_compilation
-    from spec_t5x.experiments.results import show
+    from spec_t5x.labs.benchmark.results import show
+    from spec_t5x.labs.tpu import chips, compilation
 
-    tpu_chips.prepare_environment()
-    work = tpu_compilation.Workload(**settings.given(args, tpu_compilation.Workload))
-    options = tpu_compilation.Options(work=work, **settings.given(args, tpu_compilation.Options))
+    chips.prepare_environment()
+    work = compilation.Workload(**settings.given(args, compilation.Workload))
+    options = compilation.Options(work=work, **settings.given(args, compilation.Options))
     if args.json and not args.json.absolute().parent.is_dir():
         raise InputError(f"--json {args.json}: no such folder: make it first")
     results = []
-    for result in tpu_compilation.run(options):
+    for result in compilation.run(options):
         results.append(result)
         # After every mesh: a long run that is cut short leaves what it has.
         if args.json:
-            tpu_compilation.write_json(args.json, options, results)
+            compilation.write_json(args.json, options, results)
         if len(results) == 1:
-            show(tpu_compilation.header(options))
+            show(compilation.header(options))
         print()
-        show(*tpu_compilation.tables(result))
+        show(*compilation.tables(result))
     print()
-    show(tpu_compilation.FOOTNOTES, tpu_compilation.conclusion(options, results))
+    show(compilation.FOOTNOTES, compilation.conclusion(options, results))
     return 0
 
 

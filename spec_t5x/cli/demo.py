@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows the page until it is interrupted."""
-    from spec_t5x import demo
     from spec_t5x.generation import Generator
+    from spec_t5x.labs import demo
     from spec_t5x.machine.compilation_cache import enable
 
     models, options = settings.read(args)

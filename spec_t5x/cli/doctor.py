@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        from spec_t5x.experiments import results
+        from spec_t5x.labs.benchmark import results
 
         lines = list(_lines(found))
         columns = {"what": lambda line: line[0], "found": lambda line: line[1]}

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates and prints a JSON object, for a mixture one for each of its tasks."""
-    from spec_t5x.experiments.text_source import TextSource
+    from spec_t5x.labs.benchmark.text_source import TextSource
 
     models, options, source = settings.read(args, TextSource)
     # Checked before anything is loaded.
@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     source.check_scored()
     options = source.decoding(options)
 
-    from spec_t5x.experiments.evaluation import evaluate
-    from spec_t5x.experiments.text_source import read_sets
     from spec_t5x.generation import Generator
+    from spec_t5x.labs.benchmark.evaluation import evaluate
+    from spec_t5x.labs.benchmark.text_source import read_sets
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 

@@ -250,7 +250,7 @@ class _Command:
 
     def _compare(self, lines: list[Item]) -> None:
         from spec_t5x.cli.trace import print_comparison
-        from spec_t5x.experiments.comparison import compare
+        from spec_t5x.labs.benchmark.comparison import compare
 
         texts = [line.text for line in lines if line.error is None]
         if not texts:

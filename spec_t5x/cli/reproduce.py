@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit status 0, 1 if something could not be computed, 2 for a mistake of the user's."""
     with needed("matplotlib"):
-        from spec_t5x.experiments.reproduction import run as running
-        from spec_t5x.experiments.reproduction.contents import ReproduceOptions
+        from spec_t5x.labs.reproduction import run as running
+        from spec_t5x.labs.reproduction.contents import ReproduceOptions
 
     (options,) = settings.configured(args, ReproduceOptions)
     if not args.items and not args.list:

@@ -209,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``experiments.text_source.TextSource``: a file, or a seqio task."""
+    """Adds the flags of ``labs.benchmark.text_source.TextSource``: a file, or a seqio task."""
     add_flags(parser.add_argument_group("texts"), _TEXTS)
 
 

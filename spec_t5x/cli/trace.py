@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spec_t5x.experiments import traces
-from spec_t5x.experiments.comparison import Comparison
-from spec_t5x.experiments.reliability import caution
+from spec_t5x.labs.benchmark import traces
+from spec_t5x.labs.benchmark.comparison import Comparison
+from spec_t5x.labs.benchmark.reliability import caution
 
 
 def print_trace(

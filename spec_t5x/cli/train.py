@@ -41,7 +41,7 @@ class Training:
         return 0 if result.finished else OUT_OF_TIME
 
 
-_RUN_TRAIN, _RUN_DISTILL = "spec_t5x.training.run_train", "spec_t5x.training.run_distill"
+_RUN_TRAIN, _RUN_DISTILL = "spec_t5x.labs.training.run_train", "spec_t5x.labs.training.run_distill"
 _AS = "as a gin file says; the same command resumes it"
 TRAININGS = {
     "train": Training(_RUN_TRAIN, "train", f"train a model {_AS}"),

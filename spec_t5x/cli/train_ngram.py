@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.checkpoints.own.ngram_tables import save_ngram
     from spec_t5x.data.batching import tokenise
     from spec_t5x.data.tsv import read_lines
-    from spec_t5x.training.ngram_counts import count_ngrams, join_texts
+    from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = named_vocabulary(args.vocabulary)
     with doing(log, f"reading {', '.join(args.data)}"):

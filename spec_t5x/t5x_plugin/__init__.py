@@ -8,8 +8,6 @@ T5X is imported by these modules alone; nothing else of the package needs it.
 * ``drafts`` describes drafts and places their parameters in the model's tree, ``placing`` on
   the mesh;
 * ``restoring`` restores target and draft from two checkpoints;
-* ``distillation.distill`` makes a T5X model learn from a target under T5X's trainer, and
-  ``frozen_target`` holds that target;
 * ``initial_weights`` starts a training from weights alone;
 * ``networks`` has T5X's networks as the package's own, and the way back;
 * ``acceptance`` brings the statistics to the log and to the output files.

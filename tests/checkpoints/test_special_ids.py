@@ -15,8 +15,8 @@ from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.checkpoints.own.ngram_tables import save_ngram
 from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.training.ngram_counts import count_ngrams, join_texts
 from tests.checkpoints.faults import edit_config, message_of
 from tests.torch_t5 import SIZES, enlivened
 

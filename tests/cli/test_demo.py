@@ -17,9 +17,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from spec_t5x import demo
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs import demo
 from tests import quick_compilation as quick
 from tests.chromium import WIDTH, chromium, fits, requested
 from tests.cli.results import assert_refused

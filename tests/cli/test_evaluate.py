@@ -10,8 +10,8 @@ import pytest
 from spec_t5x.cli.main import main
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.text_source import TextSource, read_sets
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.benchmark.text_source import TextSource, read_sets
 
 seqio = pytest.importorskip("seqio")
 from spec_t5x.data.tasks import register_jsonl_task, register_tsv_task  # noqa: E402

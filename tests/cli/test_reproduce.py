@@ -5,8 +5,8 @@ import json
 import pytest
 
 from spec_t5x.cli.main import main
-from spec_t5x.experiments.reproduction import run as running
-from spec_t5x.experiments.reproduction.contents import Item
+from spec_t5x.labs.reproduction import run as running
+from spec_t5x.labs.reproduction.contents import Item
 
 
 @pytest.fixture

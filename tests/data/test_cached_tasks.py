@@ -9,9 +9,9 @@ import pytest
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, train_sentencepiece
 from spec_t5x.errors import InputError
-from spec_t5x.experiments.text_source import TextSource
 from spec_t5x.inference.infer_options import InferOptions
-from spec_t5x.training.run_data import TaskDataOptions
+from spec_t5x.labs.benchmark.text_source import TextSource
+from spec_t5x.labs.training.run_data import TaskDataOptions
 from tests.conftest import ENGLISH, GERMAN
 
 seqio = pytest.importorskip("seqio")

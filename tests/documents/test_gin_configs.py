@@ -15,7 +15,7 @@ from spec_t5x.cli import settings
 from spec_t5x.cli.gin_files import read_all
 from spec_t5x.cli.main import _parser
 from spec_t5x.errors import InputError
-from spec_t5x.experiments import paper_tables
+from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.sizes import SIZES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot_growth
-from spec_t5x.experiments.tpu_chips import CHIPS
+from spec_t5x.labs.tpu.chips import CHIPS
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(REPOSITORY / "scripts" / "tables.py"))

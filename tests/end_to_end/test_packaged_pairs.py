@@ -2,8 +2,8 @@
 
 import pytest
 
-from spec_t5x.experiments.reproduction.example_texts import DESCRIPTIONS
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS
 
 SENTENCES = ["Where is the station?", "This package contains the documentation.", "I am tired."]
 # One shape for all texts of a pair: each program is compiled once.

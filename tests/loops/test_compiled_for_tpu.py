@@ -9,7 +9,7 @@ import pytest
 
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.experiments import tpu_chips
+from spec_t5x.labs.tpu import chips
 from spec_t5x.loops import slots
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.speculative import speculative_decode
@@ -75,9 +75,9 @@ def v4():
     """One chip that programs are compiled for, without one."""
     pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in tpu_chips.ENVIRONMENT.items():
+        for name, value in chips.ENVIRONMENT.items():
             patch.setenv(name, value)
-        _, devices = tpu_chips.topology("v4:2x2x1")
+        _, devices = chips.topology("v4:2x2x1")
         yield make_mesh(1, 1, devices[:1])
 
 

@@ -112,7 +112,7 @@ def test_a_command_says_which_extra_it_needs(
     for name in list(sys.modules):
         if name.startswith(("spec_t5x.data.t", "spec_t5x.data.p", "spec_t5x.inference.task")):
             monkeypatch.delitem(sys.modules, name)
-        if name.startswith(("spec_t5x.experiments.reproduction", "spec_t5x.training.")):
+        if name.startswith(("spec_t5x.labs.reproduction", "spec_t5x.labs.training.")):
             monkeypatch.delitem(sys.modules, name)
     without(absent)
     models = ("--target", str(tiny_pair / "target"), "--draft", "copy")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.experiments.reproduction.example_texts import DESCRIPTIONS, SENTENCES
 from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES
 from spec_t5x.models import weights
 from spec_t5x.models.binding import bind
 from spec_t5x.models.partitioning import make_mesh

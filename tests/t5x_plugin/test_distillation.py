@@ -15,18 +15,18 @@ from t5x import adafactor, models, partitioning, train_state, trainer
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5 import Transformer
-from spec_t5x.sampling.distributions import overlap, sampling, standardize
-from spec_t5x.t5x_plugin.distillation import distill
-from spec_t5x.t5x_plugin.frozen_target import (
+from spec_t5x.labs.t5x_training.distillation import distill
+from spec_t5x.labs.t5x_training.frozen_target import (
     COLLECTION,
     DraftInitializer,
     FrozenTarget,
     trainer_with_target,
     without_target,
 )
+from spec_t5x.labs.training.losses import token_losses
+from spec_t5x.models.t5 import Transformer
+from spec_t5x.sampling.distributions import overlap, sampling, standardize
 from spec_t5x.t5x_plugin.networks import t5x_network
-from spec_t5x.training.losses import token_losses
 from tests.t5x_plugin.toy_models import make_decoder_only_pair, run_program
 from tests.t5x_plugin.toy_models import t5x_network as toy_network
 
@@ -283,7 +283,7 @@ import jax
 import numpy as np
 from t5x import partitioning
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.t5x_plugin.frozen_target import FrozenTarget
+from spec_t5x.labs.t5x_training.frozen_target import FrozenTarget
 
 partitioner = partitioning.PjitPartitioner(
     model_parallel_submesh=(1, 1, 1, 2),

@@ -14,12 +14,12 @@ from t5x import adafactor, models, partitioning
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.target_drafts import EAGLE, load_shared_draft
 from spec_t5x.errors import InputError
+from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, DraftInitializer, FrozenTarget
+from spec_t5x.labs.t5x_training.head_distillation import distill_head
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.run_distill import KeptLayers
+from spec_t5x.labs.training.trainer import TrainOptions
 from spec_t5x.models.eagle import first_head
-from spec_t5x.t5x_plugin.frozen_target import COLLECTION, DraftInitializer, FrozenTarget
-from spec_t5x.t5x_plugin.head_distillation import distill_head
-from spec_t5x.training.distill import DistillOptions, DraftLearner, Student
-from spec_t5x.training.run_distill import KeptLayers
-from spec_t5x.training.trainer import TrainOptions
 from tests.t5x_plugin.test_distillation import (
     OwnLoss,
     assert_same_gradients,

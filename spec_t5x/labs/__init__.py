@@ -1,0 +1,1 @@
+"""Training and measurements. ``spec_t5x`` decodes without them."""

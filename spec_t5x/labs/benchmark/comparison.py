@@ -1,0 +1,461 @@
+"""Speculative against plain decoding: same inputs, same process, compilation apart."""
+
+import dataclasses
+import functools
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.errors import InputError
+from spec_t5x.generation import (
+    AUTO,
+    Batch,
+    GenerateOptions,
+    Generation,
+    Generator,
+    all_answered,
+)
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.labs.benchmark.acceptance import achieved
+from spec_t5x.loops.outputs import Decoded
+from spec_t5x.loops.pace import Pace
+from spec_t5x.machine.other_programs import OtherPrograms
+from spec_t5x.sampling import rules
+from spec_t5x.sampling.rules import Places
+from spec_t5x.theory import formulas
+from spec_t5x.tuning.interleaving import elapsed
+from spec_t5x.tuning.step_times import StepTimes, measure_step_times
+from spec_t5x.types import PAD_ID, PyTree
+
+# From this factor on prediction and measurement differ enough to say why.
+_MUCH = 1.25
+
+# Decodes one batch.
+Decode = Callable[[Batch], Decoded]
+
+
+def time_in_turn(
+    plain: Callable[[], Decode],
+    speculative: Callable[[], Decode],
+    rounds: Sequence[Sequence[Batch]],
+) -> tuple[dict[str, Any], list[dict[str, list[Decoded]]]]:
+    """Times both ways of decoding the same batches: all of them one way, then all the other way.
+
+    Not batch by batch: of a model that lies in the processor's cache each program would find the
+    other's code and weights there, which no user's program does. Every round begins with the other
+    way, so that drift of the machine affects both.
+
+    Args:
+      plain, speculative: each makes a ``Decode``, a new one for every round: a pace starts from
+        nothing.
+      rounds: the batches of each round.
+
+    Returns:
+      The times, as fields of ``Comparison``; and what was decoded in each round, by the
+      argument's name, of each batch.
+    """
+    ways = {"plain": plain, "speculative": speculative}
+    shapes = {batch.tokens.shape: batch for batches in rounds for batch in batches}
+    times: dict[str, Any] = {}
+    for name, way in ways.items():
+        decode = way()
+        first, second = (
+            sum(elapsed(functools.partial(decode, batch))[0] for batch in shapes.values())
+            for _ in range(2)
+        )
+        times[f"{name}_compile_seconds"] = max(first - second, 0.0)
+        times[f"{name}_seconds"] = [0.0] * len(rounds)
+        times[f"{name}_setup_seconds"] = [0.0] * len(rounds)
+    decoded: list[dict[str, list[Decoded]]] = [{name: [] for name in ways} for _ in rounds]
+    others = OtherPrograms()
+    for number, batches in enumerate(rounds):
+        decodes = {name: (way(), way()) for name, way in ways.items()}
+        for name in sorted(ways, reverse=number % 2 == 1):
+            whole, prefill = decodes[name]
+            for batch in batches:
+                taken, result = elapsed(functools.partial(whole, batch))
+                times[f"{name}_seconds"][number] += taken
+                decoded[number][name].append(result)
+            for batch in batches:
+                setup, _ = elapsed(functools.partial(prefill, _without_steps(batch)))
+                times[f"{name}_setup_seconds"][number] += setup
+    return times | {"beside": others.share}, decoded
+
+
+def _without_steps(batch: Batch) -> Batch:
+    """The same batch with nothing to generate: its time is the prefill's."""
+    return dataclasses.replace(batch, max_decode_steps=np.zeros_like(batch.max_decode_steps))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """The first position where two outputs that should be equal differ."""
+
+    input: str
+    # Index of the token.
+    position: int
+    plain_token: int
+    speculative_token: int
+    # The target's logit of the plain token minus that of the other one.
+    margin: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Plain against speculative decoding of the same inputs."""
+
+    num_inputs: int
+    # Drafts per iteration; with gamma "auto" the mean number, rounded.
+    gamma: int
+    temperature: float
+    verifier: str
+    # Generated tokens of a round, end of sequence included, padding rows not.
+    plain_tokens: int
+    speculative_tokens: int
+    # Seconds for all inputs, encoding included, compilation not, of every round.
+    plain_seconds: list[float]
+    speculative_seconds: list[float]
+    # Of these, the prefill: dispatch, encoding, empty caches.
+    plain_setup_seconds: list[float]
+    speculative_setup_seconds: list[float]
+    plain_compile_seconds: float
+    speculative_compile_seconds: float
+    # Of a round, its mean where rounds differ. Plain steps are the calls without drafts.
+    target_calls: float
+    plain_steps: float
+    accepted: float
+    verified: float
+    # Mean of beta over verified positions; of drawn verdicts, the given rate.
+    alpha: float
+    step_times: StepTimes
+    # None when sampling: the outputs are then different draws from one distribution.
+    identical: bool | None
+    divergences: list[Divergence]
+    outputs: list[list[Generation]]
+    # Why gamma "auto" came to 0, so that both sides decode plainly; None where it did not.
+    left_out: str | None = None
+    # Inputs decoded together.
+    batch_size: int = 1
+    # The largest share of the processors that other programs used during a part of the timing.
+    beside: float = 0.0
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding."""
+        return self.plain_tokens / statistics.median(self.plain_seconds)
+
+    @property
+    def speculative_rate(self) -> float:
+        """Tokens per second of speculative decoding."""
+        return self.speculative_tokens / statistics.median(self.speculative_seconds)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Generated tokens per target call of speculative decoding."""
+        return self.speculative_tokens / self.target_calls
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the verified drafts that were accepted; None where none was verified."""
+        return self.accepted / self.verified if self.verified else None
+
+    @property
+    def accepted_plus_one(self) -> float:
+        """``1 + accepted / target_calls``, which Equation 1 predicts.
+
+        Every iteration counts as if it ended with a token of the target's own, which the end
+        of a text prevents in some.
+        """
+        return 1 + self.accepted / self.target_calls
+
+    @property
+    def speed_up(self) -> float:
+        """Ratio of the rates, medians over rounds."""
+        return self.speculative_rate / self.plain_rate
+
+    @property
+    def speed_up_range(self) -> tuple[float, float]:
+        """Lowest and highest ratio of the rates in one round."""
+        tokens = self.speculative_tokens / self.plain_tokens
+        pairs = zip(self.plain_seconds, self.speculative_seconds, strict=True)
+        ratios = [tokens * plain / speculative for plain, speculative in pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def is_noise(self) -> bool:
+        """True if the speed-up is above the block efficiency, which no draft can bring.
+
+        No iteration takes less than a plain step. Where sampled texts are longer than the plain
+        ones, one prefill is shared among more tokens, and the bound is the ratio of tokens if that
+        is larger. In a batch, which waits for its longest row, the mean over rows bounds nothing.
+        """
+        if self.batch_size > 1 or self.left_out is not None:
+            return False
+        longer = self.speculative_tokens / self.plain_tokens
+        return self.speed_up > max(self.block_efficiency, longer)
+
+    @property
+    def loop_speed_up(self) -> float:
+        """The same without the prefill, which Theorem 3.8 leaves out."""
+        plain, speculative = (
+            statistics.median(seconds) - statistics.median(prefill)
+            for seconds, prefill in (
+                (self.plain_seconds, self.plain_setup_seconds),
+                (self.speculative_seconds, self.speculative_setup_seconds),
+            )
+        )
+        return (self.speculative_tokens / speculative) / (self.plain_tokens / plain)
+
+    @property
+    def predicted(self) -> float:
+        """Theorem 3.8 with the measured alpha and c, verification as one step."""
+        return self.step_times.speed_up(self.alpha, self.gamma, as_paper=True)
+
+    @property
+    def predicted_with_verification(self) -> float:
+        """The same with the measured cost of scoring gamma + 1 tokens."""
+        return self.step_times.speed_up(self.alpha, self.gamma)
+
+    @property
+    def oracle(self) -> float:
+        """The speed-up of an oracle that knows when to stop drafting (section 3.5)."""
+        return formulas.oracle_improvement(self.alpha, self.step_times.c)
+
+    @property
+    def remark(self) -> str | None:
+        """Why the speed-up is not the predicted one; None where it nearly is.
+
+        Prediction over measurement is a product of three, of which the largest is named: what
+        the prefill takes, which the theorem leaves out; tokens of an iteration, expected over
+        counted; an iteration's time over that of its parts.
+        """
+        if self.left_out is not None:
+            return (
+                f"gamma {AUTO} came to 0, so both sides are plain decoding: {self.left_out}; give "
+                "gamma a number to see the draft at work"
+            )
+        ratio = self.predicted_with_verification / self.speed_up
+        # Of a decoding of a moment what is subtracted may leave nothing.
+        if max(ratio, 1 / ratio) < _MUCH or self.gamma < 1 or self.loop_speed_up <= 0:
+            return None
+        expected = float(formulas.expected_tokens(min(self.alpha, 1.0), self.gamma))
+        tokens = expected / self.block_efficiency
+        prefill = self.loop_speed_up / self.speed_up
+        share = statistics.median(self.plain_setup_seconds) / statistics.median(self.plain_seconds)
+        length = self.plain_tokens / self.num_inputs
+        steps = f", {self.plain_steps / self.target_calls:.0%} of the calls being plain steps"
+        reasons = {
+            f"the prefill, which the prediction leaves out, takes {share:.0%} of plain decoding": (
+                prefill
+            ),
+            f"a target call brings {self.block_efficiency:.2f} tokens and not {expected:.2f}, "
+            f"in texts of {length:.0f} tokens{steps * (self.plain_steps > 0)}": tokens,
+            f"an iteration takes {ratio / prefill / tokens:.2f} times as long as its parts timed "
+            "alone": ratio / prefill / tokens,
+        }
+        # Towards where the prediction errs.
+        reason = max(reasons, key=lambda each: reasons[each] * (1 if ratio > 1 else -1))
+        found = f"predicted {self.predicted_with_verification:.2f}, measured {self.speed_up:.2f}"
+        return f"{found}: above all, {reason}"
+
+    def to_dict(self) -> dict:
+        """All of it but the outputs, as JSON can hold it."""
+        fields = dataclasses.asdict(self)
+        del fields["outputs"]
+        return fields | {
+            "plain_tokens_per_second": self.plain_rate,
+            "speculative_tokens_per_second": self.speculative_rate,
+            "block_efficiency": self.block_efficiency,
+            "acceptance_rate": self.acceptance_rate,
+            "speed_up": self.speed_up,
+            "speed_up_range": list(self.speed_up_range),
+            "noise": self.is_noise,
+            "loop_speed_up": self.loop_speed_up,
+            "c": self.step_times.c,
+            "verification_cost": self.step_times.verification_cost,
+            "predicted_speed_up": self.predicted,
+            "oracle_speed_up": self.oracle,
+            "predicted_speed_up_with_verification": self.predicted_with_verification,
+        }
+
+
+def compare(
+    generator: Generator, texts: Sequence[str], options: GenerateOptions, repeats: int = 3
+) -> Comparison:
+    """Decodes the inputs plainly and speculatively in turn, ``repeats`` times.
+
+    Where no acceptance pays here, gamma "auto" comes to 0 and both sides are plain decoding.
+
+    Raises:
+      InputError: the generator has no draft, gamma is 0, or an input cannot be decoded.
+    """
+    if generator.draft is None or options.gamma == 0:
+        raise InputError("nothing to compare with: give a draft and a gamma of at least 1")
+    if options.beams:
+        raise InputError(f"beams is {options.beams}: a beam search is not compared here")
+    batches = generator.batches(texts, options)
+    plain, left_out = generator.plain(), _left_out(generator, batches[0], options)
+    times, decoded = time_in_turn(
+        lambda: plain.run(options).decode,
+        lambda: (generator if left_out is None else plain).run(options).decode,
+        [batches] * repeats,
+    )
+    plain_outputs, outputs = (
+        [
+            answer
+            for batch, of_batch in zip(batches, of_way, strict=True)
+            for answer in all_answered(generator.collect(batch, of_batch, options))
+        ]
+        for of_way in decoded[-1].values()
+    )
+    greedy = options.sampling().greedy
+    divergences = _divergences(plain, plain_outputs, outputs, options) if greedy else []
+    pace = decoded[-1]["speculative"][-1].pace
+    alpha = None if left_out else achieved(list(itertools.chain(*outputs))).alpha
+    return comparison_of(
+        times,
+        decoded,
+        generator.target,
+        generator.draft,
+        jnp.asarray(batches[0].tokens),
+        options.without_open(generator.defaults),
+        num_inputs=len(texts),
+        gamma=_mean_gamma(options, pace, left_out),
+        left_out=left_out,
+        # A token each.
+        plain_tokens=sum(output.target_calls for output in itertools.chain(*plain_outputs)),
+        # Where a pace has left the draft out, nothing was verified.
+        alpha=alpha.value if alpha else 0.0,
+        identical=not divergences if greedy else None,
+        divergences=divergences,
+        outputs=outputs,
+    )
+
+
+def _left_out(generator: Generator, batch: Batch, options: GenerateOptions) -> str | None:
+    """Why gamma "auto" comes to 0; None where it does not."""
+    if options.gamma != AUTO or generator.pace(batch, options) is not None:
+        return None
+    return generator.costs(batch, options).where_it_pays
+
+
+def _mean_gamma(options: GenerateOptions, pace: Pace | None, left_out: str | None) -> int:
+    if left_out is not None:
+        return 0
+    return options.gamma if pace is None else pace.typical_limit
+
+
+def comparison_of(
+    times: dict[str, Any],
+    decoded: list[dict[str, list[Decoded]]],
+    target: Target,
+    draft: Draft,
+    inputs: PyTree,
+    options: GenerateOptions,
+    *,
+    gamma: int,
+    **values: Any,
+) -> Comparison:
+    """The comparison that ``time_in_turn`` has timed; measures the step times as well.
+
+    Args:
+      times, decoded: what ``time_in_turn`` returns.
+      target, draft: the models.
+      inputs: of one batch, for the step times.
+      options: how it was decoded.
+      gamma: drafts per iteration.
+      values: the fields that do not follow from these.
+    """
+    if gamma:
+        mean = _mean_counts(decoded)
+    else:
+        tokens = float(values["plain_tokens"])
+        mean = {"appended": tokens, "target_calls": tokens, "plain_steps": tokens}
+        mean |= {"accepted": 0.0, "verified": 0.0}
+    others = OtherPrograms()
+    step_times = measure_step_times(
+        target,
+        draft,
+        inputs,
+        gamma=max(gamma, 1),
+        max_decode_len=options.max_decode_len,
+        settings=options.sampling(),
+        verifier=options.make_verifier(),
+    )
+    times = times | {"beside": max(times["beside"], others.share)}
+    if not gamma:
+        # One token is verified.
+        step_times = dataclasses.replace(step_times, verification=step_times.target)
+    return Comparison(
+        gamma=gamma,
+        temperature=options.temperature,
+        verifier=options.verifier,
+        batch_size=options.batch_size,
+        speculative_tokens=round(mean.pop("appended")),
+        step_times=step_times,
+        **times,
+        **mean,
+        **values,
+    )
+
+
+def _mean_counts(decoded: list[dict[str, list[Decoded]]]) -> dict[str, float]:
+    """Counts of speculative decoding over all batches of a round, their means over the rounds."""
+    counts = [
+        {
+            name: sum(float(np.sum(getattr(each.stats, name))) for each in of_round["speculative"])
+            for name in ("appended", "target_calls", "plain_steps", "accepted", "verified")
+        }
+        for of_round in jax.device_get(decoded)
+    ]
+    return {name: statistics.fmean(each[name] for each in counts) for name in counts[0]}
+
+
+def _divergences(
+    generator: Generator,
+    plain: list[list[Generation]],
+    speculative: list[list[Generation]],
+    options: GenerateOptions,
+) -> list[Divergence]:
+    return [
+        _divergence(generator, ours, theirs, options)
+        for ours, theirs in zip(itertools.chain(*plain), itertools.chain(*speculative), strict=True)
+        if ours.output_ids != theirs.output_ids
+    ]
+
+
+def _divergence(
+    generator: Generator, plain: Generation, other: Generation, options: GenerateOptions
+) -> Divergence:
+    """Where two outputs differ first, and the target's margin for the plain one."""
+    tokens = itertools.zip_longest(plain.output_ids, other.output_ids, fillvalue=PAD_ID)
+    position, (first, second) = next(
+        (position, pair) for position, pair in enumerate(tokens) if pair[0] != pair[1]
+    )
+    (batch,) = generator.batches([plain.input], dataclasses.replace(options, batch_size=1))
+    prompt = batch.prompts[0, 1:]
+    prompt = prompt[prompt != PAD_ID]
+    # An encoder-decoder's output has its prefix in it.
+    before = prompt if generator.is_decoder_only else []
+    prefix = jnp.asarray([[PAD_ID, *before, *plain.output_ids[:position]]], jnp.int32)
+    cache = generator.target.prefill(batch.tokens, prefix.shape[1])
+    logits, _ = generator.target.score(cache, prefix)
+    place = Places(
+        tokens=prefix[:, None],
+        lengths=jnp.asarray([[prefix.shape[1] - 1]]),
+        starts=jnp.asarray([len(prompt)]),
+        limits=jnp.asarray([len(prompt) + generator.max_decode_len(options)]),
+    )
+    logits = rules.apply(generator.rules(options), logits[:, -1:], place)
+    return Divergence(
+        input=plain.input,
+        position=position,
+        plain_token=first,
+        speculative_token=second,
+        margin=float(logits[0, -1, first] - logits[0, -1, second]),
+    )

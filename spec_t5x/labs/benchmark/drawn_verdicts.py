@@ -1,0 +1,121 @@
+"""Time with a given acceptance rate, without text: verdicts drawn, all else computed.
+
+A draft with random weights (``random_models``) is never right, so how many of its tokens are
+accepted is drawn: each with probability alpha. Drafting, the target call, verification,
+appending and rolling back are those of decoding. That is the time of a trained pair of these
+sizes and this alpha, if acceptances are i.i.d. as in Theorem 3.8.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_t5x.errors import InputError
+from spec_t5x.generation import Batch, GenerateOptions
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.labs.benchmark.comparison import Comparison, comparison_of, time_in_turn
+from spec_t5x.labs.benchmark.random_models import random_sources
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import Decoded, row_keys
+from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.sampling.draws import purpose_keys
+from spec_t5x.sampling.random_bits import uniform
+from spec_t5x.sampling.verification import Verdict
+from spec_t5x.verifiers import TokenVerifier
+
+# No token ends a row: the lengths are given.
+_NO_EOS = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnVerifier(TokenVerifier):
+    """Accepts each proposal with probability ``alpha``, one after the other.
+
+    Algorithm 1 is computed as well and its token taken, so that its time counts; only the
+    number of accepted drafts is drawn. The output is not text of any model.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha is {self.alpha}: an acceptance rate is between 0 and 1")
+
+    def __call__(self, stream, lengths, proposal, target_logits, target_probs, settings) -> Verdict:
+        """A verdict for each row; the arguments are the base's."""
+        real = super().__call__(stream, lengths, proposal, target_logits, target_probs, settings)
+        _, keys, _ = purpose_keys(stream, lengths)
+        gamma = proposal.tokens.shape[1]
+        uniforms = jax.vmap(lambda key: uniform(key, gamma))(keys)
+        proposed = jnp.arange(gamma)[None, :] < proposal.num_proposed[:, None]
+        stands = jnp.cumprod((proposed & (uniforms < self.alpha)).astype(jnp.int32), axis=1)
+        return real.replace(num_accepted=jnp.sum(stands, axis=1, dtype=jnp.int32))
+
+
+def compare_drawn(
+    target: Target,
+    draft: Draft,
+    options: GenerateOptions,
+    *,
+    alpha: float,
+    source_len: int,
+    repeats: int,
+) -> Comparison:
+    """Plain against speculative decoding of random sources, with drawn verdicts.
+
+    Args:
+      target, draft: any weights.
+      options: gamma, temperature, batch size, and ``max_decode_len``, the tokens of each row.
+      alpha: chance that a draft is accepted.
+      source_len: encoder length, without padding.
+      repeats: of both ways in turn, each with other draws.
+    """
+    settings, verifier = options.sampling(), DrawnVerifier(alpha=alpha)
+    length, rows = options.max_decode_len, options.batch_size
+
+    def arguments(batch: Batch) -> tuple[tuple, dict[str, Any]]:
+        """What both loops take, by place and by name."""
+        by_name = {"max_decode_len": length, "eos_id": _NO_EOS}
+        by_name["max_decode_steps"] = batch.max_decode_steps
+        return (batch.tokens, batch.prompts, batch.keys, settings), by_name
+
+    def plain(batch: Batch) -> Decoded:
+        by_place, by_name = arguments(batch)
+        return autoregressive_decode(target, *by_place, **by_name)
+
+    def drafted(batch: Batch) -> Decoded:
+        by_place, by_name = arguments(batch)
+        by_name |= {"gamma": options.gamma, "verifier": verifier}
+        return speculative_decode(target, draft, *by_place, **by_name)
+
+    sources = random_sources(target, rows, source_len, options.seed)
+    batches = [
+        Batch(
+            texts=[""] * rows,
+            tokens=sources,
+            prompts=np.zeros((rows, 1), np.int32),
+            keys=row_keys(jax.random.key(options.seed + repeat), rows),
+            max_decode_steps=np.full(rows, length, np.int32),
+        )
+        for repeat in range(repeats)
+    ]
+    times, decoded = time_in_turn(lambda: plain, lambda: drafted, [[batch] for batch in batches])
+    return comparison_of(
+        times,
+        decoded,
+        target,
+        draft,
+        jnp.asarray(sources),
+        options,
+        gamma=options.gamma,
+        num_inputs=rows,
+        plain_tokens=rows * length,
+        alpha=alpha,
+        identical=None,
+        divergences=[],
+        outputs=[],
+    )

@@ -1,0 +1,102 @@
+"""Quality and acceptance of a pair over a file of text pairs or a seqio task."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spec_t5x.data.metrics import bleu_metric, metric_intervals, signature
+from spec_t5x.errors import InputError
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.labs.benchmark.acceptance import achieved
+from spec_t5x.labs.benchmark.text_source import Intervals, Metric, fits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Quality and acceptance of a target and its draft on a set of text pairs."""
+
+    num_pairs: int
+    # Pairs left out because their source is empty or longer than the encoder.
+    num_skipped: int
+    # Of the decoded text: {"bleu": 27.3}, or what the task's own metrics return.
+    metrics: dict[str, float]
+    # sacreBLEU's, of the "bleu" of a file.
+    bleu_signature: str | None
+    # Generated tokens, end of sequence included.
+    num_tokens: int
+    target_calls: int
+    # Over all sequences; None in plain decoding. Generated tokens for each target call.
+    block_efficiency: float | None
+    alpha: float | None
+    # How often the i-th draft was accepted where it was verified.
+    acceptance_by_position: list[float] | None
+    # 95 % intervals, bootstrapped over texts, by figure; of the figures that have one.
+    intervals: dict[str, tuple[float, float]]
+
+    def to_dict(self) -> dict:
+        """All of it as JSON can hold it, the metrics among the other figures."""
+        fields = dataclasses.asdict(self)
+        metrics = fields.pop("metrics")
+        fields["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
+        if self.bleu_signature is None:
+            del fields["bleu_signature"]
+        return metrics | fields
+
+
+def evaluate(
+    generator: Generator,
+    pairs: Sequence[tuple[str, Any]],
+    options: GenerateOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    metric: Metric = bleu_metric,
+    intervals: Intervals | None = None,
+) -> Evaluation:
+    """Decodes the sources and scores the outputs against the targets.
+
+    Args:
+      generator: decodes speculatively if it has a draft.
+      pairs: ``(source, target)``.
+      options: ``num_decodes`` must be 1.
+      progress: called with the number of inputs done and their total.
+      metric: of the targets and outputs, in the order of the pairs.
+      intervals: of the metric; None takes ``data.metrics.metric_intervals``.
+
+    Raises:
+      InputError: no pair can be decoded, one was decoded to no text, ``num_decodes`` is not
+        1, or a beam search.
+    """
+    if options.num_decodes != 1:
+        raise InputError(f"num_decodes is {options.num_decodes}: an evaluation is of 1 output")
+    if options.beams:
+        raise InputError(f"beams is {options.beams}: an evaluation does not search, leave it 0")
+    usable = [pair for pair in pairs if fits(generator, pair[0], options)]
+    if not usable:
+        raise InputError(f"none of {len(pairs)} sources can be decoded: give a file with text")
+    outputs = []
+    for (output,) in all_answered(generator.generate([source for source, _ in usable], options)):
+        outputs.append(output)
+        progress(len(outputs), len(usable))
+    texts, targets = [each.output for each in outputs], [target for _, target in usable]
+    of_metric = (intervals or functools.partial(metric_intervals, metric))(targets, texts)
+    drafted = [each for each in outputs if each.proposed is not None]
+    found = achieved(drafted) if drafted else None
+    estimates = {"block_efficiency": found.block_efficiency, "alpha": found.alpha} if found else {}
+    return Evaluation(
+        num_pairs=len(usable),
+        num_skipped=len(pairs) - len(usable),
+        metrics=metric(targets, texts),
+        bleu_signature=signature(metric),
+        num_tokens=sum(len(each.output_ids) for each in outputs),
+        target_calls=sum(each.target_calls for each in outputs),
+        block_efficiency=found and found.block_efficiency.value,
+        alpha=found and found.alpha and found.alpha.value,
+        acceptance_by_position=found and found.acceptance_by_position,
+        intervals=of_metric
+        | {
+            name: (each.low, each.high)
+            for name, each in estimates.items()
+            if each and each.low is not None
+        },
+    )

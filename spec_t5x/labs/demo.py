@@ -1,0 +1,294 @@
+"""A page on which plain and speculative decoding of one text race: ``spec-t5x demo``.
+
+In a notebook, where it shows inline:
+
+    from spec_t5x.labs import demo
+
+    demo.page().launch(share=False)
+
+The race is fair. The sides decode one after the other, each alone and by its own clock, a few times
+over: the fastest run counts, and no run that compiles. What is watched is the record of both. The
+verdict also compares them as one program each, which nobody watches call by call.
+"""
+
+import dataclasses
+import functools
+import html
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.errors import InputError
+from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
+from spec_t5x.labs.benchmark.reliability import caution
+from spec_t5x.machine.extras import needed
+from spec_t5x.machine.other_programs import OtherPrograms
+from spec_t5x.verifiers import VERIFIERS
+
+# Of an input. The target limits its tokens, too.
+MAX_CHARACTERS = 1000
+# Runs of each side, two at least; no more begin after so many seconds.
+_RUNS, _ENOUGH = 7, 2.0
+# What a race lasts on the page, in seconds, and how often a decode under way is drawn.
+_SHORTEST, _LONGEST, _EVERY = 2.5, 8.0, 0.25
+# A text, its target, and drafts per iteration.
+_EXAMPLES = [
+    ["The program reads the configuration file and prints a warning.", "ende-target", 4],
+    ["Tom said he was going to by a new car when he have money for it.", "correct-target", 12],
+    ["the station is in the middle of the town , and", "lm-target", 4],
+]
+_MARKS = {
+    "accepted": "proposed by the draft and accepted",
+    "corrected": "correction of a refused proposal",
+    "own": "the target's own, nothing being refused",
+}
+_HEADER = """<style>
+#race .sides { display: grid; grid: auto / repeat(auto-fit, minmax(min(100%, 22em), 1fr)) }
+#race .sides { gap: 16px; margin: 12px 0 16px; overflow-wrap: anywhere }
+#race .side { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 12px }
+#race .text { min-height: 5em; margin: 8px 0; font-size: 1.1em; line-height: 1.7 }
+#race .side b { font-size: 1.2em; font-variant-numeric: tabular-nums }
+#race .side span { margin-right: 1.2em; white-space: nowrap }
+#race .alert { color: #b91c1c } .dark #race .alert { color: #fca5a5 } #race p { margin: 0 }
+#race mark { color: inherit; border-radius: 3px; padding: 2px 0 }
+#race .legend mark { padding: 2px 6px; font-size: .85em; line-height: 2 }
+#race .accepted { background: #22c55e55 } #race .own { background: #3b82f655 }
+#race .corrected { background: #f59e0b77; text-decoration: underline dotted }
+#race .calls { display: flex; flex-wrap: wrap; gap: 10px 4px; margin-top: 8px }
+#race .calls div { display: flex; flex-direction: column-reverse; gap: 2px; min-height: 76px }
+#race .calls i { width: 18px; height: 13px; border-radius: 2px }
+</style><h1>Speculative decoding</h1>
+<p>A small draft proposes tokens and the target verifies them in one call: its own text, in fewer
+calls. Each side decodes alone, call by call, some times over; its fastest run counts, and none that
+compiles. Then both are shown at once.</p>"""
+
+# What each side's target calls brought so far: plain, and speculative decoding.
+Sides = tuple[list[StreamEvent], list[StreamEvent]]
+# Seconds of ``generate``: plainly, and speculatively.
+Whole = tuple[float, float]
+_track = threading.Lock()  # One race runs at a time.
+
+
+def race(generator: Generator, text: str, options: GenerateOptions) -> Iterator[Sides]:
+    """Decodes plainly and speculatively; yields the first runs call by call, then the fastest.
+
+    Raises:
+      InputError: there is no draft, or a text or options that cannot be decoded, such as a text
+        of more than ``MAX_CHARACTERS``.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(
+            f"the text has {len(text)} characters and the page takes {MAX_CHARACTERS}: shorten it"
+        )
+    if generator.draft is None:
+        raise InputError("the target has no draft to race with: give one")
+    ways, sides = (generator.plain(), generator), ([], [])
+    with _track:
+        for way, events in zip(ways, sides, strict=True):
+            for event in way.stream(text, options):
+                events.append(event)
+                yield sides
+        for _ in _repeated():
+            for way, events in zip(ways, sides, strict=True):
+                again = list(way.stream(text, options))
+                if again[-1].seconds < events[-1].seconds:
+                    events[:] = again
+    yield sides
+
+
+def whole(generator: Generator, text: str, options: GenerateOptions) -> Whole:
+    """The fastest of some runs of ``generate`` in each way, after one that may compile."""
+    ways, seconds = (generator.plain(), generator), ([], [])
+
+    def time_both() -> None:
+        for way, times in zip(ways, seconds, strict=True):
+            start = time.perf_counter()
+            list(way.generate(text, options, batch_size=1))
+            times.append(time.perf_counter() - start)
+
+    with _track:
+        time_both()
+        for _ in _repeated():
+            time_both()
+    return min(seconds[0][1:]), min(seconds[1][1:])
+
+
+def _repeated() -> Iterator[int]:
+    """Counts runs after the first."""
+    start = time.monotonic()
+    for run in range(_RUNS - 1):
+        if run and time.monotonic() - start > _ENOUGH:
+            return
+        yield run
+
+
+def replay(sides: Sides) -> Iterator[Sides]:
+    """A race again, with both sides on one clock, at a pace that can be watched."""
+    longest = max(events[-1].seconds for events in sides)
+    slower = min(max(longest, _SHORTEST), _LONGEST) / longest
+    order = sorted((event.seconds, n) for n, events in enumerate(sides) for event in events)
+    shown, start = ([], []), time.monotonic()
+    for seconds, n in order:
+        time.sleep(max(start + slower * seconds - time.monotonic(), 0))
+        shown[n].append(sides[n][len(shown[n])])
+        yield shown
+
+
+def verdict(sides: Sides, seconds: Whole, options: GenerateOptions, *, beside: float = 0.0) -> str:
+    """Says whether both texts are one, and which side was faster, and if that can be relied on.
+
+    ``beside`` is the share of the processors that other programs used during the race.
+    """
+    plain, speculative = map(_ids, sides)
+    if plain == speculative:
+        found = "Both texts are identical."
+    elif not options.repeats:
+        found = "The texts are two draws from one distribution."
+    else:
+        found = "The texts differ, from a token on that is as likely as another but for rounding."
+    each = len(speculative) / len(sides[1])
+    ratios = _rate(sides[1]) / _rate(sides[0]), seconds[0] / seconds[1]
+    streamed, program = map(_compared, ratios)
+    said = (
+        f"{found} A target call brought {each:.2f} tokens: streamed call by call, speculative "
+        f"decoding was {streamed}; as one program, as generate decodes, it was {program}."
+    )
+    noise = plain == speculative and max(ratios) > each
+    doubts = caution([{"beside": beside, "noise": noise}])
+    return f"{said} {doubts}" if doubts else said
+
+
+def _compared(ratio: float) -> str:
+    return f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, at {ratio:.2f} of the speed"
+
+
+def _ids(events: list[StreamEvent]) -> list[int]:
+    return [token for event in events for token in event.appended]
+
+
+def _rate(events: list[StreamEvent]) -> float:
+    """Tokens per second."""
+    return len(_ids(events)) / events[-1].seconds if events else 0.0
+
+
+def _parts(event: StreamEvent) -> list[tuple[list[int], str]]:
+    """What a call brought, by what became of it."""
+    own = [] if event.own is None else [event.own]
+    return [(event.accepted, "accepted"), (own, "corrected" if event.rejected else "own")]
+
+
+def _coloured(events: list[StreamEvent], decode: Callable[[list[int]], str] | None) -> str:
+    """The text, each part marked by what became of it."""
+    ids, shown = [], ""
+    for event in events:
+        for new, mark in _parts(event):
+            start, why = len(decode(ids)), _MARKS[mark]
+            ids += new
+            if mark == "corrected":
+                why = f"refused: {decode(event.rejected[:1])}"
+            # What may still change is not shown yet.
+            text = html.escape(decode(ids)[start : len(events[-1].text)])
+            shown += f'<mark class="{mark}" title="{html.escape(why)}">{text}</mark>'
+    return shown
+
+
+def _side(title: str, events: list[StreamEvent], text: str) -> str:
+    seconds = events[-1].seconds if events else 0.0
+    figures = (_rate(events), ".1f", "tokens/s"), (len(events), "", "target calls")
+    figures = *figures, (seconds, ".3f", "seconds")
+    shown = " ".join(f"<span><b>{x:{form}}</b> {name}</span>" for x, form, name in figures)
+    return f'<div class="side"><b>{title}</b><div class="text">{text}</div>{shown}</div>'
+
+
+def _chart(events: list[StreamEvent]) -> str:
+    """What the colours mean, and the tokens of each target call, one above the other."""
+    legend = " ".join(f'<mark class="{mark}">{why}</mark>' for mark, why in _MARKS.items())
+    shown = ""
+    for call, event in enumerate(events, 1):
+        tokens = "".join(f'<i class="{mark}"></i>' * len(new) for new, mark in _parts(event))
+        title = f"call {call}: {event.num_accepted} of {len(event.proposed)} proposals accepted"
+        shown += f'<div title="{title}">{tokens}</div>'
+    legend = f'<div class="legend">Tokens of each target call: {legend}</div>'
+    return f'{legend}<div class="calls">{shown}</div>'
+
+
+def _screen(said: str, sides: Sides = ([], []), decode=None, role: str = "status") -> str:
+    """What stands below the button."""
+    plain, speculative = sides
+    text = html.escape(plain[-1].text if plain else "")
+    return (
+        f'<p class="verdict {role}" role="{role}">{html.escape(said)}</p><div class="sides">'
+        + _side("Plain decoding", plain, text)
+        + _side("Speculative decoding", speculative, _coloured(speculative, decode))
+        + f"</div>{_chart(speculative)}"
+    )
+
+
+def page(
+    generators: Mapping[str, Generator] | None = None, options: GenerateOptions | None = None
+) -> Any:
+    """The page, a ``gradio.Blocks``.
+
+    Args:
+      generators: pairs of one's own, by the names that they have beside the packaged ones.
+      options: what the controls start with, and all that there is no control for.
+
+    Raises:
+      InputError: gradio is not installed.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Read by the import.
+    with needed("gradio"):
+        import gradio as gr
+    generators, options = generators or {}, options or GenerateOptions(gamma=4)
+    drafts = dict.fromkeys(generators, ["its own"])
+    drafts |= {name: [*kinds, "copy", "int8", "uniform"] for name, kinds in PACKAGED_DRAFTS.items()}
+    first = next(iter(drafts))
+
+    @functools.lru_cache(maxsize=3)  # Weights take memory.
+    def load(target: str, draft: str) -> Generator:
+        return generators[target] if target in generators else Generator.load(target, draft)
+
+    def run(text, target, draft, verifier, gamma, auto, temperature, top_k):
+        values = {"verifier": verifier, "gamma": AUTO if auto else gamma, "top_k": top_k}
+        try:
+            chosen = dataclasses.replace(options, temperature=float(temperature), **values)
+            yield _screen("Loading and compiling …")
+            generator, drawn, others = load(target, draft), time.monotonic(), OtherPrograms()
+            decode = generator.vocabulary.decode
+            for sides in race(generator, text, chosen):
+                if time.monotonic() - drawn > _EVERY:
+                    yield _screen("First runs, which do not count if they compile …", sides, decode)
+                    drawn = time.monotonic()
+            seconds = whole(generator, text, chosen)
+            said = verdict(sides, seconds, chosen, beside=others.share)
+            for shown in replay(sides):
+                yield _screen("Racing …", shown, decode)
+            yield _screen(said, sides, decode)
+        except InputError as error:
+            yield _screen(str(error), role="alert")
+
+    with gr.Blocks(title="Speculative decoding") as blocks, gr.Column(elem_id="race"):
+        gr.HTML(_HEADER)
+        text = gr.Textbox(_EXAMPLES[0][0], label="Text", lines=2, elem_id="text")
+        with gr.Row():
+            target = gr.Dropdown([*drafts], value=first, label="Target")
+            draft = gr.Dropdown(drafts[first], label="Draft")
+            verifier = gr.Dropdown([*VERIFIERS], value=options.verifier, label="Verifier")
+        with gr.Row():
+            number = 4 if options.gamma == AUTO else options.gamma
+            gamma = gr.Slider(0, 16, number, step=1, label="Gamma", elem_id="gamma")
+            auto = gr.Checkbox(options.gamma == AUTO, label="Gamma auto: as many drafts as pay")
+            temperature = gr.Slider(0, 2, options.temperature, step=0.1, label="Temperature")
+            top_k = gr.Slider(0, 100, options.top_k, step=1, label="Top-k (0: of all tokens)")
+        labels = [f"{one[1]}: {one[0][:36]}…" for one in _EXAMPLES]
+        gr.Examples(_EXAMPLES, [text, target, gamma], example_labels=labels)
+        start = gr.Button("Race", variant="primary", elem_id="start")
+        screen = gr.HTML(_screen(""))
+        target.change(lambda name: gr.Dropdown(drafts[name], value=drafts[name][0]), target, draft)
+        given = [text, target, draft, verifier, gamma, auto, temperature, top_k]
+        how = {"show_progress": "hidden", "concurrency_limit": 1, "api_visibility": "private"}
+        gr.on([start.click, text.submit], run, given, screen, **how)
+    return blocks

@@ -1,0 +1,75 @@
+"""Table 2's rows as the costs of the same networks compiled for a TPU-v4 chip predict them.
+
+libtpu compiles on any Linux machine, for a chip that is not there. It wants an environment of
+its own and JAX on the CPU, and so runs in a process of its own: the measurements beside it
+keep their device.
+"""
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.benchmark.paper_tables import SpeedUp
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+from spec_t5x.labs.reproduction.kept_results import Measure
+from spec_t5x.labs.tpu import chips, compilation
+from spec_t5x.machine.extras import EXTRAS
+from spec_t5x.machine.versions import version
+
+NOTE = (
+    "Compiled: Theorem 3.8 with the paper's α, and c and T(γ+1) as roofline times of the compiled "
+    "steps (the slower of arithmetic and memory traffic), source of 512 tokens; without a TPU. "
+    f"A quick run compiles one draft and γ. It takes libtpu: {EXTRAS['libtpu'].remedy} (Linux)."
+)
+
+
+def key(row: SpeedUp) -> tuple[str, str, float]:
+    """What tells a row of Table 2 from the others."""
+    return row.task, row.draft, row.temperature
+
+
+def measure(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
+    """Predictions for the rows, each with its key; none without libtpu."""
+    if importlib.util.find_spec("libtpu") is None:
+        return []
+    rows = paper_tables.TABLE_2
+    if options.quick:
+        rows = [row for row in rows if (row.draft, row.gamma) == (rows[0].draft, rows[0].gamma)]
+    keys = [key(row) for row in rows]
+    inputs = {"version": 2, "rows": keys, "libtpu": version("libtpu")}
+    seconds = 55.0 if options.quick else 200.0
+    found = results("compiled/table2", inputs, seconds, functools.partial(_in_child, keys))
+    return found["rows"] if found else []
+
+
+def _in_child(keys: Sequence[tuple]) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, json.dumps(keys)]
+    done = subprocess.run(command, stdout=subprocess.PIPE)
+    if done.returncode:
+        raise InputError(
+            f"compiling for a TPU-v4 ended with status {done.returncode}, mostly for want of "
+            "memory: leave table2 out, or give it 16 GiB"
+        )
+    return {"rows": json.loads(done.stdout)}
+
+
+def predict(keys: Sequence[Sequence]) -> list[dict[str, Any]]:
+    """c, T(gamma + 1) and the speed-up for the rows of these keys. In a process of its own."""
+    chips.prepare_environment()
+    rows = [row for row in paper_tables.TABLE_2 if list(key(row)) in keys]
+    found = compilation.predict_rows(compilation.Options(), rows)
+    names = ("c", "verification_cost", "speed_up")
+    return [
+        {"key": key(row)} | {name: getattr(prediction, name) for name in names}
+        for row, prediction in zip(rows, found, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(predict(json.loads(sys.argv[1]))))

@@ -1,0 +1,123 @@
+"""Which packaged models and texts stand for the paper's, and how they are loaded.
+
+The paper's models (T5-XXL, LaMDA, its GPT-like pair) are not to be had here, so small packaged
+pairs take their places: the same kinds of network, draft and task, trained on other text. What
+compares with the paper is the order of the drafts and how measured speed-ups relate to
+expected ones, not the numbers.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from spec_t5x.checkpoints import fingerprints
+from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
+from spec_t5x.errors import InputError
+from spec_t5x.generation import Generator
+from spec_t5x.interfaces import Draft
+from spec_t5x.labs.reproduction import example_texts
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+
+# The kind of packaged file that holds a draft; "copy" needs none.
+_KINDS = {"unigram": "ngram", "bigram": "ngram", "ngram": "ngram", "transformer": "transformer"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A packaged target with its drafts and texts."""
+
+    name: str
+    target: str
+    # The paper's target that it stands for, as in ``paper_tables.TABLE_3``; and the task of
+    # Table 2.
+    stands_for: str
+    paper_task: str | None = None
+    # Ours, in a table.
+    task: str
+    # Of ``example_texts``, cut to so many words as a prompt.
+    examples: tuple[str, ...]
+    words: int | None = None
+    # Of every distribution, draft's and target's; 0 for none.
+    top_k: int = 0
+    # Texts can be longer than the encoder takes, and are cut.
+    truncate: bool = False
+
+    def texts(self, options: ReproduceOptions, count: int) -> list[str]:
+        """The first texts to decode."""
+        texts = example_texts.read(self.examples, options.data_dir, count)
+        return [" ".join(text.split()[: self.words]) for text in texts] if self.words else texts
+
+
+ENDE = Pair(
+    name="ende",
+    target="ende-target",
+    stands_for="T5-XXL (EnDe)",
+    paper_task="EnDe",
+    task="EnDe",
+    examples=example_texts.SENTENCES,
+)
+SUMMARIES = Pair(
+    name="summaries",
+    target="summaries-target",
+    stands_for="T5-XXL (CNN/DM)",
+    paper_task="CNN/DM",
+    task="summaries",
+    examples=example_texts.DESCRIPTIONS,
+    truncate=True,
+)
+LANGUAGE = Pair(
+    name="lm",
+    target="lm-target",
+    stands_for="GPT-like (97M)",
+    task="unconditional text",
+    examples=example_texts.SENTENCES,
+    words=3,
+)
+# LaMDA's output is always behind this filter.
+TOP_40 = dataclasses.replace(LANGUAGE, name="lm-top40", stands_for="LaMDA (137B)", top_k=40)
+
+PAIRS = (LANGUAGE, ENDE, SUMMARIES, TOP_40)
+
+
+def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What a measurement with the pair depends on, for ``kept_results.Results``."""
+    kinds = sorted({_KINDS[draft] for draft in drafts if draft in _KINDS})
+    files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
+    return {
+        "version": 4,
+        "files": [fingerprints.fingerprint(name)["content"] for name in files],
+        "drafts": list(drafts),
+        "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        **more,
+    }
+
+
+@functools.lru_cache(maxsize=4)
+def load_target(name: str) -> Generator:
+    """The packaged target's ``Generator``, without a draft."""
+    return Generator.load(name)
+
+
+@functools.lru_cache(maxsize=16)
+def load_draft(target: str, draft: str) -> Draft:
+    """A draft of a packaged target by its name (``checkpoints.make_draft``)."""
+    return Generator.load(target, draft).draft
+
+
+def of_one_shape(generator, texts: Sequence[str], options, count: int) -> list[str]:
+    """The first ``count`` of the texts that are padded to the commonest length.
+
+    One program serves all of them: compilation is what takes long on a CPU.
+
+    Raises:
+      InputError: there is no text.
+    """
+    if not texts:
+        raise InputError("no texts: give a data_dir that has some")
+    batches = generator.batches(texts, dataclasses.replace(options, batch_size=1))
+    shapes = [(batch.tokens.shape, batch.prompts.shape) for batch in batches]
+    ((common, _),) = Counter(shapes).most_common(1)
+    return [text for text, shape in zip(texts, shapes, strict=True) if shape == common][:count]

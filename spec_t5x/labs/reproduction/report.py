@@ -1,0 +1,187 @@
+"""The report of a run: ``report.html``, ``results.json`` and its figures."""
+
+import dataclasses
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import matplotlib
+
+from spec_t5x.labs.reproduction import provenance
+from spec_t5x.labs.reproduction.columns import Origin
+from spec_t5x.labs.reproduction.contents import Figure, Table
+from spec_t5x.machine.atomic import write_whole
+
+PAPER = (
+    "Yaniv Leviathan, Matan Kalman and Yossi Matias: Fast Inference from Transformers via "
+    "Speculative Decoding, ICML 2023"
+)
+PAPER_URL = "https://arxiv.org/abs/2211.17192"
+# What each origin means, in order; and a symbol, so that colour alone does not tell.
+LEGEND = {
+    Origin.CLOSED_FORM: ("ƒ", "computed by this package from the paper's formulas"),
+    Origin.MEASURED: ("●", "measured on the machine and at the commit named beside it"),
+    Origin.COMPILED: (
+        "▦",
+        "from programs that the TPU's compiler made here, without a TPU: a prediction",
+    ),
+    Origin.PAPER: ("¶", "printed in the paper"),
+}
+_DOTS_PER_INCH = 160
+
+Sections = Sequence[Mapping[str, Any]]
+
+
+def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
+    """Writes all files of the report.
+
+    Args:
+      output: the report's directory.
+      sections: each item's name, title, content (tables and figures), ``not_computed``
+        (reasons) and ``measured`` (results and provenance by name).
+      origin: of the run (``provenance.origin``).
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    (output / "figures").mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        for content in section["content"]:
+            if isinstance(content, Figure) and content.plot:
+                _save_plot(output / "figures", content)
+    run = {**origin, "date": provenance.now()}
+    for name, text in {
+        "report.html": _html(sections, run),
+        "results.json": _json(sections, run),
+    }.items():
+        write_whole(output / name, [text.encode()])
+
+
+def _save_plot(folder: Path, figure: Figure) -> None:
+    svg, png = io.BytesIO(), io.BytesIO()
+    # The same data give the same file: no date, and ids that do not depend on chance.
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}):
+        figure.plot.savefig(svg, format="svg", metadata={"Date": None})
+    figure.plot.savefig(png, format="png", dpi=_DOTS_PER_INCH)
+    write_whole(folder / f"{figure.name}.svg", [svg.getvalue()])
+    write_whole(folder / f"{figure.name}.png", [png.getvalue()])
+
+
+def _origins(content: Table | Figure) -> list[Origin]:
+    if isinstance(content, Figure):
+        return [origin for origin in LEGEND if origin in content.origins]
+    return [origin for origin in LEGEND if origin in {column.origin for column in content.columns}]
+
+
+# --- as HTML -------------------------------------------------------------------------
+
+
+def _html(sections: Sections, run: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["marked"] = _marked
+    machine, texts = run["machine"], run["data_dir"]
+    facts = {
+        "Machine": provenance.describe(machine),
+        "Software": f"spec_t5x {machine['spec_t5x'] or 'not installed'}, JAX {machine['jax']}, "
+        f"Python {machine['python']}",
+        "Commit": run["commit"] or "not from a checkout",
+        "Run": f"{'quick' if run['quick'] else 'full'}, seed {run['seed']}, texts "
+        + (f"in {texts}" if texts else "of the package"),
+        "Written": run["date"],
+    }
+    flags = [
+        *(["--quick"] * run["quick"]),
+        *([f"--seed {run['seed']}"] if run["seed"] else []),
+        *([f"--data_dir {texts}"] if texts else []),
+    ]
+    return environment.get_template("report.html.jinja").render(
+        paper=PAPER,
+        paper_url=PAPER_URL,
+        facts=facts,
+        legend=LEGEND,
+        sections=sections,
+        flags="".join(f" {flag}" for flag in flags),
+        origins=_origins,
+        cells=_cells,
+        numeric=_numeric,
+        groups=lambda table: [
+            (origin, len(list(columns)))
+            for origin, columns in groupby(table.columns, key=lambda column: column.origin)
+        ],
+        lines=lambda section: provenance.lines(section["measured"].values()),
+    )
+
+
+def _cell(value: float | int | str | None, fmt: str) -> str:
+    if value is None:
+        return "—"
+    return value if isinstance(value, str) else format(value, fmt)
+
+
+def _cells(table: Table) -> list[list[str]]:
+    formats = [column.format for column in table.columns]
+    return [list(map(_cell, row, formats)) for row in table.values]
+
+
+def _numeric(table: Table) -> list[bool]:
+    """Of each column: whether numbers stand in it."""
+    return [
+        any(isinstance(row[index], int | float) for row in table.values)
+        for index in range(len(table.columns))
+    ]
+
+
+def _marked(text: str) -> markupsafe.Markup:
+    """Escaped; what stands in backticks is code, and ^(…) an exponent."""
+    text = re.sub(r"\^\(([^()]+)\)", r"<sup>\1</sup>", str(markupsafe.escape(text)))
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
+
+
+# --- as JSON -------------------------------------------------------------------------
+
+
+def _json(sections: Sections, run: Mapping[str, Any]) -> str:
+    items = {
+        section["name"]: {
+            "title": section["title"],
+            "not_computed": section["not_computed"],
+            "content": [_json_content(content) for content in section["content"]],
+            "measured": {name: r["provenance"] for name, r in section["measured"].items()},
+        }
+        for section in sections
+    }
+    text = json.dumps({"run": run, "items": items}, indent=1, ensure_ascii=False, allow_nan=False)
+    return text + "\n"
+
+
+def _json_content(content: Table | Figure) -> dict[str, Any]:
+    if isinstance(content, Table):
+        return {
+            "table": content.caption,
+            "columns": [{"title": c.title, "origin": str(c.origin)} for c in content.columns],
+            "rows": [[_json_value(value) for value in row] for row in content.values],
+        }
+    found = {"figure": content.caption, "origins": [str(origin) for origin in _origins(content)]}
+    if content.trace:
+        return found | {"lines": list(map(dataclasses.asdict, content.trace))}
+    return found | {"files": [f"figures/{content.name}.{ending}" for ending in ("svg", "png")]}
+
+
+def _json_value(value: float | int | str | None) -> float | int | str | None:
+    """As JSON has it: infinity is a string there."""
+    if isinstance(value, str) or value is None or math.isfinite(value):
+        return value
+    return str(value)

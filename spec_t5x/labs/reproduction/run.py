@@ -1,0 +1,163 @@
+"""``spec-t5x reproduce``, from the items' names to the files of the report."""
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_t5x.errors import InputError
+from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.labs.benchmark.reliability import caution
+from spec_t5x.labs.reproduction import (
+    acceptance_rates,
+    closed_forms,
+    curves,
+    decodes,
+    example_texts,
+    provenance,
+    report,
+    speed_ups,
+)
+from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions
+from spec_t5x.labs.reproduction.kept_results import Results, one_line
+from spec_t5x.labs.reproduction.provenance import duration
+from spec_t5x.machine.atomic import remove_unfinished
+
+log = logging.getLogger(__name__)
+
+ALL = "all"
+
+# In the paper's order. Measured in this order, too: the curves show what Table 2 has measured.
+ITEMS: dict[str, Item] = {
+    "table1": closed_forms.TABLE_1,
+    "table2": speed_ups.TABLE_2,
+    "table3": acceptance_rates.TABLE_3,
+    "table4": closed_forms.TABLE_4,
+    "table5": acceptance_rates.TABLE_5,
+    "figure1": decodes.FIGURE_1,
+    "figure2": curves.FIGURE_2,
+    "figure3": curves.FIGURE_3,
+    "figure4": curves.FIGURE_4,
+    "figure5": decodes.FIGURE_5,
+    "factors": closed_forms.FACTORS,
+}
+
+
+def select(names: Sequence[str]) -> dict[str, Item]:
+    """The items of those names, in the report's order; ``all`` stands for every one.
+
+    Raises:
+      InputError: no item has the name.
+    """
+    for name in names:
+        if name not in (*ITEMS, ALL):
+            raise InputError(f"no item {name!r}: give {ALL}, or some of {', '.join(ITEMS)}")
+    return {name: item for name, item in ITEMS.items() if name in names or ALL in names}
+
+
+def reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
+    """Measures what is not kept in ``output`` yet, and writes the report there.
+
+    Args:
+      items: by name, of ``select``.
+      options: of the run.
+      output: a directory, which need not be there.
+
+    Returns:
+      0, or 1 if something could not be computed: the report says what and why. After a
+      signal, 128 and its number: what was finished is kept.
+
+    Raises:
+      InputError: the output cannot be written, or the data is not there.
+    """
+    example_texts.check(options.data_dir)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        # Whether it can be written, before hours of work.
+        (output / ".probe").touch()
+        (output / ".probe").unlink()
+        with stopping():
+            return _reproduce(items, options, output)
+    except Stopped as signal:
+        log.error(
+            f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
+            "command resumes from there"
+        )
+        return 128 + signal.number
+    except OSError as error:
+        raise InputError(
+            f"cannot write to --output {output} ({error.strerror or error}): give another, or "
+            "check its space and permissions"
+        ) from error
+
+
+def _reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
+    origin = provenance.origin(options)
+    cache, numbers = output / "cache", itertools.count(1)
+    # What a killed run was writing.
+    remove_unfinished(cache)
+    plan = Results(cache, origin)
+    for item in items.values():
+        with contextlib.suppress(Exception):  # it is reported when it is computed
+            item.content(options, plan)
+    total = len(plan.missing)
+    if total:
+        effort, kept = "quick" if options.quick else "full", len(plan.found)
+        time = duration(sum(plan.missing.values()))
+        todo = f"{total} measurements, {kept} more are kept"
+        log.info(f"the {effort} run takes about {time}: {todo}")
+
+    def before(name: str, seconds: float) -> None:
+        log.info(f"[{next(numbers)}/{total}] {name}, about {duration(seconds)}")
+
+    results = Results(cache, origin, before)
+    sections = [_section(name, item, options, results) for name, item in items.items()]
+    report.write(output, sections, origin)
+    for section in sections:
+        for reason in section["not_computed"]:
+            log.error(f"{section['name']} not computed: {reason}")
+    # Figures 2 to 4 show Table 2's.
+    found = {name: one["result"] for each in sections for name, one in each["measured"].items()}
+    rows = [row for one in found.values() for row in one.get("rows", one.get("runs", []))]
+    if doubts := caution([row for row in rows if "beside" in row]):
+        log.warning(f"{doubts} Results are kept in {output}: give another --output")
+    log.info(f"the report is {output / 'report.html'}")
+    return 1 if any(section["not_computed"] for section in sections) else 0
+
+
+def _section(name: str, item: Item, options: ReproduceOptions, results: Results) -> dict[str, Any]:
+    """What the report says of an item; one that fails does not stop the others."""
+    results.asked.clear()
+    content, problems = [], []
+    try:
+        content = item.content(options, results)
+    except OSError:
+        raise
+    except Exception as error:
+        problems = [one_line(error)]
+    asked, found, failed = list(results.asked), results.found, results.failed
+    lost = [f"{part}: {failed[part]}" for part in asked if part in failed and part not in found]
+    return {
+        "name": name,
+        "title": item.title,
+        "content": content,
+        "not_computed": lost + problems,
+        "measured": {part: found[part] for part in asked if part in found},
+    }
+
+
+def listing(items: dict[str, Item], options: ReproduceOptions) -> str:
+    """A line for each item, with what it takes where nothing is kept."""
+    lines = []
+    for name, item in items.items():
+        plan = Results(None, {})
+        try:
+            item.content(options, plan)
+            seconds = sum(plan.missing.values())
+            time = f"about {duration(seconds)}" if plan.missing else "a moment"
+        except Exception as error:  # the other items are listed all the same
+            time = f"cannot be computed: {one_line(error)}"
+        lines.append(f"{name:{max(map(len, items))}}  {item.title} ({time})")
+    return "\n".join(lines)

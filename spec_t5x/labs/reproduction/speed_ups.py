@@ -1,0 +1,189 @@
+"""Table 2: speed-ups measured here beside the paper's, and compiled for the paper's machine.
+
+Each measurement decodes the same texts plainly and speculatively, in one process and in turn,
+with one draft at one temperature: with the paper's gamma, and with the one that Theorem 3.8
+finds best for the alpha, c and T(gamma + 1) measured here, which is so put to the test.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_t5x.generation import GenerateOptions
+from spec_t5x.labs.benchmark import paper_tables
+from spec_t5x.labs.benchmark.comparison import Comparison, compare
+from spec_t5x.labs.benchmark.reliability import caution, doubt
+from spec_t5x.labs.reproduction import columns, compiled_steps, pairs
+from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.labs.reproduction.kept_results import Measure
+from spec_t5x.labs.reproduction.pairs import ENDE, SUMMARIES, Pair
+from spec_t5x.theory import formulas
+
+# Of n-gram drafts and copying there is no row in Table 2; section 3.6 and Table 3 have them.
+RUNS = [
+    (pair, draft, temperature)
+    for pair in (ENDE, SUMMARIES)
+    for temperature in (0.0, 1.0)
+    for draft in ("transformer", "bigram", "ngram", "copy")
+]
+# Those of a quick run. The best gamma is measured for the first alone.
+_QUICK_RUNS = [
+    (ENDE, "transformer", 0.0),
+    (ENDE, "ngram", 0.0),
+    (ENDE, "transformer", 1.0),
+    (SUMMARIES, "transformer", 0.0),
+    (SUMMARIES, "copy", 0.0),
+]
+# Texts to choose from, texts decoded, tokens of each at most, repeats.
+_FULL = {"pool": 120, "num_texts": 30, "max_decode_len": 48, "repeats": 5}
+_QUICK = _FULL | {"pool": 60, "num_texts": 8, "repeats": 2}
+# The largest gamma that is looked at for the best.
+_MAX_GAMMA = 8
+
+
+def measure_all(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
+    """The rows that were measured for Table 2; with ``results.kept``, those that are kept."""
+    rows = []
+    paper_gammas = {compiled_steps.key(row): row.gamma for row in paper_tables.TABLE_2}
+    for run in _QUICK_RUNS if options.quick else RUNS:
+        pair, draft, temperature = run
+        effort = _QUICK if options.quick else _FULL
+        texts = pair.texts(options, effort["pool"])
+        settings = {
+            "temperature": temperature,
+            "gamma": paper_gammas[pair.paper_task, "small", temperature],
+            "try_best": not options.quick or run == _QUICK_RUNS[0],
+            "seed": options.seed,
+            **effort,
+        }
+        found = results(
+            f"table2/{pair.name}/{draft}/t{temperature:g}",
+            pairs.inputs(pair, (draft,), texts, **settings, version=5),
+            (40.0 if settings["try_best"] else 25.0) if options.quick else 80.0,
+            functools.partial(measure, pair, draft, texts, settings),
+        )
+        rows += found["rows"] if found else []
+    return rows
+
+
+def measure(
+    pair: Pair, draft: str, texts: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Decodes some of the texts with the paper's gamma, and with the best one by Theorem 3.8."""
+    target = pairs.load_target(pair.target)
+    generator = target.with_draft(pairs.load_draft(pair.target, draft))
+    decoding = GenerateOptions(
+        temperature=settings["temperature"],
+        max_decode_len=settings["max_decode_len"],
+        gamma=settings["gamma"],
+        verifier="token",
+        truncate=pair.truncate,
+        seed=settings["seed"],
+    )
+    chosen = pairs.of_one_shape(generator, texts, decoding, settings["num_texts"])
+    comparisons = [compare(generator, chosen, decoding, settings["repeats"])]
+    times = comparisons[0].step_times
+    # T(m) on the line through T(1), which is 1, and what was measured of the paper's gamma.
+    slope = (times.verification_cost - 1) / settings["gamma"]
+    # 0 where plain decoding is expected to be the fastest.
+    best = formulas.optimal_gamma(
+        comparisons[0].alpha, times.c, lambda m: 1 + slope * (m - 1), _MAX_GAMMA
+    )
+    if settings["try_best"] and best not in (0, settings["gamma"]):
+        decoding = dataclasses.replace(decoding, gamma=best)
+        comparisons.append(compare(generator, chosen, decoding, settings["repeats"]))
+    tokens = sum(each.plain_tokens + each.speculative_tokens for each in comparisons)
+    return {
+        "tokens": tokens * settings["repeats"],
+        "rows": [_row(pair, draft, each, best) for each in comparisons],
+    }
+
+
+def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str, Any]:
+    """What Table 2 and the curves show of a comparison."""
+    low, high = comparison.speed_up_range
+    texts = "yes" if comparison.identical else f"{len(comparison.divergences)} differ"
+    return comparison.to_dict() | {
+        "task": pair.task,
+        "draft": draft,
+        "gamma_text": f"{comparison.gamma}{' *' if comparison.gamma == best else ''}",
+        "accepted_plus_one": comparison.accepted_plus_one,
+        "range": f"{low:.2f}–{high:.2f}",
+        "same_text": None if comparison.identical is None else texts,
+    }
+
+
+def _table_2(options: ReproduceOptions, results: Measure) -> list[Table]:
+    ours = measure_all(options, results)
+    predicted = compiled_steps.measure(options, results)
+    predictions = {tuple(row["key"]): row for row in predicted}
+    printed = Table(
+        caption="Target T5-XXL, one TPU-v4 chip: measured by the paper, and predicted.",
+        columns=(
+            *columns.SETTING,
+            columns.paper("gamma", "γ", "d"),
+            columns.paper("alpha", "α"),
+            columns.paper("measured", "speed-up", ".1f"),
+            columns.compiled("c", "c", ".3f"),
+            columns.compiled("verification_cost", "T(γ+1)", ".3f"),
+            columns.compiled("speed_up", "speed-up"),
+        ),
+        rows=[
+            vars(row)
+            | {"draft": f"T5-{row.draft}", "c": None}
+            | predictions.get(compiled_steps.key(row), {})
+            for row in paper_tables.TABLE_2
+        ],
+        note=compiled_steps.NOTE,
+    )
+    return [printed, _measured_table(ours)] if ours else [printed]
+
+
+def _beside_the_paper(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with what the paper measured with its small draft at this task and gamma."""
+    tasks = {pair.task: pair.paper_task for pair in (ENDE, SUMMARIES)}
+    setting = (tasks.get(row["task"]), "small", row["temperature"], row["gamma"])
+    theirs = {
+        f"paper_{name}": getattr(each, name)
+        for each in paper_tables.TABLE_2
+        if row["draft"] == "transformer" and (*compiled_steps.key(each), each.gamma) == setting
+        for name in ("alpha", "measured")
+    }
+    # A column of reasons would make the table wider than a page.
+    return {**row, **theirs, "range": row["range"] + (" †" if doubt(row) else "")}
+
+
+def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    doubts = caution(rows)
+    return Table(
+        caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
+        columns=(
+            *columns.SETTING,
+            columns.label("gamma_text", "γ"),
+            columns.paper("paper_alpha", "α"),
+            columns.paper("paper_measured", "speed-up", ".1f"),
+            columns.measured("alpha", "α", ".3f"),
+            columns.measured("block_efficiency", "block efficiency"),
+            columns.measured("c", "c", ".3f"),
+            columns.measured("verification_cost", "T(γ+1)"),
+            columns.closed_form("predicted_speed_up", "expected (3.8)"),
+            columns.closed_form("predicted_speed_up_with_verification", "expected with T(γ+1)"),
+            columns.measured("speed_up", "speed-up"),
+            columns.measured("range", "least to most"),
+            columns.measured("loop_speed_up", "loop alone"),
+            columns.measured("plain_tokens_per_second", "plain, tokens/s", ".0f"),
+            columns.measured("same_text", "same text"),
+        ),
+        rows=list(map(_beside_the_paper, rows)),
+        note="Speed-up: the ratio of the median rates in tokens per second, encoders included and "
+        "compilation not; loop alone: without dispatch, encoders and prefill; least to most: over "
+        "the repeats. γ is the paper's, and (*) the one that Theorem 3.8 predicts to be the best "
+        "with α, c and T(γ+1) as measured here, other T(m) on a line. The paper's are of T5-small "
+        "for T5-XXL on one TPU-v4. At temperature 1 plain and speculative texts are different "
+        "draws. T(γ+1) is the cost of verification in target steps, which the paper "
+        "takes to be 1." + (f" † {doubts}" if doubts else ""),
+    )
+
+
+TABLE_2 = Item("Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _table_2)

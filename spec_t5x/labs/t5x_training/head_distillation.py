@@ -1,0 +1,183 @@
+"""EAGLE heads under T5X's trainer: learnt as ``spec-t5x distill`` does, and kept for ``--draft``.
+
+A head goes on from its target's states, which T5X's networks do not show. Target and head are
+the package's networks here, over the parameters that T5X's trainer holds and shards:
+``distillation``, ``frozen_target`` and ``gin_configs/runs/t5x_distill_head.gin`` bind the same plug
+points as for any draft. T5X's checkpoints have the head's own parameters; with each of them
+``saving_head`` writes the head in the package's format.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from t5x import models
+
+from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.errors import InputError
+from spec_t5x.labs.t5x_training.distillation import DistillationModel, encoder_decoder_as
+from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget, without_target
+from spec_t5x.labs.training.distill import Student
+from spec_t5x.labs.training.learners import read_target
+from spec_t5x.labs.training.run_distill import KeptLayers
+from spec_t5x.models.binding import abstract_variables
+from spec_t5x.models.eagle import first_head
+from spec_t5x.models.kept_layers import own_params
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.t5x_plugin.drafts import as_vocabulary
+from spec_t5x.types import PyTree
+
+
+def distill_head(
+    model: models.BaseTransformerModel,
+    target: FrozenTarget,
+    layers: KeptLayers,
+    objective: str = "jeffreys",
+    weight: float = 1.0,
+) -> "HeadDistillationModel":
+    """A model of which T5X trains an EAGLE head.
+
+    Args:
+      model: the target's own, a ``t5x.models.EncoderDecoderModel``: its vocabularies, optimizer
+        and settings of the loss are taken.
+      target: what the head goes on from and imitates.
+      layers: the head's sizes, and how many of its steps are learnt.
+      objective: a name of ``distillation_losses.OBJECTIVES``.
+      weight: of the objective; the rest, one minus it, is T5X's own loss.
+
+    Raises:
+      InputError: as of ``distillation.distill``, and layers that are no head's.
+    """
+    unused = ("loss_fn", "eval_fn", "get_initial_variables")
+    made = encoder_decoder_as(HeadDistillationModel, model, unused)
+    made.set_up(target, objective, weight)
+    made.set_up_head(layers)
+    return made
+
+
+class HeadDistillationModel(DistillationModel):
+    """A ``DistillationModel`` whose draft is an EAGLE head. ``distill_head`` makes one.
+
+    Texts must stand in rows of their own: the head's steps are not those of packed texts.
+    """
+
+    def set_up_head(self, layers: KeptLayers) -> None:
+        """What this model has beyond a ``DistillationModel``."""
+        if not layers.unrolled_steps:
+            raise InputError(
+                "KeptLayers.unrolled_steps is 0: give the steps of drafting that a head learns, "
+                "or gin_configs/runs/t5x_distill.gin for another draft"
+            )
+        if layers.draft_vocab_size is not None:
+            raise InputError(
+                f"KeptLayers.draft_vocab_size is {layers.draft_vocab_size}: leave it None under "
+                "T5X, spec-t5x distill counts the tokens of the texts"
+            )
+        config = self.target.config
+        # Their parameters come with each batch.
+        self._target_read = T5Model.create({}, config).showing(layers.depths)
+        self._student = Student(
+            config=layers.head_config(config),
+            params={},
+            shared_layers=layers.of(config),
+            unrolled_steps=layers.unrolled_steps,
+        )
+
+    def get_initial_variables(
+        self,
+        rng: jax.Array,
+        input_shapes: Mapping[str, Any],
+        input_types: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, PyTree]:
+        """Zeros in place of the head's own parameters, and their axes; see ``first_params``."""
+        del rng, input_shapes, input_types
+        variables = abstract_variables(self._student.config)
+        return flax.core.freeze(
+            {
+                "params": jax.tree.map(
+                    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), own_params(variables["params"])
+                ),
+                "params_axes": own_params(variables["params_axes"]),
+            }
+        )
+
+    def first_params(self, params, key, restore_target):
+        """See ``eagle.first_head``."""
+
+        def first(key, target_params):
+            of_head = self._student.config, self._student.shared_layers
+            own = first_head(_typed(key), target_params, self.target.config, *of_head)
+            return flax.core.freeze(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own))
+
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+        target_params = flax.core.unfreeze(restore_target())
+        return jax.jit(first, out_shardings=shardings)(key, target_params)
+
+    def _both_logits(self, params, target_params, batch, dropout_rng):
+        if any(name.endswith("segment_ids") for name in batch):
+            raise InputError(
+                "an EAGLE head learns texts in rows of their own and these are packed: set "
+                "utils.DatasetConfig.pack = False, as gin_configs/runs/t5x_distill_head.gin does"
+            )
+        params, target_params = map(flax.core.unfreeze, (params, target_params))
+        names = "encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens"
+        inputs = tuple(batch[name] for name in names)
+        reading = read_target(self._target_read.with_params(target_params), inputs)
+        reading = jax.tree.map(jax.lax.stop_gradient, reading)
+        key = None if dropout_rng is None else _typed(dropout_rng)
+        given = params, target_params, inputs, reading, key
+        return reading.logits, self._student.drafted_logits(*given)
+
+    def save(self, directory: str | Path, params: PyTree, target_params: PyTree, step: int) -> None:
+        """Writes a head as ``spec-t5x distill`` does.
+
+        All processes call it, and the first writes.
+
+        Args:
+          directory: what is in it is replaced.
+          params: the head's own.
+          target_params: of which its marks are taken.
+          step: kept with it.
+        """
+        params = jax.tree.map(_whole, params)
+        marks = jax.tree.map(_whole, {"decoder_norm": target_params["decoder"]["decoder_norm"]})
+        if jax.process_index() == 0:
+            target = self.target.loaded({"decoder": marks}, as_vocabulary(self.output_vocabulary))
+            of_head = params, self._student.config, self._student.shared_layers, target
+            options = {"dtype": "float32", "extra": {"step": step}, "overwrite": True}
+            save_shared_draft(directory, *of_head, **options)
+
+
+def saving_head(
+    state_dict: PyTree, parameter_infos: PyTree, *, model: HeadDistillationModel, draft_dir: str
+) -> tuple[PyTree, PyTree]:
+    """What ``utils.SaveCheckpointConfig.state_transformation_fns`` holds: ``without_target``.
+
+    With each checkpoint it writes the head, which T5X knows no other place to do.
+
+    Args:
+      state_dict, parameter_infos: of T5X.
+      model: of ``distill_head``.
+      draft_dir: a folder of the first process.
+    """
+    target_params = state_dict["flax_mutables"][COLLECTION]
+    step = int(jax.device_get(state_dict["state"]["step"]))
+    model.save(draft_dir, state_dict["target"], target_params, step)
+    return without_target(state_dict, parameter_infos)
+
+
+def _typed(key: jax.Array) -> jax.Array:
+    """A key of JAX's type, of T5X's numbers."""
+    return jax.random.wrap_key_data(key)
+
+
+def _whole(leaf: jax.Array) -> np.ndarray:
+    """An array that may lie on the devices of several processes."""
+    if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)

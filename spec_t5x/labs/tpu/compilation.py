@@ -1,0 +1,457 @@
+"""Speculative decoding compiled for TPUs that are not there: does it fit, and is it faster?
+
+From shapes alone: the whole loops, for the memory they need; a step of the target, a step of
+each draft and the verifications, for what they cost. From these c, the cost of verification,
+and with the paper's acceptance rates the speed-up of each row of Table 2.
+"""
+
+import ctypes
+import dataclasses
+import gc
+import importlib.metadata
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from spec_t5x.drafts.self_draft import SelfDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError, check_at_least, check_choice
+from spec_t5x.labs.benchmark import paper_tables, results
+from spec_t5x.labs.benchmark.paper_tables import SpeedUp
+from spec_t5x.labs.benchmark.random_models import check_vocabulary
+from spec_t5x.labs.tpu import programs
+from spec_t5x.labs.tpu.chips import Chip, StepCost, step_cost, topology
+from spec_t5x.labs.tpu.programs import Workload
+from spec_t5x.models.eagle import head_config
+from spec_t5x.models.partitioning import bytes_per_device, make_mesh
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.sizes import size
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO, WEIGHTS
+from spec_t5x.tuning.step_times import StepTimes
+
+log = logging.getLogger(__name__)
+
+_GIB = 2**30
+# Acceptance rates that a pair's speed-up is given for.
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Of these, the one that the conclusion names.
+_USUAL_ALPHA = 0.8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to compile, and for what."""
+
+    topology: str = "v4:2x2x1"
+    # Names of ``models.sizes``. A draft may also be the target in "int8" or "int4", or an EAGLE
+    # head of its last layer: "eagle", or "eagle:WIDTH" of one that is narrower.
+    target: str = paper_tables.TARGET
+    drafts: tuple[str, ...] = ("t5_1_1_small",)
+    # Of the target: "auto" is bfloat16. Drafts of other sizes are in bfloat16.
+    weights: str = AUTO
+    gamma: int = 7
+    # Chips in (data, model).
+    meshes: tuple[tuple[int, int], ...] = ((1, 1),)
+    work: Workload = Workload()
+
+    def __post_init__(self):
+        of_sizes = [name for name in self.drafts if name not in BITS and not _is_head(name)]
+        check_vocabulary(self.target, of_sizes)
+        for name in filter(_is_head, self.drafts):
+            head_config(size(self.target), (0,), _width(name))
+        check_choice("weights", self.weights, WEIGHTS)
+        check_at_least(self, gamma=1)
+        check_at_least(self.work, **{field.name: 1 for field in dataclasses.fields(self.work)})
+        for data, model in self.meshes:
+            if data < 1 or model < 1:
+                raise InputError(f"mesh {data},{model}: give at least 1 for each axis")
+            if self.work.batch % data:
+                raise InputError(
+                    f"batch {self.work.batch} does not divide over {data} replicas: give a "
+                    f"multiple of {data}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one chip that a loop takes."""
+
+    # None of the plain loop.
+    draft: str | None
+    gamma: int
+    arguments: int
+    # Beside them, and all that a chip holds at a time; None where the compiler ran out of memory.
+    temporaries: int | None = None
+    total: int | None = None
+    capacity: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip has room for it."""
+        return self.total is not None and self.total <= self.capacity
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step and what it costs."""
+
+    # "plain", "verification" or "draft".
+    kind: str
+    model: str
+    cost: StepCost
+    # By roofline.
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A speed-up by Theorem 3.8, from costs by roofline."""
+
+    draft: str
+    gamma: int
+    alpha: float
+    c: float
+    verification_cost: float
+    speed_up: float
+    # The row of Table 2 that alpha and gamma are from, if any.
+    paper: SpeedUp | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """All figures for one mesh."""
+
+    data: int
+    model: int
+    loops: tuple[Memory, ...]
+    steps: tuple[Step, ...]
+    pairs: tuple[Prediction, ...]
+    table_2: tuple[Prediction, ...]
+
+
+def run(options: Options) -> Iterator[Result]:
+    """Compiles for each mesh in turn.
+
+    Raises:
+      InputError: no such topology, no libtpu, or more chips asked for than it has.
+    """
+    chip, devices = topology(options.topology)
+    # All of them, before anything is compiled.
+    meshes = [_mesh(options, devices, data, model) for data, model in options.meshes]
+    # Of the paper's target.
+    rows = paper_tables.TABLE_2 if options.target == paper_tables.TARGET else ()
+    for mesh in meshes:
+        compiler = _Compiler(options, chip, mesh)
+        data, model = mesh.devices.shape
+        yield Result(
+            data=data,
+            model=model,
+            loops=tuple(compiler.loop(draft) for draft in (None, *options.drafts)),
+            pairs=tuple(
+                compiler.predict(draft, options.gamma, alpha)
+                for draft in options.drafts
+                for alpha in ALPHAS
+            ),
+            table_2=compiler.predict_rows(rows),
+            # All that were needed for these.
+            steps=tuple(compiler.steps.values()),
+        )
+
+
+def predict_rows(options: Options, rows: Sequence[SpeedUp]) -> list[Prediction]:
+    """Rows of Table 2 alone, without the whole loops and their memory.
+
+    Args:
+      options: the topology, the target, the lengths and the first mesh.
+      rows: what to predict.
+
+    Raises:
+      InputError: no such topology, no libtpu, or more chips asked for than it has.
+    """
+    chip, devices = topology(options.topology)
+    mesh = _mesh(options, devices, *options.meshes[0])
+    compiler = _Compiler(options, chip, mesh)
+    return list(compiler.predict_rows(rows))
+
+
+def _mesh(options: Options, devices: Sequence[jax.Device], data: int, model: int) -> Mesh:
+    if data * model > len(devices):
+        raise InputError(
+            f"mesh {data},{model} needs {data * model} chips and {options.topology} has "
+            f"{len(devices)}: choose a larger topology or a smaller mesh"
+        )
+    return make_mesh(data, model, devices[: data * model])
+
+
+class _Compiler:
+    """Compiles for one mesh; every step once."""
+
+    def __init__(self, options: Options, chip: Chip, mesh: Mesh):
+        self.options, self.chip, self.mesh = options, chip, mesh
+        # By kind, model and gamma.
+        self.steps: dict[tuple[str, str, int], Step] = {}
+        self.target = programs.abstract_model(size(options.target), mesh, options.weights)
+
+    def loop(self, draft: str | None) -> Memory:
+        """The memory of a whole loop: plain, or speculative with a draft."""
+        options, target = self.options, self.target
+        gamma, proposer = (options.gamma, self.draft(draft)) if draft else (0, None)
+        # A draft of the target's has leaves of it: arguments of their own, and one in memory.
+        leaves = jax.tree.leaves((target, proposer))
+        twice = bytes_per_device(leaves) - bytes_per_device({id(leaf): leaf for leaf in leaves})
+        log.info("compiling the loop, %s", f"draft {draft}" if draft else "plain")
+        try:
+            if proposer is None:
+                compiled = programs.plain_loop(target, options.work, self.mesh)
+            else:
+                compiled = programs.speculative_loop(
+                    target, proposer, options.work, gamma, self.mesh
+                )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return Memory(
+                draft=draft,
+                gamma=gamma,
+                arguments=bytes_per_device(leaves) - twice,
+                capacity=self.chip.memory,
+            )
+        analysis = compiled.memory_analysis()
+        del compiled
+        _return_memory()
+        arguments = analysis.argument_size_in_bytes - twice
+        temporaries = analysis.temp_size_in_bytes
+        # Some outputs reuse the memory of arguments.
+        outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        return Memory(
+            draft=draft,
+            gamma=gamma,
+            arguments=arguments,
+            temporaries=temporaries,
+            total=arguments + temporaries + outputs + analysis.generated_code_size_in_bytes,
+            capacity=self.chip.memory,
+        )
+
+    def model(self, name: str) -> T5Model:
+        """The target, as shapes, or the model of a draft."""
+        if name in BITS:
+            return self.target.rounded(BITS[name])
+        if name == self.options.target:
+            return self.target
+        return programs.abstract_model(size(name), self.mesh)
+
+    def draft(self, name: str) -> TransformerDraft | SelfDraft:
+        """A draft, as shapes."""
+        if _is_head(name):
+            return programs.abstract_head(self.target, self.mesh, _width(name))
+        if name in BITS:
+            return SelfDraft.rounded(self.target, BITS[name])
+        return TransformerDraft(programs.abstract_model(size(name), self.mesh))
+
+    def predict(
+        self, draft: str, gamma: int, alpha: float, paper: SpeedUp | None = None
+    ) -> Prediction:
+        """The speed-up with a draft at an acceptance rate."""
+        # In seconds: only ratios are used.
+        times = StepTimes(
+            target=self.step("plain", self.options.target, 0).seconds,
+            draft=self.step("draft", draft, 0).seconds,
+            verification=self.step("verification", self.options.target, gamma).seconds,
+        )
+        return Prediction(
+            draft=draft,
+            gamma=gamma,
+            alpha=alpha,
+            c=times.c,
+            verification_cost=times.verification_cost,
+            speed_up=times.speed_up(alpha, gamma),
+            paper=paper,
+        )
+
+    def predict_rows(self, rows: Sequence[SpeedUp]) -> tuple[Prediction, ...]:
+        """Those of rows of Table 2."""
+        return tuple(
+            self.predict(paper_tables.DRAFTS[row.draft], row.gamma, row.alpha, row) for row in rows
+        )
+
+    def step(self, kind: str, name: str, gamma: int) -> Step:
+        """A step of the target or a draft, or a verification of ``gamma`` drafts."""
+        if (kind, name, gamma) not in self.steps:
+            log.info("compiling: %s, %s, %d tokens", kind, name, gamma + 1)
+            work = self.options.work
+            if _is_head(name):
+                head = self.draft(name)
+                model, of_head = head.model, (head, work, self.options.gamma, self.mesh)
+                compiled, cache = programs.head_step(self.target, *of_head)
+            elif kind == "verification":
+                model = self.model(name)
+                compiled, cache = programs.verification(model, work, gamma, self.mesh)
+            else:
+                model = self.model(name)
+                compiled, cache = programs.plain_step(model, work, self.mesh)
+            cost = step_cost(compiled, model, cache, gamma + 1)
+            del compiled
+            _return_memory()
+            seconds = cost.seconds(self.chip)
+            self.steps[kind, name, gamma] = Step(kind=kind, model=name, cost=cost, seconds=seconds)
+        return self.steps[kind, name, gamma]
+
+
+def _is_head(draft: str) -> bool:
+    return draft.partition(":")[0] == "eagle"
+
+
+def _width(draft: str) -> int | None:
+    """Of the states of a head by name; None is the target's."""
+    _, _, width = draft.partition(":")
+    if width and not width.isdigit():
+        raise InputError(f"draft {draft!r}: give eagle, or eagle:WIDTH such as eagle:1024")
+    return int(width) if width else None
+
+
+def _return_memory() -> None:
+    """Returns freed memory to the system: libtpu leaves gigabytes with the process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def write_json(path: Path, options: Options, found: Sequence[Result]) -> None:
+    """Keeps all figures (bytes, seconds, operations), with the versions they are from."""
+    kept = [dataclasses.asdict(result) for result in found]
+    for values, result in zip(kept, found, strict=True):
+        for loop, memory in zip(values["loops"], result.loops, strict=True):
+            loop["fits"] = memory.fits
+    values = {"versions": versions(), "options": dataclasses.asdict(options), "results": kept}
+    results.write_json(path, values)
+
+
+def versions() -> dict[str, str]:
+    """The versions of what compiles."""
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+
+# --- tables ----------------------------------------------------------------------
+
+FOOTNOTES = (
+    "¹ Operations as the compiler counts them, conversions included. ² The compiler's bytes "
+    "accessed,\nwhich include what moves within the chip; the roofline takes weights and caches, "
+    "each read once."
+)
+
+
+def header(options: Options) -> str:
+    """What was compiled, with what."""
+    work = options.work
+    stored = "bfloat16" if options.weights == AUTO else options.weights
+    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return (
+        f"{options.target} in {stored} for TPU {options.topology}: batch {work.batch}, source "
+        f"{work.source_len}, at most {work.max_decode_len} tokens, gamma {options.gamma} "
+        f"({made_with})"
+    )
+
+
+def tables(result: Result) -> list[results.Table | str]:
+    """Memory, steps and predictions for one mesh, below a heading."""
+    chips = _chips(result.data * result.model)
+    parts = [f"## {chips} (data {result.data}, model {result.model}), each with:"]
+    parts.append(results.table(_MEMORY, result.loops))
+    parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
+    if result.table_2:
+        parts.append(results.table(_TABLE_2, result.table_2))
+    return parts
+
+
+def conclusion(options: Options, found: Sequence[Result]) -> str:
+    """Whether it fits, how many chips would do, and what the best draft brings, in a sentence."""
+    fitting = [result for result in found if all(loop.fits for loop in result.loops)]
+    if fitting:
+        result = min(fitting, key=lambda result: result.data * result.model)
+    else:
+        result = max(found, key=lambda result: result.data * result.model)
+    loop = max(result.loops, key=lambda loop: loop.total or math.inf)
+    chips, wanted = result.data * result.model, result.data * _model_axis(result.model, loop)
+    models = f"{options.target} with {' and '.join(options.drafts)}"
+    room = f"{_gib(loop.total)} of {loop.capacity / _GIB:.0f} GiB{' each' * (chips > 1)}"
+    where = f"{_chips(chips)} of {options.topology}, {room}"
+    if not fitting:
+        mesh = f"--mesh {result.data},{wanted // result.data}"
+        enough = f"{'about' if loop.total else 'at least'} {_chips(wanted)} would do, with {mesh}"
+        return f"{models} does not fit into {where}: {enough}."
+    fewer = f" (about {_chips(wanted)} would do)" if wanted < chips else ""
+    best = max(
+        (pair for pair in result.pairs if pair.alpha == _USUAL_ALPHA),
+        key=lambda pair: pair.speed_up,
+    )
+    brings = f"{best.draft} brings {best.speed_up:.2f} times plain decoding"
+    if best.speed_up <= 1:
+        brings = "no draft is faster than plain decoding"
+    return f"{models} fits into {where}{fewer}: at an acceptance rate of {best.alpha} {brings}."
+
+
+def _model_axis(model: int, loop: Memory) -> int:
+    """The smallest power of two of chips that have room for a loop which ``model`` chips share."""
+    num_bytes = model * (loop.total or loop.arguments)
+    wanted = 2 ** max(math.ceil(math.log2(num_bytes / loop.capacity)), 0)
+    # Where the compiler found no room, what it looked for is not known.
+    return wanted if loop.total else max(wanted, 2 * model)
+
+
+def _chips(count: int) -> str:
+    return f"{count} chip{'s' * (count > 1)}"
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "?" if num_bytes is None else f"{num_bytes / _GIB:.2f}"
+
+
+_MEMORY = {
+    "loop": lambda m: "plain" if m.draft is None else f"speculative, gamma {m.gamma}",
+    "draft": lambda m: m.draft or "",
+    "arguments, GiB": lambda m: _gib(m.arguments),
+    "temporaries, GiB": lambda m: _gib(m.temporaries),
+    "in all, GiB": lambda m: f"{_gib(m.total)} of {m.capacity / _GIB:.0f}",
+    "fits": lambda m: "yes" if m.fits else "NO",
+}
+_STEPS = {
+    "step": lambda s: s.kind,
+    "model": lambda s: s.model,
+    "tokens": lambda s: s.cost.new_tokens,
+    "Gop¹": lambda s: f"{s.cost.operations / 1e9:.2f}",
+    "weights, GB": lambda s: f"{s.cost.weight_bytes / 1e9:.3f}",
+    "caches, GB": lambda s: f"{s.cost.cache_bytes / 1e9:.3f}",
+    "compiler's GB²": lambda s: f"{s.cost.compiler_bytes / 1e9:.2f}",
+    "collectives": lambda s: ", ".join(f"{c.count} {c.kind}" for c in s.cost.collectives) or "none",
+    "sent, MB": lambda s: f"{sum(c.sent_bytes for c in s.cost.collectives) / 1e6:.3f}",
+    "ms by roofline": lambda s: f"{1e3 * s.seconds:.3f}",
+}
+_COSTS = {
+    "c": lambda p: f"{p.c:.3f}",
+    "T(verify)": lambda p: f"{p.verification_cost:.3f}",
+}
+_TABLE_2 = {
+    "task": lambda p: p.paper.task,
+    "draft": lambda p: p.paper.draft,
+    "temp.": lambda p: f"{p.paper.temperature:g}",
+    "gamma": lambda p: p.gamma,
+    "alpha": lambda p: f"{p.alpha:.2f}",
+    "c, paper": lambda p: f"{p.paper.c:.2f}",
+    **_COSTS,
+    "predicted": lambda p: f"{p.speed_up:.2f}",
+    "EXP": lambda p: f"{p.paper.expected:.1f}",
+    "EMP": lambda p: f"{p.paper.measured:.1f}",
+}
+
+
+def _pair_table(pairs: Sequence[Prediction]) -> results.Table:
+    """A draft a row, its speed-ups by acceptance rate."""
+    speed_ups = {(pair.draft, pair.alpha): pair.speed_up for pair in pairs}
+    columns = {"draft": lambda p: p.draft, "gamma": lambda p: p.gamma, **_COSTS}
+    for alpha in ALPHAS:
+        columns[f"at alpha {alpha}"] = lambda p, a=alpha: f"{speed_ups[p.draft, a]:.2f}"
+    return results.table(columns, list({pair.draft: pair for pair in pairs}.values()))

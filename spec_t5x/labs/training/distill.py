@@ -1,0 +1,364 @@
+"""Distillation: a draft learns its target's distributions, and is evaluated by alpha.
+
+The draft is trained on the target's outputs, on the references of the data, or on its own
+outputs, which show it the positions that its own tokens lead to (on-policy; Agarwal et al. 2023,
+GKD, arXiv 2306.13649, and DistillSpec, arXiv 2310.08461). At each position it minimizes one of
+``distillation_losses.OBJECTIVES``.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+
+from spec_t5x.data.batching import Batch, Batches
+from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
+from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
+from spec_t5x.labs.training.losses import LossSums, token_losses
+from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, model_inputs
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.models import partitioning
+from spec_t5x.models.binding import Model, ModelConfig
+from spec_t5x.models.eagle import EagleNetwork
+from spec_t5x.models.kept_layers import own_params, with_shared
+from spec_t5x.models.logical_axes import partition_spec
+from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import CachedNetwork, Transformer
+from spec_t5x.sampling.distributions import Sampling, overlap, sampling, standardize
+from spec_t5x.types import EOS_ID, PAD_ID, Array, Bool, Float32, Int, Key, PyTree
+
+OUTPUTS = ("target", "references")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillOptions:
+    """What a draft is trained and measured on."""
+
+    # "target": its outputs, sampled once; or the "references" of the data.
+    outputs: str = "target"
+    # Of the outputs that target and draft are sampled for training. 0 is argmax.
+    temperature: float = 1.0
+    # Share of the steps that use outputs of the draft itself, sampled in that step.
+    on_policy: float = 0.0
+    # Train on the first so many pairs; None takes all.
+    train_texts: int | None = None
+    # Evaluate on the first so many held-out sources, with the target's outputs at each of the
+    # temperatures. alpha at the first temperature says which draft is the best.
+    dev_texts: int = 500
+    eval_temperatures: tuple = (0.0, 1.0)
+    # For the expected tokens per iteration that are reported (Equation 1).
+    gamma: int = 4
+    # Evaluations without a better alpha after which the training stops; 0 never stops it.
+    patience: int = 0
+
+    def __post_init__(self):
+        check_choice("outputs", self.outputs, OUTPUTS)
+        as_lists(self, eval_temperatures=1)
+        for temperature in (self.temperature, *self.eval_temperatures):
+            sampling(temperature)
+        if not 0.0 <= self.on_policy <= 1.0:
+            raise InputError(f"on_policy is {self.on_policy}: give 0..1")
+        check_at_least(self, dev_texts=1, gamma=1, patience=0, train_texts=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Student:
+    """The draft's network, and which of its parameters are trained."""
+
+    config: ModelConfig
+    # Trained: all, or ``models.kept_layers.own_params`` of a draft that shares the rest.
+    params: PyTree
+    # Of a draft that shares the target's frozen encoder and embedding: the layer of the
+    # target's decoder that each of its decoder layers was.
+    shared_layers: tuple[int, ...] | None = None
+    # The tokens of a pruned output layer.
+    head: NarrowHead | None = None
+    # Of a draft that goes on from the target's states: how many of its steps are learnt.
+    unrolled_steps: int = 0
+
+    def narrowed(self, target_params: PyTree, ids: np.ndarray) -> "Student":
+        """The same with an output layer for these tokens, with its present weights."""
+        whole = self.whole(self.params, target_params)
+        params = narrowed_params(self.params, whole, self.config, ids)
+        # The draft's own from now on, if it was the target's embedding.
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+        head = NarrowHead.create(ids, self.config.vocab_size)
+        return dataclasses.replace(self, params=params, head=head)
+
+    def param_shardings(self, mesh: Mesh) -> PyTree:
+        """A ``NamedSharding`` for each of ``params``."""
+        shardings = partitioning.param_shardings(self.config, mesh)
+        if self.shared_layers is not None:
+            shardings = own_params(shardings)
+        if self.head is not None:
+            shape = self.params["narrow_head"]["kernel"].shape
+            spec = partition_spec(shape, ("embed", "vocab"), partitioning.RULES, mesh)
+            decoder = {
+                name: each for name, each in shardings["decoder"].items() if name != "logits_dense"
+            }
+            kernel = NamedSharding(mesh, spec)
+            shardings |= {"decoder": decoder, "narrow_head": {"kernel": kernel}}
+        return shardings
+
+    def whole(self, params: PyTree, target_params: PyTree) -> PyTree:
+        """All parameters of the network."""
+        if self.shared_layers is None:
+            return params
+        return with_shared(params, target_params, self.shared_layers)
+
+    def model(self, params: PyTree, target_params: PyTree) -> T5Model:
+        """The network, bound to all its parameters."""
+        model = T5Model.create(self.whole(params, target_params), self.config)
+        if self.head is None:
+            return model
+        return NarrowT5.narrowed(model, self.head, params["narrow_head"]["kernel"])
+
+    def logits(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        inputs: Inputs,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float32[Array, "batch length vocab"]:
+        """``network_logits`` of the draft."""
+        if self.shared_layers is None and self.head is None:
+            return network_logits(self.config, params, inputs, dropout_key)
+        source, shifted, text = inputs
+        learns = dropout_key is not None
+
+        def read(network: Transformer):
+            # What is shared is computed as in the target, also while the rest is trained.
+            own_encoder = learns and self.shared_layers is None
+            encoded = network.encode(source, enable_dropout=own_encoder)
+            states = network.decode_states(encoded, source, shifted, text, enable_dropout=learns)
+            return self._output(network, params, states)
+
+        return Transformer(self.config).apply(
+            {"params": self.whole(params, target_params)},
+            method=read,
+            rngs={"dropout": dropout_key} if learns else None,
+        )
+
+    def drafted_logits(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        inputs: Inputs,
+        read_by_target: TargetReading | None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float32[Array, "batch length vocab"]:
+        """The draft's logits of each token of a text, as one of its steps of drafting has them.
+
+        Steps differ where the draft goes on from the target's states. The tokens of a text take
+        them in turn, which costs one output layer and shows a draft all of its steps.
+        """
+        if not self.unrolled_steps:
+            return self.logits(params, target_params, inputs, dropout_key)
+        source, shifted, _ = inputs
+        learns = dropout_key is not None
+
+        def read(network: EagleNetwork):
+            of_target = read_by_target.encoded, source, shifted, read_by_target.states
+            given = *of_target, self.unrolled_steps
+            unrolled = network.unroll(*given, enable_dropout=learns)
+            in_turn = _steps_in_turn(shifted.shape, self.unrolled_steps)[..., None]
+            states = functools.reduce(
+                lambda states, step: jnp.where(in_turn == step, unrolled[step], states),
+                range(1, self.unrolled_steps),
+                unrolled[0],
+            )
+            return self._output(network, params, states)
+
+        return EagleNetwork(self.config).apply(
+            {"params": self.whole(params, target_params)},
+            method=read,
+            rngs={"dropout": dropout_key} if learns else None,
+        )
+
+    def _output(self, network: CachedNetwork, params: PyTree, states) -> Array:
+        if self.head is None:
+            return network.logits(states)
+        return self.head.logits(params["narrow_head"]["kernel"], states)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftLearner(Learner):
+    """A draft that learns its target's distributions, and is evaluated by alpha.
+
+    The held-out data of a run are ``Batches`` by the temperature that the target wrote them at;
+    alpha at the first temperature says which draft is the best.
+    """
+
+    student: Student
+    target: Model
+    distillation: DistillOptions
+    options: TrainOptions
+
+    keeps_best = True
+
+    @property
+    def patience(self) -> int:
+        """``DistillOptions.patience``, in steps."""
+        return self.distillation.patience * self.options.eval_period
+
+    def init(self, key: Key[Array, ""]) -> PyTree:
+        """The student's own."""
+        return self.student.params
+
+    def shardings(self, mesh: Mesh) -> PyTree:
+        """See ``Student.param_shardings``."""
+        return self.student.param_shardings(mesh)
+
+    def loss(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        key: Key[Array, ""] | None,
+        target_params: PyTree,
+    ) -> LossSums:
+        """Of the objective, with label smoothing and z-loss of the cross-entropy's share."""
+        options, read_by_target = self.options, None
+        if options.uses_target or self.student.unrolled_steps:
+            read_by_target = self._read_target(target_params, inputs)
+        logits = self.student.drafted_logits(params, target_params, inputs, read_by_target, key)
+        target_logits = read_by_target.logits if options.uses_target else None
+        regularizers = {"label_smoothing": options.label_smoothing, "z_loss": options.z_loss}
+        return self.losses(logits, target_logits, inputs[2], **regularizers)
+
+    def _read_target(self, target_params: PyTree, inputs: Inputs) -> TargetReading:
+        """With the states only where the draft goes on from them."""
+        if self.student.unrolled_steps:
+            return read_target(self.target.with_params(target_params), inputs)
+        return TargetReading(logits=network_logits(self.target.config, target_params, inputs))
+
+    def losses(
+        self,
+        logits: Float32[Array, "batch length vocab"],
+        target_logits: Float32[Array, "batch length vocab"] | None,
+        text: Int[Array, "batch length"],
+        **regularizers: float,
+    ) -> LossSums:
+        """The objective, summed over the tokens that the draft has."""
+        options, head = self.options, self.student.head
+        if head is not None:
+            if options.objective in ("forward_kl", "jeffreys") and target_logits is not None:
+                # Infinite for tokens that the draft does not have: it learns the target's
+                # distribution over the others.
+                target_logits = jnp.where(head.knows[None, None], target_logits, -jnp.inf)
+            if options.distillation_weight < 1 or not options.uses_target:
+                # So is the cross-entropy: those tokens of the text are skipped.
+                text = jnp.where(head.knows[text], text, PAD_ID)
+        return token_losses(
+            logits,
+            text,
+            target_logits=target_logits,
+            distillation_weight=options.distillation_weight,
+            objective=options.objective,
+            **regularizers,
+        )
+
+    def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: Batch) -> Inputs:
+        """The batch; in a share of the steps, with texts that the draft samples itself.
+
+        Which steps these are, and what is sampled, follows from seed, step and parameters, so
+        that a resumed run reads the same texts.
+        """
+        seed = self.options.seed
+        if np.random.default_rng([seed, step]).random() >= self.distillation.on_policy:
+            return model_inputs(batch)
+        source, _, text = model_inputs(batch)
+        sampled = sample_outputs(
+            self.student.model(params, target_params),
+            source,
+            jax.random.split(jax.random.fold_in(jax.random.key(seed + 2), step), len(source)),
+            sampling(self.distillation.temperature),
+            np.arange(len(source)) < batch.num_pairs,
+            max_length=text.shape[1],
+        )
+        shifted = jnp.pad(sampled[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+        return source, shifted, sampled
+
+    def evaluate(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        dev: Mapping[float, Batches],
+        place: Callable[[Inputs], Inputs],
+    ) -> list[HeldOutAlpha]:
+        """alpha at each temperature."""
+        found = []
+        for temperature, batches in dev.items():
+            batches, settings = list(batches.one_pass()), sampling(temperature)
+            # The device works ahead; the scores are fetched at the end.
+            scores = [
+                self.score(params, target_params, model_inputs(batch), settings)
+                for batch in batches
+            ]
+            options = {"temperature": temperature, "gamma": self.distillation.gamma}
+            found.append(HeldOutAlpha.of(batches, jax.device_get(scores), **options))
+        return found
+
+    @functools.cached_property
+    def score(self):
+        """``score(params, target_params, inputs, settings)``: what ``HeldOutAlpha.of`` takes."""
+
+        @jax.jit
+        def score(params, target_params, inputs, settings):
+            read_by_target = self._read_target(target_params, inputs)
+            logits = self.student.drafted_logits(params, target_params, inputs, read_by_target)
+            given = read_by_target.logits, inputs[2]
+            betas = overlap(*(standardize(each, settings) for each in (given[0], logits)))
+            # Sums of probabilities, rounded.
+            betas = jnp.where(inputs[2] != PAD_ID, jnp.minimum(betas, 1.0), 0.0)
+            return self.losses(logits, *given), betas
+
+        return score
+
+
+def _steps_in_turn(shape: tuple[int, int], num_steps: int) -> Int[Array, "batch length"]:
+    """Of each token of some texts a step that may draft it, counted from 0: not one after it."""
+    rows, positions = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return jnp.minimum((rows + positions) % num_steps, positions)
+
+
+@functools.partial(jax.jit, static_argnames="max_length")
+def sample_outputs(
+    model: T5Model,
+    sources: Int[Array, "batch source"],
+    keys: Key[Array, "batch"],
+    settings: Sampling,
+    is_row: Bool[Array, "batch"],
+    *,
+    max_length: int,
+) -> Int[Array, "batch length"]:
+    """Outputs in the form of a batch's targets: up to padding, which a model may generate too.
+
+    Args:
+        model: any T5.
+        sources: tokens.
+        keys: a random key for each row.
+        settings: the distribution to sample from.
+        is_row: which rows are wanted; the others stay empty.
+        max_length: width of the outputs.
+    """
+    # A padding row needs something to attend to.
+    sources = sources.at[:, 0].set(jnp.where(sources[:, 0] == PAD_ID, EOS_ID, sources[:, 0]))
+    decoded = autoregressive_decode(
+        model,
+        sources,
+        jnp.full((sources.shape[0], 1), PAD_ID, jnp.int32),
+        keys,
+        settings,
+        max_decode_len=max_length,
+        max_decode_steps=jnp.where(is_row, max_length, 0),
+    )
+    tokens = decoded.tokens[:, 0]
+    # Training would take all that follows padding for padding.
+    return tokens * jnp.cumprod(tokens != PAD_ID, axis=1)

@@ -1,0 +1,428 @@
+"""The data of a run, as a gin file says: text pairs or lines, from files or seqio's tasks.
+
+``DataOptions`` and ``TaskDataOptions`` (for a T5), and ``TextOptions`` (for a language model),
+may stand wherever there is a ``TrainingData``: ``train.data = @TaskDataOptions()``.
+"""
+
+import abc
+import dataclasses
+import functools
+import itertools
+import logging
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from spec_t5x.checkpoints.loading import named_vocabulary
+from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
+from spec_t5x.data.metrics import check_installed, metric_by_name, targets_of
+from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.tsv import read_lines, read_pairs
+from spec_t5x.data.vocabulary import (
+    SPIECE_NAME,
+    SentencePieceVocabulary,
+    Vocabulary,
+    train_sentencepiece,
+)
+from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
+from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.labs.training.text_metrics import ScoredTexts
+from spec_t5x.labs.training.trainer import Positioned
+from spec_t5x.machine.progress import doing
+
+log = logging.getLogger(__name__)
+
+# Pairs and lines that are sampled to train a vocabulary on.
+_VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData(abc.ABC):
+    """Text pairs, or lines, with their vocabulary and batches."""
+
+    # A SentencePiece model (FILE:100 adds T5's extra ids), "bytes", a tokenizer.json, or a model
+    # whose vocabulary to take. None takes that of an initial checkpoint or of a target; without
+    # one, files train a vocabulary of the model's vocab_size.
+    vocabulary: str | None = None
+    buckets: Sequence[int] = DEFAULT_BUCKETS
+    tokens_per_batch: int = 4096  # padded, of the longer side
+
+    def __post_init__(self):
+        if max(self.longest) > max(self.buckets):
+            name = type(self).__name__
+            raise InputError(
+                f"texts have up to {max(self.longest)} tokens and the largest of {name}.buckets is "
+                f"{max(self.buckets)}: add a bucket, or lower the texts' length"
+            )
+
+    @abc.abstractmethod
+    def name(self, part: str) -> str | None:
+        """The data of "train" or "dev", in words; None without."""
+
+    @property
+    @abc.abstractmethod
+    def longest(self) -> tuple[int, int]:
+        """Maximal tokens of a source and of a target, EOS included."""
+
+    @abc.abstractmethod
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """The tokens of "train" or "dev", which files keep in ``cache_dir``.
+
+        Of ``first`` pairs no more need be read; of a task, "train" is an epoch.
+        """
+
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The first held-out sources, to score what is generated for them.
+
+        Raises:
+            InputError: the data have no sources.
+        """
+        raise InputError(f"train.metrics cannot score {type(self).__name__}: leave them out")
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """Trains a vocabulary for the data, or reads the one that was trained before.
+
+        Raises:
+            InputError: not for this data.
+        """
+        raise InputError(
+            f"{type(self).__name__}.vocabulary is None: give a SentencePiece model, 'bytes', or an "
+            "initial checkpoint, which has one"
+        )
+
+    def own_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """The given vocabulary, or one that is trained, for a model of ``vocab_size``."""
+        if self.vocabulary:
+            vocabulary = named_vocabulary(self.vocabulary, vocab_size)
+        else:
+            vocabulary = self.train_vocabulary(directory / "vocabulary", vocab_size)
+        if vocabulary.vocab_size > vocab_size:
+            raise InputError(
+                f"{self.vocabulary or directory / 'vocabulary'} has {vocabulary.vocab_size} "
+                f"pieces, the model's vocab_size is {vocab_size}: raise it"
+            )
+        return vocabulary
+
+    def pairs(
+        self,
+        part: str,
+        vocabulary: Vocabulary,
+        cache_dir: Path,
+        seed: int,
+        first: int | None = None,
+    ) -> TokenisedPairs:
+        """The first pairs of "train" or "dev", or all; reports how many there are."""
+        with doing(log, f"reading and tokenizing {self.name(part)}"):
+            pairs = self.read(part, vocabulary, cache_dir, seed, first)
+        size = f"{len(pairs):,} lines of {pairs.target_lengths.mean():.1f} tokens"
+        if len(pairs.source_ids):
+            lengths = f"{pairs.source_lengths.mean():.1f} and {pairs.target_lengths.mean():.1f}"
+            size = f"{len(pairs):,} pairs of {lengths} tokens"
+        log.info(f"{self.name(part)}: {size}; {pairs.num_dropped:,} dropped (too long, or empty)")
+        return pairs if first is None else pairs.first(first)
+
+    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
+        """The training batches."""
+        batches = self.batches(self.pairs("train", vocabulary, cache_dir, seed), seed)
+        log.info(f"{batches.batches_per_epoch:,} batches an epoch")
+        return batches
+
+    def train_and_dev(
+        self, vocabulary: Vocabulary, directory: Path, seed: int
+    ) -> tuple[Positioned, Batches | None]:
+        """Training and held-out batches; tokens are kept in ``directory/cache``."""
+        cache_dir = directory / "cache"
+        train = self.train_batches(vocabulary, cache_dir, seed)
+        if self.name("dev") is None:
+            return train, None
+        return train, self.batches(self.pairs("dev", vocabulary, cache_dir, seed), seed)
+
+    def batches(self, pairs: TokenisedPairs, seed: int) -> Batches:
+        """The batches of the data's pairs, or of others with the same sources."""
+        options = {"tokens_per_batch": self.tokens_per_batch, "buckets": self.buckets}
+        return Batches(pairs, seed=seed, **options)
+
+    def check_inherits_vocabulary(self) -> None:
+        """Raises ``InputError`` where a vocabulary is given and the target's is to be taken."""
+        if self.vocabulary is not None:
+            raise InputError(
+                f"{type(self).__name__}.vocabulary is {self.vocabulary!r}: leave it out, it is the "
+                "target's"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataOptions(TrainingData):
+    """Files of text pairs."""
+
+    directory: str  # the files' names are relative to it
+    train_file: str
+    dev_file: str | None = None
+    # None is as usual (``data.tsv.read_pairs``).
+    source_column: int | None = None
+    target_column: int | None = None
+    num_columns: int | None = None
+    # Put before every source, as T5's tasks do ("summarize: ").
+    source_prefix: str = ""
+    # Of the texts that are written for the dev file's sources, where these are scored: a name
+    # of ``data.metrics.METRICS``.
+    metric: str = "bleu"
+    max_source_length: int = 96  # tokens, EOS included
+    max_target_length: int = 96
+    # Cut longer sources, as T5 does, instead of dropping their pairs.
+    truncate_sources: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        metric_by_name(self.metric)
+
+    def _path(self, part: str) -> Path:
+        return Path(self.directory) / self.name(part)
+
+    @property
+    def _columns(self) -> tuple[int | None, int | None, int | None]:
+        return self.source_column, self.target_column, self.num_columns
+
+    def _prefixed(self, part: str) -> Iterable[tuple[str, str]]:
+        """The pairs of a file; an empty source stays empty."""
+        for source, target in read_pairs(self._path(part), *self._columns):
+            yield source and self.source_prefix + source, target
+
+    def name(self, part: str) -> str | None:
+        """The file."""
+        return self.train_file if part == "train" else self.dev_file
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """As the options say."""
+        return self.max_source_length, self.max_target_length
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """A SentencePiece vocabulary of both sides."""
+        path = directory / SPIECE_NAME
+        if not path.is_file():
+            log.info(f"training a vocabulary of {vocab_size} pieces")
+            pairs = list(read_pairs(self._path("train"), *self._columns))
+            # A generator of its own: the sample does not depend on the training seed.
+            pairs = random.Random(0).sample(pairs, min(_VOCABULARY_PAIRS, len(pairs)))
+            # Trained aside and renamed, so that a kill leaves no half file behind.
+            trained = train_sentencepiece(
+                itertools.chain.from_iterable(pairs), path.with_name("unfinished"), vocab_size
+            )
+            trained.with_suffix(".vocab").replace(path.with_suffix(".vocab"))
+            trained.replace(path)
+        return SentencePieceVocabulary(path)
+
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """All pairs of the file."""
+        return tokenise(
+            self._prefixed(part),
+            vocabulary,
+            self.longest,
+            truncate_sources=self.truncate_sources,
+            files=[self._path(part)],
+            key=(self._columns, self.source_prefix),
+            cache_dir=cache_dir,
+        )
+
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The dev file, by ``metric``; sources that are too long are cut, empty ones skipped."""
+        check_installed([metric_by_name(self.metric)])
+        given = (pair for pair in self._prefixed("dev") if pair[0])
+        pairs = list(itertools.islice(given, examples))
+        if not pairs:
+            raise InputError(
+                f"{self.dev_file} has no pair with a source: give a file with text to score on"
+            )
+        sources, targets = map(list, zip(*pairs, strict=True))
+        longest, metric = self.max_source_length, metric_by_name(self.metric)
+        bare = [source.removeprefix(self.source_prefix) for source in sources]
+        score = functools.partial(metric, targets_of(metric, bare, targets))
+        return [
+            ScoredTexts(
+                name=Path(self.dev_file).name.partition(".")[0],
+                sources=sources,
+                ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
+                targets=targets,
+                score=score,
+            )
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskDataOptions(TrainingData, TaskOptions):
+    """A seqio task or mixture, whose own vocabularies are not looked at."""
+
+    mixture_or_task: str
+    # Modules that register tasks when imported; the paper's tasks are known without.
+    # T5X's macro holds one name or None.
+    task_modules: tuple | str | None = ()
+    # As T5X's macro: sources and targets are cut to so many tokens, EOS included.
+    task_feature_lengths: dict | None = None
+    # As T5X's macro and flag: read the cached tasks, also those in these folders.
+    use_cached_tasks: bool = False
+    seqio_additional_cache_dirs: tuple | list | str = ()
+    train_split: str = "train"
+    dev_split: str | None = "validation"
+    # Take the first so many of each task's dev split; None takes all.
+    dev_examples: int | None = None
+
+    def __post_init__(self):
+        self.check_task()
+        if set(self.task_feature_lengths or ()) != {"inputs", "targets"}:
+            raise InputError(
+                f"task_feature_lengths is {self.task_feature_lengths}: give tokens of both sides, "
+                "{'inputs': 512, 'targets': 128}"
+            )
+        super().__post_init__()
+        check_at_least(self, dev_examples=1)
+
+    def name(self, part: str) -> str | None:
+        """The task and its split."""
+        split = self.train_split if part == "train" else self.dev_split
+        return split and f"{self.mixture_or_task} ({split})"
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """As the options say."""
+        return self.task_feature_lengths["inputs"], self.task_feature_lengths["targets"]
+
+    def task(self, vocabulary: Vocabulary) -> Any:
+        """The task or mixture with the model's ids, a ``task_streams.PairedTask``.
+
+        Raises:
+            InputError: no such task, or one that cannot be trained on.
+        """
+        # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
+        from spec_t5x.data.task_streams import PairedTask
+
+        return PairedTask(
+            self.mixture_or_task,
+            vocabulary,
+            lengths=self.task_feature_lengths,
+            modules=self.modules,
+            caches=self.caches,
+        )
+
+    def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
+        """A stream that mixes, shuffles and repeats as seqio does."""
+        from spec_t5x.data.task_streams import TaskStream
+
+        options = {"buckets": self.buckets, "tokens_per_batch": self.tokens_per_batch}
+        return TaskStream(self.task(vocabulary), split=self.train_split, seed=seed, **options)
+
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """For "train", what ``train_batches`` would read; for "dev", as many of each task.
+
+        A mixture's epoch ends with the first of its tasks.
+        """
+        task = self.task(vocabulary)
+        if part == "train":
+            return task.shuffled_pairs(self.train_split, seed, limit=first)
+        limits = [self.dev_examples]
+        if first is not None:
+            limits.append(-(-first // len(task.tasks_with(self.dev_split))))
+        given = [limit for limit in limits if limit is not None]
+        return task.pairs(self.dev_split, limit=min(given, default=None))
+
+    def scored(self, vocabulary: Vocabulary, examples: int | None) -> list[ScoredTexts]:
+        """The dev split of each task, by the task's own metrics."""
+        from spec_t5x.data.task_examples import read_examples
+
+        lengths, split = self.task_feature_lengths, self.dev_split
+        tasks, cached = self.task(vocabulary).tasks_with(split), self.use_cached_tasks
+        return [
+            ScoredTexts(
+                name=task.name,
+                sources=[each.source for each in task.examples],
+                ids=[each.features["inputs"].tolist() for each in task.examples],
+                targets=[each.target for each in task.examples],
+                score=functools.partial(task.score, task.examples),
+            )
+            for task in (read_examples(each, split, lengths, examples, cached) for each in tasks)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions(TrainingData):
+    """Lines of text for a language model."""
+
+    directory: str = "."  # the files' names are relative to it
+    # Plain text or tab-separated, gzipped or not; each line one example.
+    train_files: Sequence[str]
+    dev_files: Sequence[str] = ()
+    columns: Sequence[int] = (0,)
+    num_columns: int = 1
+    max_length: int = 128  # tokens, EOS included
+    tokens_per_batch: int = 2048  # padded
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("train_files", "dev_files"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if not self.train_files:
+            raise InputError("train_files are (): give at least one file")
+
+    def name(self, part: str) -> str | None:
+        """The files."""
+        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """No source."""
+        return 0, self.max_length
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """A WordPiece vocabulary."""
+        path = directory / TOKENIZER_NAME
+        if not path.is_file():
+            lines = _sample(self._lines("train"), _VOCABULARY_LINES)
+            log.info(f"training a vocabulary of {vocab_size} pieces")
+            train_wordpiece(lines, path, vocab_size)
+        return WordPieceVocabulary(path)
+
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """The lines, as pairs without a source."""
+        return tokenise(
+            ((None, line) for line in self._lines(part)),
+            vocabulary,
+            self.longest,
+            files=self._files(part),
+            key=(tuple(self.columns), self.num_columns),
+            cache_dir=cache_dir,
+        )
+
+    def _files(self, part: str) -> list[Path]:
+        names = self.train_files if part == "train" else self.dev_files
+        return [Path(self.directory) / name for name in names]
+
+    def _lines(self, part: str) -> Iterator[str]:
+        return read_lines(self._files(part), self.columns, self.num_columns)
+
+
+def _sample(texts: Iterable[str], size: int) -> list[str]:
+    """So many of the texts, each as likely as any other, without keeping them all."""
+    # A generator of its own: the sample does not depend on the training seed.
+    rng, sample = random.Random(0), []
+    for number, text in enumerate(texts):
+        if number < size:
+            sample.append(text)
+        elif (index := rng.randrange(number + 1)) < size:
+            sample[index] = text
+    return sample
+
+
+for _settings in (DataOptions, TaskDataOptions, TextOptions):
+    gin.external_configurable(_settings, module="spec_t5x")

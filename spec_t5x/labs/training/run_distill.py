@@ -1,0 +1,316 @@
+"""Trains a draft for a target, as a gin file says.
+
+    spec-t5x distill --gin_file=FILE.gin --gin.NAME=VALUE ...
+
+The output directory gets ``cache/`` (tokenized files, and the target's outputs), ``checkpoints/``,
+``metrics.jsonl`` and, at the end, ``draft/``: the draft of the highest alpha on held-out data, for
+``--draft``. The same command resumes a run that was interrupted.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import gin
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.checkpoints.loading import check_same_vocabulary, load
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.data.batching import Batches, TokenisedPairs
+from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.generation import Generator
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
+from spec_t5x.labs.training.learners import Network
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.run_data import TrainingData
+from spec_t5x.labs.training.run_train import check_kind, check_settings, load_initial, say_exported
+from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
+from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.machine.dtypes import resolve_dtype
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.eagle import EagleConfig, first_head, head_config
+from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
+from spec_t5x.models.narrow_head import check_number, likeliest_ids
+from spec_t5x.models.t5 import T5Config
+
+# Of the encoder: the draft uses the target's, and has none of its own.
+SHARED = "shared"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeptLayers:
+    """A draft that starts as layers of its target: "all", "first:K", "last:K" or "every:K"."""
+
+    decoder: str = "every:2"
+    # Or "shared": encoder, embedding and the projections to keys and values of the source are
+    # the target's, frozen.
+    encoder: str = SHARED
+    # With a shared encoder: the output layer has the so many most frequent tokens of the
+    # training texts only. None has all.
+    draft_vocab_size: int | None = None
+    # With a shared encoder: the draft goes on from the target's states (``models/eagle.py``), and
+    # learns so many steps of drafting. 0 is a draft that reads texts alone.
+    unrolled_steps: int = 0
+    # Then of its states; None is the target's. A narrower layer is faster and starts at random.
+    width: int | None = None
+    # And layers of the target's decoder, from 0, whose outputs it is fed beside the last one's.
+    depths: Sequence[int] = ()
+    # Whether it attends to the source, too.
+    reads_source: bool = True
+    dropout_rate: float = 0.0
+
+    def __post_init__(self):
+        check_at_least(self, unrolled_steps=0)
+        object.__setattr__(self, "depths", tuple(self.depths))
+        if self.unrolled_steps and self.encoder != SHARED:
+            raise InputError(
+                f"unrolled_steps is {self.unrolled_steps} and encoder {self.encoder!r}: a draft "
+                f"that goes on from the target's states needs the {SHARED!r} encoder"
+            )
+        for name, default in (("width", None), ("depths", ()), ("reads_source", True)):
+            value = getattr(self, name)
+            if value != default and not self.unrolled_steps:
+                raise InputError(
+                    f"{name} is {value} and unrolled_steps 0: it is of a draft that goes on from "
+                    "the target's states, give unrolled_steps or leave it out"
+                )
+        if self.draft_vocab_size is not None and self.encoder != SHARED:
+            raise InputError(
+                f"draft_vocab_size is {self.draft_vocab_size} and encoder {self.encoder!r}: a "
+                f"smaller output layer needs the {SHARED!r} encoder, leave one of them out"
+            )
+
+    def of(self, target: ModelConfig) -> tuple[int, ...]:
+        """The layers of a target's decoder, from 0."""
+        return kept_layers(self.decoder, target.num_decoder_layers)
+
+    def head_config(self, target: T5Config) -> EagleConfig:
+        """Sizes of the EAGLE head that ``unrolled_steps`` asks for."""
+        sizes = head_config(target, self.of(target), self.width, self.depths, self.reads_source)
+        return dataclasses.replace(sizes, dropout_rate=self.dropout_rate)
+
+
+for _settings in (DistillOptions, KeptLayers):
+    gin.external_configurable(_settings, module="spec_t5x")
+
+
+@gin.configurable
+def distill(
+    *,
+    output_dir: str,
+    target: str,
+    data: TrainingData,
+    optimizer: OptimizerOptions,
+    options: TrainOptions,
+    distillation: DistillOptions,
+    layers: KeptLayers | None = None,
+    model: ModelConfig | None = None,
+    initial_checkpoint: str | None = None,
+    vocabulary: str | None = None,
+    export_dtype: str = "bfloat16",
+    cache_dir: str | None = None,
+) -> TrainResult:
+    """Samples the target's outputs, trains, and exports the best draft.
+
+    Args:
+        output_dir: made if absent; a run in it is resumed.
+        target: directory or name of the model that the draft is for (``loading.load``): a T5, or
+            a language model, whose draft learns from the references.
+        data: its vocabulary must be left out: the target's is taken.
+        optimizer, options: see the classes; ``options.objective`` is what is minimized.
+        distillation: on which texts.
+        layers: the draft is made of the target's layers, or
+        model: it has these sizes, and starts with random parameters, or with those of
+        initial_checkpoint: a model of these very sizes, of any format.
+        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+            "bytes".
+        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        cache_dir: where tokenized files and the target's outputs are kept, which drafts for one
+            target may share; None is ``cache`` in ``output_dir``.
+
+    Raises:
+        InputError: files, target or settings that cannot be used.
+    """
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "draft")
+    _check(data, layers, model, initial_checkpoint)
+    if distillation.patience and not options.eval_period:
+        raise InputError(
+            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
+        )
+    loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
+    check_kind(loaded.config, data)
+    size = layers and layers.draft_vocab_size
+    is_lm = isinstance(loaded.config, GPTConfig)
+    if options.label_smoothing and (size or is_lm):
+        kind = "a language model" if is_lm else "a draft that does not have all tokens"
+        raise InputError(f"label_smoothing is {options.label_smoothing}: leave it 0 for {kind}")
+    if is_lm and (distillation.outputs == "target" or distillation.on_policy):
+        raise InputError(
+            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
+            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
+            "source to write an output for"
+        )
+    if layers is not None and layers.unrolled_steps and distillation.on_policy:
+        raise InputError(
+            f"on_policy is {distillation.on_policy} and unrolled_steps {layers.unrolled_steps}: a "
+            "draft that goes on from the target's states writes no texts, leave one of them 0"
+        )
+    student = _student(loaded, layers, model, initial_checkpoint, options)
+    bound = loaded.bind()
+    if layers is not None and layers.depths:
+        bound = bound.showing(layers.depths)
+    directory.mkdir(parents=True, exist_ok=True)
+    cache = Path(cache_dir) if cache_dir else directory / "cache"
+    generator = Generator(
+        target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
+    )
+    train_pairs, held_out = _texts(data, generator, cache, options, distillation)
+    if size is not None:
+        ids = likeliest_ids(train_pairs.target_ids, size, loaded.config.vocab_size)
+        student = student.narrowed(loaded.params, ids)
+    result = fit(
+        DraftLearner(student=student, target=bound, distillation=distillation, options=options),
+        *optimizer.build(options.steps),
+        data.batches(train_pairs, options.seed),
+        held_out,
+        directory,
+        initial_params=student.params,
+    )
+    draft, best = directory / "draft", result.best
+    figures = {"step": best.step, "held_out": [each.to_dict() for each in best.dev]}
+    # Replaces the export of an earlier, shorter run.
+    export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
+    if student.shared_layers is None:
+        save_model(draft, best.params, student.config, loaded.vocabulary, **export)
+    else:
+        shared = (student.config, student.shared_layers, loaded)
+        save_shared_draft(draft, best.params, *shared, head=student.head, **export)
+    say_exported(result, f"draft in {draft}")
+    return result
+
+
+def _check(
+    data: TrainingData,
+    layers: KeptLayers | None,
+    model: ModelConfig | None,
+    initial_checkpoint: str | None,
+) -> None:
+    data.check_inherits_vocabulary()
+    if data.name("dev") is None:
+        raise InputError(
+            f"{type(data).__name__} has no dev file or split: give held-out data to measure alpha"
+        )
+    if (layers is None) == (model is None):
+        given = "neither" if layers is None else "both"
+        raise InputError(f"{given} of distill.layers and distill.model given: give one of them")
+    if initial_checkpoint and model is None:
+        raise InputError(
+            f"initial_checkpoint is {initial_checkpoint!r} and the draft starts as layers of its "
+            "target: give distill.model instead of distill.layers, or leave it out"
+        )
+
+
+def _student(
+    target: LoadedModel,
+    layers: KeptLayers | None,
+    model: ModelConfig | None,
+    initial_checkpoint: str | None,
+    options: TrainOptions,
+) -> Student:
+    """The draft at its start, in float32."""
+    kind = type(target.config).__name__
+    if layers is not None:
+        if isinstance(target.config, GPTConfig):
+            raise InputError(
+                f"{target.directory} is a language model: give distill.layers=None and "
+                f"distill.model=@{kind}()"
+            )
+        return _of_target(target, layers, options)
+    if type(model) is not type(target.config):
+        raise InputError(
+            f"the target is a {kind} and distill.model a {type(model).__name__}: give @{kind}()"
+        )
+    if model.vocab_size != target.config.vocab_size:
+        raise InputError(
+            f"the target's vocab_size is {target.config.vocab_size}, the draft's "
+            f"{model.vocab_size}: make them equal"
+        )
+    if initial_checkpoint is None:
+        init = jax.jit(Network(model, options).init)
+        return Student(config=model, params=init(jax.random.key(options.seed)))
+    # A checkpoint without a vocabulary can only mean the target's.
+    initial = load_initial(initial_checkpoint, target.vocabulary, model)
+    check_same_vocabulary(target, initial)
+    return Student(config=model, params=initial.params)
+
+
+def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -> Student:
+    config = target.config
+    if layers.draft_vocab_size is not None:
+        check_number(layers.draft_vocab_size, config.vocab_size)
+    is_shared = layers.encoder == SHARED
+    if is_shared and not isinstance(config, T5Config):
+        raise InputError(
+            f"{target.directory} is a T5Gemma, whose encoder no draft shares: give "
+            "KeptLayers.encoder='all' or another rule"
+        )
+    encoder_rule = "all" if is_shared else layers.encoder
+    decoder = layers.of(config)
+    if layers.unrolled_steps:
+        config = layers.head_config(config)
+        key = jax.random.key(options.seed)
+        own = first_head(key, target.params, target.config, config, decoder)
+    else:
+        encoder = kept_layers(encoder_rule, config.num_encoder_layers)
+        own, config = keep_layers(target.params, config, encoder=encoder, decoder=decoder)
+        config = dataclasses.replace(config, dropout_rate=layers.dropout_rate)
+        own = own_params(own) if is_shared else own
+    return Student(
+        config=config,
+        params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own),
+        shared_layers=decoder if is_shared else None,
+        unrolled_steps=layers.unrolled_steps,
+    )
+
+
+def _texts(
+    data: TrainingData,
+    target: Generator,
+    cache: Path,
+    options: TrainOptions,
+    distillation: DistillOptions,
+) -> tuple[TokenisedPairs, dict[float, Batches]]:
+    """What is trained on, and by temperature what alpha is measured on."""
+
+    def sampled(pairs: TokenisedPairs, part: str, temperature: float, seed: int) -> TokenisedPairs:
+        settings = SampleOptions(
+            temperature=temperature,
+            max_length=data.longest[1],
+            tokens_per_batch=data.tokens_per_batch,
+            buckets=tuple(data.buckets),
+            seed=seed,
+        )
+        return sample_targets(target, pairs, settings, cache, data.name(part))
+
+    seed = options.seed
+    train_pairs, dev_pairs = (
+        data.pairs(part, target.vocabulary, cache, seed, first)
+        for part, first in (("train", distillation.train_texts), ("dev", distillation.dev_texts))
+    )
+    held_out = {}
+    for temperature in distillation.eval_temperatures:
+        pairs = dev_pairs
+        # A language model has no sources to write for: alpha is that on the held-out lines.
+        if not target.is_decoder_only:
+            # Other random numbers than those of the training outputs.
+            pairs = sampled(dev_pairs, "dev", temperature, seed + 1)
+        held_out[temperature] = data.batches(pairs, seed)
+    # If the draft samples all outputs itself, the target's would not be used.
+    if distillation.outputs == "target" and distillation.on_policy < 1:
+        train_pairs = sampled(train_pairs, "train", distillation.temperature, seed)
+    return train_pairs, held_out

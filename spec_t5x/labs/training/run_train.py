@@ -1,0 +1,247 @@
+"""Trains a T5 on text pairs, a GPT on lines, or draft heads, as a gin file says.
+
+    spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
+    spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
+
+The output directory gets ``vocabulary/`` (if one is trained), ``cache/`` (tokenized files),
+``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (if outputs are scored) and, at the end,
+``model/`` or ``heads/``, which ``checkpoints.own`` reads. The same command resumes a run that was
+interrupted.
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.own.target_drafts import save_heads
+from spec_t5x.checkpoints.storage.files import check_destination
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
+from spec_t5x.errors import InputError, check_choice
+from spec_t5x.labs.training.layout import count_replicas
+from spec_t5x.labs.training.learners import HeadsLearner, Network
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.run_data import TextOptions, TrainingData
+from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
+from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.gpt import GPTConfig
+from spec_t5x.models.heads import HeadsConfig
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.sizes import size as published_size
+from spec_t5x.models.t5 import T5Config, check_names
+from spec_t5x.models.t5gemma import T5GemmaConfig
+from spec_t5x.names import STORED_DTYPES
+
+log = logging.getLogger(__name__)
+
+for _settings in (GPTConfig, T5GemmaConfig, TrainOptions, OptimizerOptions):
+    gin.external_configurable(_settings, module="spec_t5x")
+
+
+@gin.configurable("T5Config", module="spec_t5x")
+def t5_config(size: str = "t5_1_0_small", **changes) -> T5Config:
+    """A published size, with the fields of ``T5Config`` that gin binds in place of its own.
+
+    Raises:
+        InputError: no such size, or no such field.
+    """
+    config = published_size(size)
+    check_names(type(config), changes, type(config).__name__.removesuffix("Config"))
+    return dataclasses.replace(config, **changes)
+
+
+@gin.configurable
+def train(
+    *,
+    output_dir: str,
+    model: ModelConfig,
+    data: TrainingData,
+    optimizer: OptimizerOptions,
+    options: TrainOptions,
+    initial_checkpoint: str | None = None,
+    export_dtype: str = "bfloat16",
+    metrics: MetricsOptions | None = None,
+) -> TrainResult:
+    """Trains, evaluates and exports a T5 or a GPT.
+
+    Args:
+        output_dir: made if absent; a run in it is resumed.
+        model: sizes; its vocab_size must hold the vocabulary.
+        data: ``TextOptions`` for a GPT, and text pairs for a T5.
+        optimizer, options: see the classes.
+        initial_checkpoint: a model of these very sizes to start from, of any format; its
+            vocabulary is taken over.
+        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        metrics: scores the texts that a T5 generates for the held-out sources; None does not.
+
+    Raises:
+        InputError: files, vocabulary or settings that cannot be used.
+    """
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "model")
+    check_kind(model, data)
+    is_lm = isinstance(model, GPTConfig)
+    if is_lm and options.label_smoothing:
+        # Its mean would take in the start token's logit, which is masked.
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+        )
+    if metrics and data.name("dev") is None:
+        raise InputError(
+            "train.metrics score held-out texts and there are none: give a dev file or split, or "
+            "leave train.metrics out"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    initial = load_initial(initial_checkpoint, data.vocabulary, model)
+    vocabulary = initial.vocabulary if initial else data.own_vocabulary(directory, model.vocab_size)
+    scorer = metrics and TextMetrics(
+        sets=data.scored(vocabulary, metrics.examples),
+        directory=directory,
+        config=model,
+        vocabulary=vocabulary,
+        options=metrics,
+        longest=data.longest,
+        export_dtype=export_dtype,
+    )
+    result = fit(
+        Network(model, options),
+        *optimizer.build(options.steps),
+        *data.train_and_dev(vocabulary, directory, options.seed),
+        directory,
+        initial_params=initial and initial.params,
+        scorer=scorer,
+    )
+    figures = figures_of(result)
+    if result.dev and is_lm:
+        figures["perplexity"] = result.dev[0].perplexity
+    # Replaces the export of an earlier, shorter run.
+    export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
+    save_model(directory / "model", result.state.params, model, vocabulary, **export)
+    say_exported(result, f"model in {directory / 'model'}")
+    return result
+
+
+@gin.configurable
+def train_heads(
+    *,
+    output_dir: str,
+    target: str,
+    data: TrainingData,
+    optimizer: OptimizerOptions,
+    options: TrainOptions,
+    num_heads: int = 5,
+    hidden_dim: int = 256,
+    export_dtype: str = "bfloat16",
+    vocabulary: str | None = None,
+) -> TrainResult:
+    """Trains and exports draft heads; the target stays as it is.
+
+    Args:
+        output_dir: made if absent; a run in it is resumed.
+        target: directory or packaged name of the model that the heads are for.
+        data: its vocabulary must be left out: the target's is taken.
+        optimizer, options: see the classes.
+        num_heads: tokens to look ahead.
+        hidden_dim: width of each head's hidden layer.
+        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+            "bytes".
+
+    Raises:
+        InputError: files, target or settings that cannot be used.
+    """
+    data.check_inherits_vocabulary()
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "heads")
+    loaded = load(target, vocabulary=vocabulary)
+    if not isinstance(loaded.config, T5Config):
+        raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
+    config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
+    directory.mkdir(parents=True, exist_ok=True)
+    result = fit(
+        HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
+        *optimizer.build(options.steps),
+        *data.train_and_dev(loaded.vocabulary, directory, options.seed),
+        directory,
+    )
+    export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
+    save_heads(directory / "heads", result.state.params, loaded, **export)
+    say_exported(result, f"heads in {directory / 'heads'}")
+    return result
+
+
+def check_settings(
+    optimizer: OptimizerOptions, options: TrainOptions, export_dtype: str, exported: Path
+) -> None:
+    """Checks what does not depend on data, before any is read.
+
+    Raises:
+        InputError: a schedule longer than the training, too few devices, an unknown optimizer or
+            dtype, or files in the place of the export.
+    """
+    check_choice("stored dtype", export_dtype, STORED_DTYPES)
+    check_destination(exported, overwrite=True)
+    optimizer.build(options.steps)
+    count_replicas(options.data_parallel, options.model_parallel)
+
+
+def check_kind(config: ModelConfig, data: TrainingData) -> None:
+    """Raises ``InputError`` where network and data do not go together."""
+    is_lm, given = isinstance(config, GPTConfig), type(data).__name__
+    if is_lm != isinstance(data, TextOptions):
+        fitting = "TextOptions" if is_lm else "DataOptions or TaskDataOptions"
+        raise InputError(f"the data of a {type(config).__name__} are {given}: give {fitting}")
+    if is_lm and data.max_length > config.max_length:
+        raise InputError(
+            f"lines have up to {data.max_length} tokens and the model {config.max_length} "
+            "positions: raise GPTConfig.max_length or lower TextOptions.max_length"
+        )
+
+
+def load_initial(
+    name: str | None, vocabulary: VocabularyLike | None, model: ModelConfig
+) -> LoadedModel | None:
+    """The model to start from, in float32, which must have the sizes of ``model``."""
+    if name is None:
+        return None
+    loaded = load(name, vocabulary=vocabulary, dtype="float32")
+    if type(loaded.config) is not type(model):
+        raise InputError(
+            f"{name} is a {type(loaded.config).__name__}, and the model to train a "
+            f"{type(model).__name__}: give a checkpoint of its kind"
+        )
+    for field in dataclasses.fields(model):
+        ours, theirs = getattr(model, field.name), getattr(loaded.config, field.name)
+        # Dropout is the training's own choice.
+        if ours != theirs and field.name not in ("dropout_rate", "dtype"):
+            raise InputError(
+                f"{name} has {field.name} {theirs}, the model to train {ours}: make "
+                f"{type(model).__name__}.{field.name} {theirs}"
+            )
+    return loaded
+
+
+def figures_of(result: TrainResult) -> dict[str, Any]:
+    """Step and figures of a model, as its export holds them."""
+    figures = {"step": int(result.state.step)}
+    for each in result.dev:
+        figures |= dataclasses.asdict(each)
+    if result.metrics is not None:
+        figures["metrics"] = result.metrics
+    return figures
+
+
+def say_exported(result: TrainResult, what: str) -> None:
+    """The last lines of a run."""
+    ending = "finished" if result.finished else "out of time"
+    log.info(f"{ending} at step {int(result.state.step)}; {what}")
+    if result.best:
+        log.info(f"the best was step {result.best.step}:")
+        for each in result.best.dev:
+            log.info(f"  {each}")

@@ -1,0 +1,119 @@
+"""BLEU, ROUGE, or a task's own metrics, of the texts that a model in training generates.
+
+They are decoded greedily by the package's plain loop, with the parameters as they would be
+exported, so that ``spec-t5x evaluate`` finds the same figures for the exported model.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import gin
+import jax
+import jax.numpy as jnp
+
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import check_at_least
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.labs.training.training_log import TrainingProgress
+from spec_t5x.machine.atomic import reported, write_whole
+from spec_t5x.machine.dtypes import AUTO, resolve_dtype
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import EOS_ID, PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """When the outputs of a model in training are scored, and how many."""
+
+    period: int = 0  # in steps; 0 scores at the end only
+    examples: int | None = None  # the first so many held-out sources of each task; None is all
+    batch_size: int = 32  # sources decoded together
+
+    def __post_init__(self):
+        check_at_least(self, examples=1, batch_size=1, period=0)
+
+
+gin.external_configurable(MetricsOptions, module="spec_t5x")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredTexts:
+    """Held-out sources of a file or of a task, and what a text for each is worth."""
+
+    name: str
+    sources: Sequence[str]
+    ids: Sequence[list[int]]  # of the sources, EOS included
+    targets: Sequence[str]
+    score: Callable[[Sequence[str]], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextMetrics:
+    """Has a model's outputs scored, and keeps them in ``predictions/`` of a directory."""
+
+    sets: Sequence[ScoredTexts]
+    directory: Path
+    config: T5Config
+    vocabulary: Vocabulary
+    options: MetricsOptions
+    # Maximal tokens of a source and of an output, EOS included.
+    longest: tuple[int, int]
+    export_dtype: str
+
+    def score(
+        self, step: int, params: PyTree, progress: TrainingProgress
+    ) -> dict[str, dict[str, float]]:
+        """Scores by task and name after ``step`` steps; shows and records them.
+
+        Raises:
+            InputError: the predictions cannot be written.
+        """
+        computed = resolve_dtype(AUTO)
+        config = dataclasses.replace(self.config, dtype=computed, dropout_rate=0.0)
+        params = _rounded(params, stored=self.export_dtype, computed=computed)
+        generator = Generator(
+            target=T5Model.create(params, config),
+            vocabulary=self.vocabulary,
+            max_source_len=self.longest[0],
+        )
+        options = GenerateOptions(
+            batch_size=self.options.batch_size,
+            max_source_len=self.longest[0],
+            max_decode_len=self.longest[1],
+        )
+        found = {}
+        for each in self.sets:
+            # An empty source is one that says nothing.
+            answers = generator.generate_ids((ids or [EOS_ID] for ids in each.ids), options)
+            texts = [output.output for (output,) in all_answered(answers)]
+            found[each.name] = each.score(texts)
+            self._keep(step, each, texts)
+        curves = {
+            f"{task} {name}": value
+            for task, values in found.items()
+            for name, value in values.items()
+        }
+        text = "  ".join(f"{name} {value:.2f}" for name, value in curves.items())
+        progress.note(step, text, curves, metrics=found)
+        return found
+
+    def _keep(self, step: int, scored: ScoredTexts, texts: Sequence[str]) -> None:
+        path = self.directory / "predictions" / f"{scored.name}-{step:06}.jsonl"
+        lines = (
+            # As seqio's JSONLogger names them.
+            {"input": {"inputs_pretokenized": source}, "prediction": text, "target": target}
+            for source, text, target in zip(scored.sources, texts, scored.targets, strict=True)
+        )
+        with reported(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(line).encode() + b"\n" for line in lines))
+
+
+@functools.partial(jax.jit, static_argnames=("stored", "computed"))
+def _rounded(params: PyTree, stored: str, computed: str) -> PyTree:
+    """The parameters as if they were stored in one type and read in another."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(stored)).astype(computed), params)

@@ -1,0 +1,474 @@
+"""The training loop: one jitted step, checkpoints, exact resumption.
+
+A run is a function of its options and seed alone: batch and dropout key follow from the
+step, so that a run that was killed and restarted ends with the same parameters as one that
+was not.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from spec_t5x.data.batching import Batch
+from spec_t5x.errors import InputError, check_at_least, check_choice
+from spec_t5x.labs.training.accumulation import mean_gradient
+from spec_t5x.labs.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
+from spec_t5x.labs.training.finite import DivergedError, check_params, state_of
+from spec_t5x.labs.training.layout import Layout
+from spec_t5x.labs.training.losses import DevMetrics, LossSums
+from spec_t5x.labs.training.optimizers import Schedule
+from spec_t5x.labs.training.run_checkpoints import RunCheckpoints
+from spec_t5x.labs.training.text_metrics import TextMetrics
+from spec_t5x.labs.training.training_log import TrainingProgress
+from spec_t5x.models.binding import Model
+from spec_t5x.types import Array, Int, Key, PyTree
+
+_NO_SUMS = {"loss": 0.0, "num_correct": 0.0, "num_tokens": 0.0}
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that changes from step to step."""
+
+    step: Any  # steps taken, int32 scalar
+    params: PyTree  # float32
+    opt_state: PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Settings of the loop; periods are in steps, 0 switches one off."""
+
+    steps: int
+    seed: int = 0
+    label_smoothing: float = 0.0
+    z_loss: float = 1e-4
+    # For drafts and heads: the divergence from the target that is minimized
+    # (``distillation_losses.OBJECTIVES``), and its share of the loss; the rest is the
+    # cross-entropy of the text.
+    objective: str = "forward_kl"
+    distillation_weight: float = 0.5
+    log_period: int = 50
+    eval_period: int = 1000
+    checkpoint_period: int = 1000
+    keep_checkpoints: int = 2
+    # A batch is read in this many parts, to save memory; the step is that of the whole batch.
+    accumulation_steps: int = 1
+    # Devices that share one copy of the parameters, and copies, each with its share of a
+    # batch's rows. None takes as many copies as there are devices for.
+    model_parallel: int = 1
+    data_parallel: int | None = None
+    # Also write curves to OUTPUT_DIR/tensorboard. Needs TensorFlow.
+    tensorboard: bool = False
+    # After so many minutes of this process the run stops, and exports what it has.
+    max_minutes: float | None = None
+
+    def __post_init__(self):
+        counts = ("steps", "accumulation_steps", "model_parallel", "data_parallel")
+        check_at_least(self, **dict.fromkeys((*counts, "keep_checkpoints"), 1), seed=0)
+        if not 0.0 <= self.distillation_weight <= 1.0:
+            raise InputError(f"distillation_weight is {self.distillation_weight}: give 0..1")
+        check_choice("objective", self.objective, OBJECTIVES)
+
+    @property
+    def uses_target(self) -> bool:
+        """Whether the target's distributions enter the loss of a draft or of heads."""
+        return self.objective != CROSS_ENTROPY and self.distillation_weight > 0
+
+
+# The source, the target text shifted right, the target text.
+Inputs = tuple[Int[Array, "batch source"], Int[Array, "batch length"], Int[Array, "batch length"]]
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """A result on held-out data: ``DevMetrics``, ``HeldOutAlpha``."""
+
+    # The main figure, which must be finite, and its name for messages. Where the best is kept,
+    # larger is better.
+    name: str
+    value: float
+
+    def curves(self) -> dict[str, float]:
+        """The figures, by the names of their curves over the steps."""
+
+    def record(self) -> dict[str, Any]:
+        """What a line of ``metrics.jsonl`` holds of it."""
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """Training batches: ``data.batching.Batches``, ``data.task_streams.TaskStream``.
+
+    Every checkpoint holds their position, since the order of some does not follow from the step.
+    """
+
+    def save_position(self, directory: Path) -> None:
+        """Writes into an empty directory what comes after the batches that were drawn."""
+
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+        """Batch ``start_step``, ``start_step + 1``, ... without end.
+
+        ``position`` is a directory that ``save_position`` wrote after so many batches; it may
+        be gone once a second batch is drawn.
+        """
+
+
+class Learner(abc.ABC):
+    """What a run trains: parameters, their loss on a batch, and how they are evaluated."""
+
+    options: TrainOptions
+    # A model that the loss reads and does not train. Its parameters come as ``target_params``.
+    target: Model | None
+    # Evaluates the start too, and keeps the checkpoint of the largest first measurement;
+    # steps after the best that end the run, 0 never does.
+    keeps_best = False
+    patience: int = 0
+
+    @abc.abstractmethod
+    def init(self, key: Key[Array, ""]) -> PyTree:
+        """Parameters at step 0."""
+
+    @abc.abstractmethod
+    def shardings(self, mesh: Mesh) -> PyTree:
+        """A ``NamedSharding`` for each parameter."""
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        key: Key[Array, ""] | None,
+        target_params: PyTree | None,
+    ) -> LossSums:
+        """Sums over the tokens of a batch; without a dropout key, as in evaluation."""
+
+    def inputs(
+        self, params: PyTree, target_params: PyTree | None, step: int, batch: Batch
+    ) -> Inputs:
+        """The arrays that step ``step`` is trained on."""
+        return model_inputs(batch)
+
+    def evaluate(
+        self,
+        params: PyTree,
+        target_params: PyTree | None,
+        dev: Any,
+        place: Callable[[Inputs], Inputs],
+    ) -> Sequence[Measurement]:
+        """Measures on the held-out data that ``fit`` was given, here ``Batches``.
+
+        ``place`` lays a batch's rows on the devices.
+        """
+        # The device works ahead; the sums are fetched at the end.
+        sums = [
+            self._eval_step(params, place(model_inputs(batch)), target_params)
+            for batch in dev.one_pass()
+        ]
+        return [DevMetrics.of(jax.device_get(sums))]
+
+    @functools.cached_property
+    def _eval_step(self):
+        def eval_step(params, inputs, target_params):
+            sums = self.loss(params, inputs, None, target_params)
+            # Not the loss: regularizers are not measured, and not computed either.
+            return sums.cross_entropy, sums.num_correct, sums.num_tokens
+
+        return jax.jit(eval_step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The parameters that were best on held-out data."""
+
+    step: int
+    params: PyTree
+    dev: Sequence[Measurement]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """Where a run ended."""
+
+    state: TrainState
+    dev: Sequence[Measurement]  # of the last step; empty without held-out data or if unfinished
+    finished: bool  # False if the time ran out
+    # Scores by task; None without a scorer or if unfinished.
+    metrics: dict[str, dict[str, float]] | None = None
+    best: Best | None = None  # of a learner that keeps the best
+
+
+def init_state(
+    learner: Learner,
+    optimizer: optax.GradientTransformation,
+    layout: Layout | None = None,
+    params: PyTree | None = None,
+) -> TrainState:
+    """The state at step 0, with fresh parameters or a copy of ``params``."""
+
+    def make(params):
+        if params is None:
+            params = learner.init(jax.random.key(learner.options.seed))
+        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+
+    # Copied: the first step donates them.
+    return (layout or Layout()).initial(make, jax.tree.map(jnp.array, params))
+
+
+def make_train_step(
+    learner: Learner, optimizer: optax.GradientTransformation
+) -> Callable[[TrainState, Inputs, Key[Array, ""], PyTree | None], tuple[TrainState, LossSums]]:
+    """The jitted step down the mean loss of a batch; it donates the state that it is given.
+
+    Its arguments are the state, the three arrays of a batch, the run's key (folded with the
+    step) and the parameters of the learner's target or None.
+    """
+    gradient_fn = mean_gradient(learner.loss, learner.options.accumulation_steps)
+
+    def train_step(state, inputs, run_key, target_params):
+        key = jax.random.fold_in(run_key, state.step)
+        gradients, sums = gradient_fn(state.params, inputs, key, target_params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        # The one that clipping needs, which XLA computes once.
+        sums = sums.replace(gradient_norm=optax.global_norm(gradients))
+        return TrainState(state.step + 1, params, opt_state), sums
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def model_inputs(batch: Batch) -> Inputs:
+    """The arrays of a batch in the model's order."""
+    return (
+        batch.encoder_input_tokens,
+        batch.decoder_input_tokens,
+        batch.decoder_target_tokens,
+    )
+
+
+def fit(
+    learner: Learner,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    stream: Positioned,
+    dev: Any,
+    directory: str | Path,
+    *,
+    initial_params: PyTree | None = None,
+    scorer: TextMetrics | None = None,
+) -> TrainResult:
+    """Trains to ``learner.options.steps``, from the newest checkpoint if there is one.
+
+    Args:
+        learner: what is trained.
+        optimizer, schedule: the schedule is only shown; the optimizer has its own.
+        stream: gives batch N to step N; its position is kept with every checkpoint.
+        dev: held-out data for ``learner.evaluate`` each ``eval_period`` and at the end, or
+            None.
+        directory: ``checkpoints/`` and ``metrics.jsonl`` are written in it.
+        initial_params: start from these instead of random ones.
+        scorer: scores generated texts.
+
+    Raises:
+        InputError: the checkpoint in ``directory`` is of another model, or cannot be written,
+            or the loss is not finite. The newest checkpoint stays.
+    """
+    options = learner.options
+    deadline = time.monotonic() + 60.0 * (options.max_minutes or float("inf"))
+    directory = Path(directory).absolute()
+    layout = Layout.create(options.data_parallel, options.model_parallel, learner.shardings)
+    with (
+        layout.within(),
+        RunCheckpoints(directory / "checkpoints", options.keep_checkpoints) as checkpoints,
+    ):
+        state = init_state(learner, optimizer, layout, initial_params)
+        window, position = _NO_SUMS, None
+        if checkpoints.latest_step is not None:
+            state, window, position = checkpoints.restore(state)
+        start = int(state.step)
+        with TrainingProgress(
+            directory, start_step=start, steps=options.steps, tensorboard=options.tensorboard
+        ) as progress:
+            if start:
+                progress.say(f"resumed at step {start}")
+            progress.update(start, options.steps, "compiling")
+            loop = _Loop(
+                learner=learner,
+                train_step=layout.step(make_train_step(learner, optimizer), state),
+                dev=dev,
+                schedule=schedule,
+                checkpoints=checkpoints,
+                stream=stream,
+                progress=progress,
+                target_params=learner.target and layout.frozen(learner.target),
+                layout=layout,
+                scorer=scorer,
+                window=window,
+            )
+            try:
+                return loop.run(state, stream.batches(start, position), deadline)
+            except DivergedError as error:
+                raise InputError(
+                    f"{error}; {checkpoints.describe_latest()}: lower "
+                    "OptimizerOptions.learning_rate, or check that batch, and run the same "
+                    "command again"
+                ) from error
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Loop:
+    """A run from one checkpoint on."""
+
+    learner: Learner
+    train_step: Callable
+    dev: Any
+    schedule: Schedule
+    checkpoints: RunCheckpoints
+    stream: Positioned
+    progress: TrainingProgress
+    target_params: PyTree | None
+    layout: Layout
+    scorer: TextMetrics | None
+    # Sums over the steps since the last log line. Every checkpoint holds them: a run that is
+    # killed between two lines writes the same ones.
+    window: dict[str, float]
+    # Sums of the newest step, which the device may still be computing, and what it was.
+    pending: tuple[LossSums, int, Inputs] | None = None
+
+    def run(self, state: TrainState, batches: Iterator[Batch], deadline: float) -> TrainResult:
+        options, step = self.learner.options, int(state.step)
+        # Another stream than the initialization's; on CPUs, dropout masks several times faster
+        # than by JAX's default.
+        run_key = jax.random.key(options.seed + 1, impl="rbg")
+        dev, evaluated, metrics, scored = [], None, None, None
+        if step == 0 and self.learner.keeps_best:
+            dev, evaluated = self._evaluate(state), step
+        while not self._is_over(step) and time.monotonic() < deadline:
+            state, step = self._step(state, step, next(batches), run_key), step + 1
+            if _is_due(step, options.log_period):
+                self._log(state)
+            # Before the checkpoint: what cannot be evaluated is not kept.
+            if _is_due(step, options.eval_period) or self._is_over(step):
+                dev, evaluated = self._evaluate(state), step
+            if self.scorer and _is_due(step, self.scorer.options.period):
+                metrics, scored = self._score(state), step
+            if _is_due(step, options.checkpoint_period):
+                self._save(state)
+        finished = self._is_over(step)
+        # It resumed at its end. (A run out of time will resume as if it had not stopped, and is
+        # not evaluated.)
+        if finished and evaluated != step:
+            dev, evaluated = self._evaluate(state), step
+        self._save(state)
+        # After the checkpoint: the training does not depend on it, and it may take long.
+        if finished and self.scorer and scored != step:
+            metrics, scored = self._score(state), step
+        # A checkpoint that cannot be written ends the run before anything is exported.
+        self.checkpoints.finish()
+        return TrainResult(
+            state=state,
+            dev=dev if evaluated == step else [],
+            finished=finished,
+            metrics=metrics if scored == step else None,
+            best=self._best(state) if self.learner.keeps_best else None,
+        )
+
+    def _is_over(self, step: int) -> bool:
+        best, patience = self.checkpoints.best_step, self.learner.patience
+        is_stale = patience > 0 and best is not None and step - best >= patience
+        return step >= self.learner.options.steps or is_stale
+
+    def _step(
+        self, state: TrainState, step: int, batch: Batch, run_key: Key[Array, ""]
+    ) -> TrainState:
+        inputs = self.learner.inputs(state.params, self.target_params, step, batch)
+        placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
+        state, sums = self.train_step(state, placed, run_key, self.target_params)
+        # For the step before: the host is at most one step ahead of the device.
+        self._wait(state)
+        self.pending = sums, step + 1, inputs
+        self.progress.count(step + 1, batch.num_tokens, batch.num_pairs)
+        return state
+
+    def _wait(self, state: TrainState) -> None:
+        """Waits for the pending step and adds its sums to the window, or stops the run."""
+        if self.pending is None:
+            return
+        (sums, step, (source, _, target)), self.pending = self.pending, None
+        sums = jax.device_get(sums)
+        if not (math.isfinite(sums.loss) and math.isfinite(sums.gradient_norm)):
+            raise DivergedError(
+                f"step {step} has a loss of {sums.loss / max(sums.num_tokens, 1.0):.3g} and a "
+                f"gradient of norm {sums.gradient_norm:.3g} (learning rate "
+                f"{float(self.schedule(step - 1)):.3g}, batch {step - 1} of {len(source)} rows of "
+                f"{source.shape[1]} source and {target.shape[1]} target tokens; "
+                f"{state_of(state.params)})"
+            )
+        self.window = {
+            name: total + float(getattr(sums, name)) for name, total in self.window.items()
+        }
+
+    def _log(self, state: TrainState) -> None:
+        self._wait(state)
+        step, window = int(state.step), self.window
+        tokens = max(window["num_tokens"], 1.0)
+        means = {"loss": window["loss"] / tokens, "accuracy": window["num_correct"] / tokens}
+        self.progress.report(step, **means, rate=float(self.schedule(step - 1)))
+        self.window = _NO_SUMS
+
+    def _score(self, state: TrainState) -> dict[str, dict[str, float]]:
+        self._wait(state)
+        with self.progress.pause():
+            return self.scorer.score(int(state.step), state.params, self.progress)
+
+    def _evaluate(self, state: TrainState) -> Sequence[Measurement]:
+        self._wait(state)
+        step = int(state.step)
+        check_params(state.params, step)
+        if self.dev is None:
+            return []
+        with self.progress.pause():
+            found = self._measure(state.params)
+        for each in found:
+            if not math.isfinite(each.value):
+                raise DivergedError(f"the {each.name} after step {step} is {each.value:.3g}")
+        best = self.checkpoints.best_score
+        is_best = self.learner.keeps_best and (best is None or found[0].value > best)
+        for each in found:
+            mark = "  best" if is_best and each is found[0] else ""
+            self.progress.note(step, f"{each}{mark}", each.curves(), **each.record())
+        if is_best:
+            self._save(state, score=found[0].value)
+        return found
+
+    def _measure(self, params: PyTree) -> Sequence[Measurement]:
+        return self.learner.evaluate(params, self.target_params, self.dev, self.layout.rows)
+
+    def _save(self, state: TrainState, score: float | None = None) -> None:
+        self._wait(state)
+        step = int(state.step)
+        if self.checkpoints.latest_step == step and score is None:
+            return
+        check_params(state.params, step)
+        with self.progress.pause():
+            self.checkpoints.save(step, state, self.window, self.stream.save_position, score)
+
+    def _best(self, state: TrainState) -> Best:
+        step = self.checkpoints.best_step
+        params = self.checkpoints.restore(state, step)[0].params
+        return Best(step=step, params=params, dev=self._measure(params))
+
+
+def _is_due(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0

@@ -1,0 +1,337 @@
+"""``spec-t5x benchmark``: what it measures is what it says, and it is kept."""
+
+import dataclasses
+import json
+import re
+
+import gin
+import pytest
+
+from spec_t5x.checkpoints.named_models import Models
+from spec_t5x.cli.main import main
+from spec_t5x.generation import GenerateOptions
+from spec_t5x.labs.benchmark import benchmark, paper_tables
+from spec_t5x.labs.benchmark.benchmark import BenchmarkOptions
+from spec_t5x.labs.benchmark.comparison import Comparison
+from spec_t5x.labs.benchmark.iteration_parts import overhead
+from spec_t5x.labs.benchmark.text_source import TextSource
+from spec_t5x.models import sizes
+from spec_t5x.tuning.step_times import StepTimes
+from tests.labs.benchmark.test_drawn_verdicts import TINY
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+DECODING = GenerateOptions(max_decode_len=12, verifier="token", lenience=0.5)
+
+
+@pytest.fixture(autouse=True)
+def nothing_bound():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("x\tMy sister\ty\nx\tWir gehen morgen.\ty\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def models(tiny_pair):
+    return Models(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+
+
+def cells(printed: str) -> list[str]:
+    """The lines of tables, without their padding."""
+    return [re.sub(" +", " ", line) for line in printed.splitlines() if line.startswith("| ")]
+
+
+def test_a_row_for_each_draft_and_verifier(tiny_pair, data, tmp_path, capsys):
+    kept, file = tmp_path / "out" / "figures.json", tmp_path / "benchmark.gin"
+    transformer = f"transformer:{tiny_pair / 'draft'}"
+    file.write_text(
+        f'Models.target = "{tiny_pair / "target"}"\n'
+        f'BenchmarkOptions.pairs = ("{transformer}/token",)\n'
+        "BenchmarkOptions.temperatures = (0.0,)\n"
+        "BenchmarkOptions.repeats = 3\n"
+        "GenerateOptions.max_decode_len = 12\n",
+        encoding="utf-8",
+    )
+    # Flags come before gin.
+    flags = ["--gamma", "2", "--gamma", "auto", "--repeats", "1"]
+    arguments = ["benchmark", f"--gin_file={file}", "--data", str(data), "--json", str(kept)]
+    assert main([*arguments, *flags]) == 0
+    rows = [line for line in cells(capsys.readouterr().out) if "| yes |" in line]
+    assert [row.split(" | ")[1:6] for row in rows] == [
+        ["token", "0", "1", "12", gamma] for gamma in ("2", "auto")
+    ]
+    report = json.loads(kept.read_text(encoding="utf-8"))
+    assert report["source"]["data"] == "pairs.tsv" and report["models"]["target"] == "target"
+    assert report["options"]["repeats"] == 1 and report["decoding"]["max_decode_len"] == 12
+    assert {"processor", "python", "jax"} <= set(report["machine"])
+    assert [row["draft"] for row in report["rows"]] == ["transformer:draft"] * 2
+    for row in report["rows"]:
+        assert row["num_inputs"] == 2 and row["identical"] is True
+        assert row["plain_tokens"] == row["speculative_tokens"] > 0
+        assert len(row["plain_seconds"]) == len(row["speculative_setup_seconds"]) == 1
+        assert row["plain_steps"] == 0 or row["gamma"] == "auto"
+
+
+def test_rows_are_kept_as_they_come(models, data, tmp_path, monkeypatch):
+    kept, found = tmp_path / "figures.json", []
+
+    def run(*_, **__):
+        for draft in ("first", "second", "third"):
+            if kept.is_file():
+                found.append([row["draft"] for row in json.loads(kept.read_text())["rows"]])
+            yield a_row(draft, 1.5)
+
+    monkeypatch.setattr(benchmark, "run", run)
+    assert main(["benchmark", "--data", str(data), "--json", str(kept)]) == 0
+    assert found == [["first"], ["first", "second"]]
+
+
+def test_a_draft_that_cannot_pay_gets_no_row_with_auto(models, data, monkeypatch, caplog):
+    monkeypatch.setattr(benchmark, "_leaves_out", lambda generator, texts, options: True)
+    options = BenchmarkOptions(gammas=("auto",), temperatures=(0.0,))
+    caplog.set_level("INFO")
+    source, told = TextSource(data=str(data)), []
+    report = lambda *how_far: told.append(how_far)  # noqa: E731
+    assert not list(benchmark.run(options, report, models=models, decoding=DECODING, source=source))
+    assert told[-1] == (1, 1, "all measured")
+    assert "gamma auto leaves the draft out" in caplog.text
+
+
+def test_settings_are_all_combinations_or_one_list_at_a_time():
+    options = BenchmarkOptions(
+        pairs=("copy", "draft/block", "draft/own"), gammas=(2, "auto"), temperatures=(0.0,)
+    )
+    every = options.settings(DECODING)
+    assert [(s.draft, s.decoding.verifier, s.decoding.gamma) for s in every] == [
+        (draft, verifier, gamma)
+        for draft, verifier in (("copy", "token"), ("draft", "block"), ("draft", "token"))
+        for gamma in (2, "auto")
+    ]
+    # Settings of the run's own verifier are not for another.
+    assert [s.decoding.lenience for s in every] == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5]
+    options = dataclasses.replace(
+        options, pairs=("copy",), batch_sizes=(1, 8, 32), every_combination=False
+    )
+    points = [(s.decoding.batch_size, s.decoding.gamma) for s in options.settings(DECODING)]
+    assert points == [(1, 2), (8, 2), (32, 2), (1, "auto")]
+
+
+@pytest.fixture
+def tiny_sizes(monkeypatch):
+    """``random:tiny_target`` and, for the paper's small draft, ``random:tiny_draft``."""
+    draft = dataclasses.replace(TINY, emb_dim=8, num_decoder_layers=1)
+    for name, config in {"tiny_target": TINY, "tiny_draft": draft}.items():
+        monkeypatch.setitem(sizes.SIZES, name, config)
+    monkeypatch.setitem(paper_tables.DRAFTS, "small", "tiny_draft")
+    return Models(target="random:tiny_target")
+
+
+def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
+    options = BenchmarkOptions(
+        pairs=("random:tiny_draft",), gammas=(2,), temperatures=(1.0,), batch_sizes=(2,),
+        alpha=1.0, source_len=5, repeats=2, parts=True,
+    )  # fmt: skip
+    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
+    # All accepted: three tokens an iteration, in both rows.
+    assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
+    assert row["plain_tokens"] == row["speculative_tokens"] == 24
+    # Of a batch, until its last row is done; all rows are alike.
+    assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
+    # On a busy machine what is subtracted may leave nothing of one timing of a toy.
+    assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
+    (line,) = [line for line in cells(str(benchmark.table([row]))) if "drawn" in line]
+    assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
+
+
+def test_copies_of_random_sources_need_no_draft_model(tiny_sizes):
+    options = BenchmarkOptions(
+        pairs=("copy",), gammas=(3,), temperatures=(0.0,), alpha=1.0, source_len=20, repeats=1,
+    )  # fmt: skip
+    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
+    assert row["acceptance_rate"] == 1 and 2 < row["block_efficiency"] <= 4
+
+
+def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypatch, capsys):
+    monkeypatch.setattr(paper_tables, "TABLE_2", paper_tables.TABLE_2[:2])
+    timed = []
+
+    def compare_drawn(target, draft, options, *, alpha, **_):
+        timed.append((options.gamma, options.temperature, options.verifier, alpha))
+        return made_up
+
+    monkeypatch.setattr(benchmark, "compare_drawn", compare_drawn)
+    flags = ["--target", tiny_sizes.target, "--draft", "random:tiny_draft", "--table_2"]
+    assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
+    # The second row has another draft.
+    assert timed == [(7, 0.0, "token", 0.75)]
+    (line,) = [line for line in cells(capsys.readouterr().out) if "EnDe" in line]
+    assert line.startswith("| EnDe | random:tiny_draft | drawn | 0 | 1 | 20 | 7 |")
+    assert "| 3.2 | 3.4 |" in line
+
+
+def a_row(draft, speed_up, lowest=None, **values):
+    spread = [speed_up - 0.1 if lowest is None else lowest, speed_up + 0.1]
+    settings = {"verifier": "block", "temperature": 0.0, "batch_size": 1, "max_decode_len": 128}
+    measured = {"speed_up": speed_up, "speed_up_range": spread, "gamma": 4}
+    return {"draft": draft, **settings, **measured, **values}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            [a_row("transformer", 1.31, gamma=3), a_row("copy", 1.2)],
+            "Use transformer at gamma 3: 1.31 times plain decoding.",
+        ),
+        # The faster one was not faster in each round.
+        (
+            [a_row("transformer", 1.31, lowest=0.9), a_row("copy", 1.2)],
+            "Use copy at gamma 4: 1.20 times plain decoding.",
+        ),
+        (
+            [a_row("draft", 1.2), a_row("draft", 1.4, batch_size=2)],
+            "Use the pair's draft at gamma 4: 1.20 to 1.40 times plain decoding.",
+        ),
+        (
+            [a_row("copy", 0.8), a_row("ngram", 0.9, gamma="auto")],
+            "Decode plainly here: no draft gains (the best, ngram at gamma auto, is 0.90 times "
+            "plain decoding).",
+        ),
+        (
+            [a_row("copy", 1.02, lowest=0.9)],
+            "Decode plainly here: no draft is sure to gain (the best, copy at gamma 4, is 1.02 "
+            "times plain decoding).",
+        ),
+        (
+            [a_row("copy", 1.5), a_row("copy", 0.8, temperature=1.0),
+             a_row("copy", 1.6, verifier="coupled")],
+            "At temperature 0 use copy with verifier coupled at gamma 4, 1.60 times plain "
+            "decoding; at temperature 1 decode plainly.",
+        ),
+        (
+            [a_row("copy", 0.5 + n / 4, batch_size=n + 1) for n in range(5)],
+            "A draft gains in 2 of 5 cases, most at batch 5: copy at gamma 4 is 1.50 times plain "
+            "decoding.",
+        ),
+        ([], "Decode plainly here: no draft pays, whatever it is accepted for."),
+    ],
+)  # fmt: skip
+def test_the_last_sentence_says_what_to_do(rows, sentence):
+    assert benchmark.conclusion(rows) == sentence
+
+
+def test_the_overhead_is_what_drafts_and_verification_leave():
+    """Medians 2.2 and 2 leave .2; a plain step of 1.25 has .25 beside its call."""
+    found = overhead(
+        {
+            "iteration": [2.0, 2.2, 9.0],
+            "networks": [1.9, 2.0, 9.0],
+            "plain_step": [1.25, 1.25, 1.25],
+            "target_call": [1.0, 1.0, 1.0],
+        }
+    )
+    assert found["overhead"] == pytest.approx(0.2)
+    assert found["overhead_share"] == pytest.approx(0.2 / 2.2)
+    assert found["plain_overhead_share"] == pytest.approx(0.2)
+    assert found["overhead_quartiles"] == pytest.approx([0.025, (0.05 + 0.2 / 2.2) / 2])
+
+
+@pytest.fixture
+def made_up() -> Comparison:
+    """A comparison whose figures are easily computed."""
+    return Comparison(
+        num_inputs=1,
+        gamma=3,
+        temperature=0.0,
+        verifier="token",
+        plain_tokens=120,
+        speculative_tokens=120,
+        plain_seconds=[3.0, 2.0, 4.0],
+        speculative_seconds=[1.0, 2.0, 1.5],
+        plain_setup_seconds=[1.0, 1.0, 1.0],
+        speculative_setup_seconds=[0.5, 0.5, 0.5],
+        plain_compile_seconds=0.0,
+        speculative_compile_seconds=0.0,
+        target_calls=48.0,
+        plain_steps=0.0,
+        accepted=72.0,
+        verified=90.0,
+        alpha=0.7,
+        step_times=StepTimes(target=2.0, draft=0.2, verification=3.0),
+        identical=None,
+        divergences=[],
+        outputs=[],
+    )
+
+
+def test_speed_ups_and_expectations_are_of_the_figures(made_up):
+    made, times = made_up, made_up.step_times
+    assert (made.block_efficiency, made.acceptance_rate, made.accepted_plus_one) == (2.5, 0.8, 2.5)
+    assert made.speed_up == made.loop_speed_up == 2.0
+    assert made.speed_up_range == (1.0, 3.0)
+    tokens = 1 + 0.7 + 0.49 + 0.343
+    assert made.predicted == pytest.approx(tokens / 1.3)
+    assert made.predicted_with_verification == pytest.approx(tokens / 1.8)
+    # A long text of one row takes what the theorem says, a batch its slowest row's time.
+    alone = times.batch_speed_up(0.7, 3, rows=1, length=4096)
+    assert alone == pytest.approx(tokens / 1.8, rel=2e-3)
+    assert times.batch_speed_up(0.7, 3, rows=32, length=4096) < alone
+
+
+@pytest.mark.parametrize(
+    ("verification", "changes", "remark"),
+    [
+        (2.0, {}, None),
+        (3.0, {}, "1.41, measured 2.00: above all, an iteration takes 0.69 times as long as its "
+         "parts timed alone"),
+        (1.0, {"speculative_setup_seconds": [1.0, 1.0, 1.0]},
+         "3.17, measured 2.00: above all, the prefill, which the prediction leaves out, takes 33% "
+         "of plain decoding"),
+        (1.0, {"target_calls": 100.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens"),
+        (1.0, {"target_calls": 100.0, "plain_steps": 50.0},
+         "3.17, measured 2.00: above all, a target call brings 1.20 tokens and not 2.53, in texts "
+         "of 120 tokens, 50% of the calls being plain steps"),
+    ],
+)  # fmt: skip
+def test_why_a_prediction_is_wrong_is_said(made_up, verification, changes, remark):
+    times = dataclasses.replace(made_up.step_times, verification=verification)
+    found = dataclasses.replace(made_up, step_times=times, **changes).remark
+    assert found == (remark and f"predicted {remark}")
+    rows = [a_row("copy", 1.2, remark="none"), a_row("ngram", 1.5, remark=found)]
+    assert benchmark.remark(rows) == (found and f"ngram at gamma 4: {found}.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "no --data was given: give a file of pairs"),
+        ("--num_inputs 0", "--num_inputs is 0: give at least 1"),
+        ("--gamma 0 --alpha 0.5", "--gamma is 0"),
+        ("--gin.BenchmarkOptions.gammas=()", "--gamma is empty: give at least one"),
+        ("--alpha 1.5", "--alpha is 1.5"),
+        ("--alpha 0.5 --data x", "verdicts are drawn and data is 'x'"),
+        ("--alpha 0.5 --gamma auto", "need a number"),
+        ("--alpha 0.5 --temperature -1", "temperature is -1"),
+        ("--target random:t5_1_1_xl", "reads no text: give an alpha"),
+        ("--target random:t5_9 --draft random:t5_9 --alpha 0.5", "no T5 size is called 't5_9'"),
+        ("--target random:t5_1_1_xl --draft random:byt5_small --alpha 0.5", "has 384 tokens"),
+        ("--target random:t5_1_1_xl --draft random:byt5_small --table_2", "Table 2 has random:"),
+        ("--table_2", "Table 2 is timed with random:t5_1_1_xxl"),
+        ("--alpha 0.5 --gin.GenerateOptions.beams=2", "beams is 2"),
+        ("--alpha 0.5 --verifier x", "unknown argument '--verifier'"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "compare_drawn", None)
+    assert main(["benchmark", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

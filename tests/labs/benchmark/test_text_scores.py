@@ -1,0 +1,200 @@
+"""Acceptance at every place of the target's texts: against exact laws, and for every draft."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.self_draft import SelfDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.outputs import row_keys
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling, standardize
+from spec_t5x.testing.toy_models import (
+    ConstantDraft,
+    TableDraft,
+    TableTarget,
+    disturbed,
+    tiny_gpt,
+    tiny_head,
+    tiny_t5,
+)
+from spec_t5x.theory import formulas
+from spec_t5x.types import EOS_ID
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCAB, LENGTH = 5, 9
+SOURCES = jnp.asarray([[2, 3], [3, 0], [4, 4]], jnp.int32)
+PROMPTS = jnp.asarray([[0, 2, 3], [0, 0, 0], [0, 4, 0]], jnp.int32)
+PROMPT_LENGTHS = np.array([2, 0, 1])
+KEYS = row_keys(jax.random.key(0), 3)
+LENIENCES = (1.0, 0.3)
+
+
+def generated(target, sources, prompts, settings) -> np.ndarray:
+    """The texts that ``score_texts`` scores, which no token ends, from ``KEYS``."""
+    decoded = autoregressive_decode(
+        target, sources, prompts, KEYS, settings, max_decode_len=LENGTH, eos_id=-1
+    )
+    assert np.asarray(decoded.lengths).ravel().tolist() == [LENGTH] * 3
+    return np.array(decoded.tokens[:, 0])
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A target and drafts that are known at every prefix."""
+    drafts = {
+        "table": TableDraft.create(1, VOCAB, zeros=0.2),
+        "token 3": ConstantDraft(jnp.int32(3), VOCAB),
+        "uniform": UniformDraft(VOCAB),
+    }
+    return TableTarget.create(0, VOCAB, zeros=0.2), drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["argmax", "sampling"])
+def test_betas_are_those_of_the_exact_distributions(toy, temperature):
+    """With prompts of different lengths, whose tokens are not scored."""
+    target, drafts = toy
+    settings = sampling(temperature)
+    options = {"max_decode_len": LENGTH, "leniences": LENIENCES, "eos_id": -1}
+    scores = score_texts(target, drafts, SOURCES, PROMPTS, KEYS, settings, **options)
+    tokens = generated(target, SOURCES, PROMPTS, settings)
+    # Exact, from whole prefixes: nothing of the caches takes part.
+    prefixes = jnp.pad(tokens, ((0, 0), (1, 0)))
+    logits = target.next_logits(SOURCES, prefixes)
+    p, own = (standardize(logits, how) for how in (settings, sampling(1.0)))
+    of_table = TableTarget(drafts["table"].table).next_logits(SOURCES, prefixes)
+    exact = {
+        "table": standardize(of_table, settings),
+        "token 3": jnp.broadcast_to(jax.nn.one_hot(3, VOCAB), p.shape),
+        "uniform": jnp.full(p.shape, 1 / VOCAB),
+    }
+    written = np.arange(LENGTH) < LENGTH - PROMPT_LENGTHS[:, None]
+    assert (np.asarray(scores.written) == written).all()
+    for name, q in exact.items():
+        lenient = formulas.beta(p, q, 0.3)
+        if temperature == 0:
+            lenient = formulas.beta_of_lenient_argmax(own, q, 0.3)
+        for expected, found in zip((formulas.beta(p, q), lenient), scores.betas[name], strict=True):
+            for row, start in enumerate(PROMPT_LENGTHS):
+                ours = np.asarray(found[row, : LENGTH - start])
+                np.testing.assert_allclose(ours, expected[row, start:LENGTH], atol=1e-5)
+        assert (np.asarray(scores.proposed[name]) == written).all()
+    if temperature == 0:
+        return
+    # The same texts, given, and cut by an end of sequence.
+    tokens[:, 3] = EOS_ID
+    short = score_texts(
+        target, drafts, SOURCES, PROMPTS, KEYS, settings, texts=tokens, **options | {"eos_id": 1}
+    )
+    assert np.asarray(short.written).sum(axis=1).tolist() == (4 - PROMPT_LENGTHS).tolist()
+    first, whole = (np.asarray(each.betas["table"][..., :1]) for each in (short, scores))
+    np.testing.assert_allclose(first, whole, atol=1e-6)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(toy):
+    with pytest.raises(InputError, match="the draft has 6 tokens and the target 5"):
+        score_texts(
+            toy[0], {"x": UniformDraft(6)}, SOURCES, PROMPTS, KEYS, sampling(1.0), max_decode_len=4
+        )
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Scores of a small T5's drafts, and where its texts have tokens."""
+    target = tiny_t5(0, num_decoder_layers=2)
+    sources = jnp.asarray([[5, 6, 7, 1], [8, 9, 1, 0], [3, 4, 5, 1]], jnp.int32)
+    network, copy = TransformerDraft(disturbed(target, 0.1)), CopyDraft(target.vocab_size)
+    early = SelfDraft.early_exit(target, 1)
+    # What leaves the target early, as a network of its own.
+    params = early.model.params | {"encoder": target.params["encoder"]}
+    drafts = {
+        "network": network,
+        "own": network.replace(settings=sampling(0.7)),
+        "early": early,
+        "first layer": TransformerDraft(T5Model(params, early.model.module)),
+        "copy": copy,
+        "mixed": MixedDraft(copy, network),
+    }
+    prompts = jnp.zeros((3, 1), jnp.int32)
+    scores = score_texts(target, drafts, sources, prompts, KEYS, sampling(1.0), max_decode_len=12)
+    return scores, np.asarray(scores.written)
+
+
+def places(scores, name) -> np.ndarray:
+    return np.asarray(scores.betas[name][0])[np.asarray(scores.written)]
+
+
+def test_a_network_proposes_everywhere_and_in_its_own_way(scored):
+    scores, written = scored
+    for name in ("network", "own"):
+        assert (np.asarray(scores.proposed[name]) == written).all()
+    betas = places(scores, "network")
+    assert 0.1 < betas.mean() < 0.99
+    assert not np.allclose(betas, places(scores, "own"), atol=0.01)
+
+
+def test_a_draft_that_reads_the_targets_cache_has_it_as_in_decoding(scored):
+    expected = places(scored[0], "first layer")
+    np.testing.assert_allclose(places(scored[0], "early"), expected, atol=1e-4)
+    assert expected.mean() < 0.99
+
+
+def test_drafts_that_propose_now_and_then(scored):
+    scores, written = scored
+    copied = np.asarray(scores.proposed["copy"])
+    assert 0 < copied.sum() < written.sum() and not copied[~written].any()
+    # Mixed copies where it can, and asks the network elsewhere.
+    assert (np.asarray(scores.proposed["mixed"]) == written).all()
+    expected = np.where(copied, scores.betas["copy"][0], scores.betas["network"][0])
+    np.testing.assert_allclose(places(scores, "mixed"), expected[written], atol=1e-4)
+
+
+def test_a_decoder_alone_goes_on_with_its_prompts():
+    """Against the network's own pass over whole texts, as in training."""
+    target, network = (tiny_gpt(seed, num_layers=1, max_length=LENGTH) for seed in (0, 1))
+    # The last positions there are: what is fed beyond them is never read.
+    inputs, settings = jnp.ones((3, 1), jnp.int32), sampling(1.0)
+    drafts = {"network": TransformerDraft(network)}
+    options = {"max_decode_len": LENGTH, "eos_id": -1}
+    scores = score_texts(target, drafts, inputs, PROMPTS, KEYS, settings, **options)
+    whole = jnp.pad(generated(target, inputs, PROMPTS, settings)[:, :-1], ((0, 0), (1, 0)))
+    p, q = (
+        jax.nn.softmax(m.module.apply({"params": m.params}, whole, enable_dropout=False))
+        for m in (target, network)
+    )
+    exact = formulas.beta(p, q)
+    for row, start in enumerate(PROMPT_LENGTHS):
+        found = np.asarray(scores.betas["network"][0, row, : LENGTH - start])
+        np.testing.assert_allclose(found, exact[row, start:], atol=1e-4)
+
+
+def test_drafts_that_go_on_from_states_of_other_depths():
+    """One that wants fewer layers is given the first; none that wants others."""
+    target = tiny_t5(0, num_decoder_layers=2)
+    depths = {"none": (), "first": (0,), "second": (1,)}
+    drafts = {
+        name: EagleDraft.create(*tiny_head(target, (1,), 12, wanted), (1,), target)
+        for name, wanted in depths.items()
+    }
+
+    def betas(*names):
+        given = {name: drafts[name] for name in names}
+        options = {"max_decode_len": LENGTH, "eos_id": -1}
+        arguments = target, given, SOURCES, PROMPTS, KEYS, sampling(1.0)
+        return score_texts(*arguments, **options).betas
+
+    together = betas("first", "none")
+    for name, found in together.items():
+        np.testing.assert_allclose(found, betas(name)[name], atol=1e-5)
+    assert np.abs(together["first"] - together["none"]).max() > 0.01
+    with pytest.raises(InputError, match=r"draft second wants the target's layers \[1\]"):
+        betas("first", "second")

@@ -1,0 +1,264 @@
+"""Tables 2, 3 and 5, Figures 1 and 5: from made-up results, and small."""
+
+import json
+
+import pytest
+
+from spec_t5x.checkpoints import fingerprints
+from spec_t5x.generation import Generator
+from spec_t5x.labs.benchmark import paper_tables, traces
+from spec_t5x.labs.reproduction import acceptance_rates, compiled_steps, decodes, pairs, speed_ups
+from spec_t5x.labs.reproduction.acceptance_rates import TABLE_3, TABLE_5
+from spec_t5x.labs.reproduction.contents import ReproduceOptions
+
+QUICK = ReproduceOptions(quick=True)
+
+
+@pytest.fixture
+def libtpu(monkeypatch):
+    """``libtpu(there)``: whether it is installed."""
+
+    def install(there):
+        found = "libtpu" if there else None
+        monkeypatch.setattr(compiled_steps.importlib.util, "find_spec", lambda name: found)
+
+    return install
+
+
+# --- made-up results ---------------------------------------------------------------
+
+
+def test_predictions_stand_in_the_papers_own_rows(content, libtpu):
+    """All of which are there, also with nothing measured."""
+    libtpu(True)
+    predicted = {"key": ["CNN/DM", "small", 1.0], "c": 0.01, "verification_cost": 1.02}
+    found = {"compiled/table2": {"rows": [predicted | {"speed_up": 1.9}]}}
+    (table,) = content(speed_ups.TABLE_2, found)
+    at = {(r.task, r.draft, r.temperature): [None] * 3 for r in paper_tables.TABLE_2}
+    at["CNN/DM", "small", 1.0] = [0.01, 1.02, 1.9]
+    assert [row[:3] + row[5:] for row in table.values] == [
+        [r.task, f"T5-{r.draft}", r.temperature, r.measured, *at[r.task, r.draft, r.temperature]]
+        for r in paper_tables.TABLE_2
+    ]
+
+
+def test_a_quick_run_compiles_one_draft_and_gamma(libtpu):
+    libtpu(True)
+    asked = []
+    for options in (QUICK, ReproduceOptions()):
+        compiled_steps.measure(options, lambda name, inputs, *_: asked.append(inputs["rows"]))
+    assert asked[0] == [("EnDe", "small", 0.0), ("EnDe", "small", 1.0)]
+    assert len(asked[1]) == 12
+    libtpu(False)
+    assert compiled_steps.measure(QUICK, computed) == []
+
+
+def rate(draft, temperature, alpha, **values) -> dict:
+    interval = (
+        None if alpha is None else {"value": alpha, "low": alpha - 0.01, "high": alpha + 0.01}
+    )
+    base = {"top_k": 0, "top_p": 0.0, "lenience": 1.0, "num_tokens": 600, "share_proposed": 1.0}
+    return base | {"draft": draft, "temperature": temperature, "alpha": interval} | values
+
+
+GOOD = {"unigram": (0.08, 0.07), "bigram": (0.2, 0.19), "transformer": (0.75, 0.62)}
+RATES = [
+    rate(draft, temperature, alphas[int(temperature)])
+    for draft, alphas in (GOOD | {"copy": (0.5, None)}).items()
+    for temperature in (0.0, 1.0)
+]
+
+
+def test_table_3_has_all_of_the_papers_rows(content):
+    tables = content(TABLE_3, {})
+    found = [
+        (pair.stands_for, *row[:3])
+        for pair, table in zip(pairs.PAIRS, tables, strict=True)
+        for row in table.values
+    ]
+    assert found == [(r.target, r.draft, r.temperature, r.alpha) for r in paper_tables.TABLE_3]
+
+
+def test_ours_stand_beside_the_papers_smallest_and_extra_drafts_after_them(content):
+    table = content(TABLE_3, {"acceptance/ende-target": {"rows": RATES}})[1]
+    at = {(row[0], row[3], row[1]): row[2:] for row in table.values}
+    low, high = 0.75 - 0.01, 0.75 + 0.01
+    assert at["T5-small", "transformer", 0.0] == [0.75, "transformer", 0.75, low, high, 600, 1.0]
+    assert at["T5-base", None, 0.0] == [0.8] + [None] * 6
+    assert at[None, "copy", 0.0][:3] == [None, "copy", 0.5]
+    # A draft that never proposed has no rate, and is not left out.
+    assert at[None, "copy", 1.0] == [None, "copy", None, None, None, 600, 1.0]
+
+
+@pytest.mark.parametrize(("quick", "said"), [(True, None), (False, "600 of the 10,000 tokens")])
+def test_texts_that_are_too_few_are_said_to_be(quick, said):
+    """At temperature 1 a text is sampled again."""
+    rows = {"rows": [*RATES, rate("transformer", 1.0, 0.6, num_tokens=10)]}
+    options = ReproduceOptions(quick=quick)
+    note = TABLE_3.content(options, lambda name, *_: rows if "ende" in name else None)[1].note
+    assert note == "" if said is None else f"all of them have {said} asked for" in note
+
+
+def test_a_filter_has_its_own_rows_and_shares_those_of_temperature_0(content):
+    rows = [*RATES, rate("transformer", 1.0, 0.9, top_k=40)]
+    gpt, *_, lamda = content(TABLE_3, {"acceptance/lm-target": {"rows": rows}})
+
+    def alphas(table):
+        return [row[4] for row in table.values if row[3] == "transformer"]
+
+    assert (alphas(gpt), alphas(lamda)) == ([0.75, 0.62], [0.75, 0.9])
+
+
+def test_table_5_has_the_papers_rows(content):
+    lenient = [
+        rate("transformer", temperature, alpha, lenience=lenience)
+        for temperature in (0.0, 1.0)
+        for lenience, alpha in zip((1.0, 0.5, 0.3, 0.1), (0.6, 0.7, 0.75, 0.84), strict=True)
+    ]
+    at_1, at_0 = content(TABLE_5, {"acceptance/ende-target": {"rows": lenient}})
+    assert [tuple(row[:3]) for row in at_1.values] == [
+        (r.draft, r.lenience, r.alpha) for r in paper_tables.TABLE_5
+    ]
+    assert len(at_0.rows) == len(paper_tables.ARGMAX_LENIENCE)
+    (first,) = [row for row in at_1.values if row[:2] == ["T5-small", 1.0]]
+    assert first[3:] == ["transformer", 0.6, 0.6 - 0.01, 0.6 + 0.01, 600]
+    bare = content(TABLE_5, {})
+    assert {value for table in bare for row in table.values for value in row[3:]} == {None}
+
+
+def test_what_the_paper_measured_stands_beside_ours(content, rows):
+    """With its small draft, at its gamma; and doubtful rows are marked."""
+    of_summaries = rows[0] | {"task": "summaries", "gamma": 5, "beside": 0.0, "noise": False}
+    found = {"table2/ende/transformer/t0": {"rows": [*rows, of_summaries]}}
+    table = content(speed_ups.TABLE_2, found)[-1]
+    titles = [(str(column.origin), column.title) for column in table.columns]
+    start = titles.index(("the paper's", "α"))
+    assert titles[start + 1] == ("the paper's", "speed-up")
+    theirs = {
+        (*row[:3], row[3]): row[start : start + 2]
+        for row in table.values
+        if row[start + 1] is not None
+    }
+    assert theirs == {
+        ("EnDe", "transformer", 0.0, "7"): [0.75, 3.4],
+        ("EnDe", "transformer", 1.0, "7"): [0.62, 2.6],
+        ("summaries", "transformer", 0.0, "2 *"): [0.65, 3.1],
+    }
+    marked = [row["range"].endswith(" †") for row in table.rows]
+    assert marked == [row["draft"] == "bigram" or row["gamma"] == 7 for row in rows] + [False]
+    assert "(*) the one that Theorem 3.8 predicts to be the best" in table.note
+    assert "† Not to be relied on: other programs used up to 45% of the processors" in table.note
+    calm = {"table2/ende/transformer/t0": {"rows": [of_summaries]}}
+    assert "†" not in str(content(speed_ups.TABLE_2, calm)[-1])
+
+
+def test_figure_5_lays_the_measured_steps_one_after_the_other(content, timeline):
+    speculative = decodes.blocks(timeline[0])
+    kinds = [kind for kind, *_ in speculative]
+    assert kinds == ["encoders and prefill", *["draft", "draft", "target"] * 2]
+    assert [start for _, start, _ in speculative] == [0, 3.0, 3.5, 4.0, 6.0, 6.5, 7.0]
+    (figure,) = content(decodes.FIGURE_5, {"figure5": {"runs": timeline}})
+    assert "γ = 2 took 10 ms as a whole; standard decoding took 8 ms as a whole." in figure.caption
+    (axes,) = figure.plot.axes
+    # A bar for each block; the tokens of each speculative call over it.
+    assert len(axes.collections) == 7 + 5
+    assert [text.get_text() for text in axes.texts] == ["3", "1"]
+    assert content(decodes.FIGURE_5, {}) == content(decodes.FIGURE_1, {}) == []
+    busy = [run | {"beside": 0.4} for run in timeline]
+    (figure,) = content(decodes.FIGURE_5, {"figure5": {"runs": busy}})
+    assert "other programs used up to 40% of the processors" in figure.caption
+
+
+# --- measured, with a tiny pair ----------------------------------------------------
+
+SENTENCE = "My sister"
+
+
+@pytest.fixture
+def tiny(tiny_pair, monkeypatch, quick_compilation, kept_programs):
+    """In place of the packaged pairs: programs that are compiled in a moment."""
+    generator = Generator.load(tiny_pair / "target", tiny_pair / "draft")
+    monkeypatch.setattr(pairs, "load_target", lambda name: generator.plain())
+    monkeypatch.setattr(pairs, "load_draft", lambda target, draft: generator.draft)
+    monkeypatch.setattr(pairs.Pair, "texts", lambda pair, options, count: [SENTENCE] * 2)
+
+
+def computed(item):
+    """What a quick run shows of an item, and what it measures for that."""
+    found = {}
+
+    def results(name, inputs, seconds, compute):
+        json.dumps(inputs)
+        found[name] = json.loads(json.dumps(compute()))
+        return found[name]
+
+    return item.content(QUICK, results), found
+
+
+@pytest.mark.usefixtures("tiny")
+def test_table_2_and_figure_5_are_measured(monkeypatch, libtpu):
+    libtpu(False)
+    effort = {"pool": 6, "num_texts": 2, "max_decode_len": 8, "repeats": 1}
+    monkeypatch.setattr(speed_ups, "_QUICK", effort)
+    monkeypatch.setattr(speed_ups, "_QUICK_RUNS", [(pairs.ENDE, "transformer", 0.0)])
+    # Where the best gamma is the paper's, nothing else is decoded.
+    monkeypatch.setattr(speed_ups.formulas, "optimal_gamma", lambda *_: 7)
+    (_, measured), found = computed(speed_ups.TABLE_2)
+    (result,) = found.values()
+    (row,) = result["rows"]
+    assert row["gamma_text"] == "7 *"
+    assert 0 < row["alpha"] <= 1 <= row["block_efficiency"] <= row["accepted_plus_one"] <= 8
+    assert row["speed_up"] == pytest.approx(
+        row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
+    )
+    assert row["same_text"] == "yes"
+    assert result["tokens"] == row["plain_tokens"] + row["speculative_tokens"] > 8
+    assert None not in measured.values[0]
+    # Shapes and gamma of Table 2: nothing is compiled again.
+    monkeypatch.setattr(decodes, "_MAX_DECODE_LEN", 8)
+    monkeypatch.setattr(decodes, "_GAMMAS_5", (7,))
+    monkeypatch.setattr(decodes, "_SENTENCE", SENTENCE)
+    _, found = computed(decodes.FIGURE_5)
+    runs = found["figure5"]["runs"]
+    assert [run["tokens"] for run in runs] == [sum(run["appended"]) for run in runs]
+    assert set(runs[-1]["proposed"]) == {0} and set(runs[0]["proposed"]) <= set(range(8))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_figure_1_is_a_real_decode(monkeypatch):
+    monkeypatch.setattr(decodes, "_SENTENCE", SENTENCE)
+    (figure,), found = computed(decodes.FIGURE_1)
+    lines = figure.trace
+    assert figure.caption.startswith(f"{traces.counts(lines)}; the paper's example has 38 tokens")
+    assert found["figure1"]["tokens"] == traces.num_tokens(lines) > len(lines) > 1
+    assert any(line.rejected for line in lines) and any(line.accepted for line in lines)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rates_are_measured(monkeypatch):
+    values = {"MAX_DECODE_LEN": 8, "LENIENCES": (1.0, 0.3), "TEMPERATURES": (1.0,)}
+    for name, value in (values | {"DRAFTS": ("transformer",)}).items():
+        monkeypatch.setattr(acceptance_rates, f"_{name}", value)
+    (table, _), found = computed(TABLE_5)
+    rates = found["acceptance/ende-target"]["rows"]
+    assert [(row["draft"], row["lenience"]) for row in rates] == [
+        ("transformer", 1.0),
+        ("transformer", 0.3),
+    ]
+    shown = [row for row in table.values if row[4]]
+    assert len(shown) == 2 and all(0 <= row[5] <= row[4] <= row[6] for row in shown)
+
+
+# --- what a measurement depends on -------------------------------------------------
+
+
+@pytest.mark.parametrize("changed", ["ende-target", "ende-draft", "texts"])
+def test_another_model_or_text_is_noticed(monkeypatch, changed):
+    real, texts = fingerprints.fingerprint, ["a", "b"]
+    before = pairs.inputs(pairs.ENDE, ("transformer",), texts)
+    if changed == "texts":
+        texts = ["a", "c"]
+    else:
+        other = lambda name: {"content": "other"} if name == changed else real(name)  # noqa: E731
+        monkeypatch.setattr(fingerprints, "fingerprint", other)
+    assert pairs.inputs(pairs.ENDE, ("transformer",), texts) != before

@@ -1,0 +1,40 @@
+"""What the runs of a file share."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from spec_t5x.labs.training import trainer
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.models.heads import HeadsConfig
+from spec_t5x.models.t5 import T5Config
+
+_OF_THE_LOSS = ("label_smoothing", "z_loss", "objective", "distillation_weight")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_steps():
+    """Runs of like learners with one optimizer take the same jitted step: it is traced once."""
+    make, steps = trainer.make_train_step, {}
+
+    def shared(learner, optimizer):
+        options = [getattr(learner.options, name) for name in _OF_THE_LOSS]
+        fields = {field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)}
+        del fields["options"]
+        fields.pop("distillation", None)
+        same = [
+            repr(value) if isinstance(value, T5Config | HeadsConfig) else id(value)
+            for value in fields.values()
+        ]
+        parts = learner.options.accumulation_steps
+        key = (type(learner), *same, *options, parts, id(optimizer))
+        if key not in steps:
+            # With what the ids are of.
+            steps[key] = make(learner, optimizer), learner, optimizer
+        return steps[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "make_train_step", shared)
+        patch.setattr(OptimizerOptions, "build", functools.cache(OptimizerOptions.build))
+        yield

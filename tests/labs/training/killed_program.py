@@ -1,0 +1,66 @@
+"""The run of ``test_killed_runs.py``, in a process of its own that may be killed."""
+
+import dataclasses
+import json
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from spec_t5x.data.batching import Batches
+from spec_t5x.labs.training.losses import DevMetrics
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.trainer import TrainOptions, fit
+from tests.labs.training.toys import Copier, copy_batches
+
+STEPS = 24
+# No period divides another: checkpoints cut the windows of log lines.
+PERIODS = {"log_period": 4, "eval_period": 7, "checkpoint_period": 3}
+
+
+class Signalling(Batches):
+    """Batches that say which step has been begun last."""
+
+    begun: Synchronized
+
+    def _from(self, start_step):
+        for step, batch in enumerate(super()._from(start_step), start=start_step):
+            self.begun.value = step
+            yield batch
+
+
+class Accuracy(DevMetrics):
+    """The same, of which more is better."""
+
+    @property
+    def value(self):
+        return self.accuracy
+
+
+class Keeper(Copier):
+    """Keeps its best parameters, as a draft's learner does."""
+
+    keeps_best = True
+
+    def evaluate(self, *args):
+        (found,) = super().evaluate(*args)
+        return [Accuracy(**dataclasses.asdict(found))]
+
+
+def run(directory: Path, cache: Path, begun: Synchronized) -> None:
+    """Trains to the end, and writes there where it ended."""
+    # Each process but the first reads its programs.
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    batches = copy_batches(kind=Signalling)
+    batches.begun = begun
+    schedule = OptimizerOptions(learning_rate=1e-2, warmup_steps=5).schedule(STEPS)
+    learner, dev = Keeper(TrainOptions(steps=STEPS, **PERIODS)), copy_batches()
+    result = fit(learner, optax.adam(schedule), schedule, batches, dev, directory)
+    end = (result.state, result.best.params)
+    np.savez(directory / "end.npz", *map(np.asarray, jax.tree.leaves(end)))
+    found = {"best": result.best.step, "dev": [each.curves() for each in result.dev]}
+    (directory / "end.json").write_text(json.dumps(found))

@@ -1,0 +1,96 @@
+"""``spec-t5x train`` as its gin files say: a first training, and what it refuses."""
+
+import random
+
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
+from tests.labs.training.toys import a_minute_a_step, assert_identical, run_command
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
+TOY = {
+    "TRAIN_STEPS": 3,
+    "OptimizerOptions.warmup_steps": 1,
+    "OptimizerOptions.cooldown_steps": 0,
+    "T5Config.vocab_size": 26,
+    "T5Config.emb_dim": 8,
+    "T5Config.mlp_dim": 16,
+    "T5Config.num_encoder_layers": 1,
+    "T5Config.num_decoder_layers": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    for name, number in (("train.tsv", 60), ("dev.tsv", 10)):
+        texts = [rng.choices(list(WORDS), k=rng.randint(1, 3)) for _ in range(number)]
+        lines = (" ".join(t) + "\t" + " ".join(WORDS[word] for word in t) for t in texts)
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def train(data, tmp_path):
+    """``train(**macros)``: the command; its exit status."""
+    given = {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "output"), **TOY}
+    return lambda **macros: run_command("train", "first_training", **given | macros)
+
+
+def test_a_first_training_is_resumed_and_started_from(train, tmp_path, capfd):
+    output = tmp_path / "output"
+    # Out of time: a status of its own, for a script that runs it again.
+    with a_minute_a_step():
+        assert train(TrainOptions__max_minutes=2.5) == 75
+    assert "out of time at step 2" in capfd.readouterr().err
+    assert load(output / "model").metadata["step"] == 2
+    assert train() == 0
+    assert "resumed at step 2" in capfd.readouterr().err
+    loaded = load(output / "model")
+    assert (loaded.config.emb_dim, loaded.metadata["step"]) == (8, 3)
+    vocabulary = SentencePieceVocabulary(output / "vocabulary" / "spiece.model")
+    assert loaded.vocabulary.fingerprint() == vocabulary.fingerprint()
+
+    # A model that starts from this one, with its vocabulary and no other.
+    started = tmp_path / "started"
+    from_it = {"OUTPUT_DIR": str(started), "train__initial_checkpoint": str(output / "model")}
+    assert train(**from_it, TrainOptions__max_minutes=1e-9) == 75
+    found = load(started / "model")
+    assert found.vocabulary.fingerprint() == vocabulary.fingerprint()
+    assert_identical(found.params, loaded.params)
+    another = train_sentencepiece(WORDS, tmp_path / "another", 16)
+    for change, message in (
+        ({"DataOptions__vocabulary": f"{another}:0"}, "holds a vocabulary of its own"),
+        ({"T5Config__mlp_dim": 24}, "make T5Config.mlp_dim 16"),
+        ({"train__initial_checkpoint": "lm-target"}, "is a GPTConfig, and the model to train a T5"),
+    ):
+        assert train(**from_it | change) == 2
+        assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train__export_dtype": "bf16"}, "stored dtype is 'bf16': choose one of bfloat16,"),
+        ({"OptimizerOptions__warmup_steps": 4}, "4 warm-up"),
+        ({"TrainOptions__seed": -1}, "seed is -1: give at least 0"),
+        ({"TrainOptions__objective": "kl"}, "objective is 'kl': choose one of cross_entropy, forw"),
+        ({"OptimizerOptions__step": 3}, "step"),
+    ],
+)
+def test_mistakes_are_found_before_any_data_is_read(train, tmp_path, change, message, capfd):
+    assert train(DATA_DIR=str(tmp_path), **change) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("spec-t5x: error: ") and message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_output_that_is_no_checkpoint_is_left_alone(train, tmp_path, capfd):
+    (tmp_path / "output" / "model").mkdir(parents=True)
+    (tmp_path / "output" / "model" / "thesis.tex").touch()
+    assert train() == 2
+    assert "so it is no checkpoint to overwrite" in capfd.readouterr().err

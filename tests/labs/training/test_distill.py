@@ -1,0 +1,356 @@
+"""Distillation of toy models: alpha rises, is what decoding sees, and decides."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.data.batching import Batches, join_pairs
+from spec_t5x.data.vocabulary import ByteVocabulary
+from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
+from spec_t5x.generation import Generator
+from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
+from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
+from spec_t5x.labs.training.learners import network_logits, read_target
+from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
+from spec_t5x.labs.training.trainer import TrainOptions, fit, model_inputs
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.models.eagle import EagleNetwork, first_head, head_config
+from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.sampling.distributions import sampling
+from spec_t5x.testing.toy_models import tiny_head, tiny_t5
+from spec_t5x.theory.formulas import expected_tokens
+from tests.labs.training.toys import a_minute_a_step, assert_identical
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+TARGET = tiny_t5(0, num_decoder_layers=2)
+GENERATOR = Generator(target=TARGET, vocabulary=ByteVocabulary(), max_source_len=16)
+LAYERS = (1,)
+LENGTH = 10
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """``texts(temperature, seed)``: the target's, for some sources, in batches of one shape."""
+    rng = np.random.default_rng(3)
+    sources = [[*rng.integers(3, 30, n - 1).tolist(), 1] for n in rng.integers(3, 9, 24)]
+    pairs = join_pairs((source, [1]) for source in sources)
+
+    @functools.cache
+    def write(temperature, seed=0):
+        options = SampleOptions(
+            temperature=temperature,
+            max_length=LENGTH,
+            tokens_per_batch=10 * 8,
+            buckets=(LENGTH,),
+            seed=seed,
+        )
+        written = sample_targets(GENERATOR, pairs, options, None)
+        return Batches(written, tokens_per_batch=10 * 8, seed=0, buckets=(LENGTH,))
+
+    return write
+
+
+@functools.cache
+def make_student(shares=True, known=None, unrolled_steps=0, width=None):
+    kept = {"encoder": (0,), "decoder": LAYERS}
+    params, config = keep_layers(TARGET.params, TARGET.config, **kept)
+    config = dataclasses.replace(config, dropout_rate=0.1)
+    if not shares:
+        return Student(config=config, params=params)
+    own = own_params(params)
+    if unrolled_steps:
+        config = head_config(TARGET.config, LAYERS, width)
+        own = first_head(jax.random.key(0), TARGET.params, TARGET.config, config, LAYERS)
+        config = dataclasses.replace(config, dropout_rate=0.1)
+    student = Student(
+        config=config, params=own, shared_layers=LAYERS, unrolled_steps=unrolled_steps
+    )
+    return student if known is None else student.narrowed(TARGET.params, np.asarray(known))
+
+
+def make_learner(student, distillation=None, **options):
+    return DraftLearner(
+        student=student,
+        target=TARGET,
+        distillation=distillation or DistillOptions(),
+        options=TrainOptions(**{"steps": 1, "distillation_weight": 1.0, **options}),
+    )
+
+
+_SCORES, adam = {}, functools.cache(optax.adam)
+
+
+def run(
+    texts,
+    directory,
+    steps,
+    *,
+    student=None,
+    rate=5e-3,
+    temperatures=(0.0,),
+    patience=0,
+    on_policy=0.0,
+    **options,
+):
+    # Of one objective and rate, so that runs of one student share a compiled step.
+    defaults = {"objective": "cross_entropy", "log_period": 0}
+    defaults |= {"eval_period": 4, "checkpoint_period": 4}
+    student = student or make_student()
+    distillation = DistillOptions(patience=patience, on_policy=on_policy)
+    learner = make_learner(student, distillation, steps=steps, **{**defaults, **options})
+    # Traced once, whatever the number of steps.
+    learner.__dict__["score"] = _SCORES.setdefault(
+        (id(student), learner.options.objective), learner.score
+    )
+    held_out = {temperature: texts(temperature, seed=1) for temperature in temperatures}
+    return fit(
+        learner,
+        adam(rate),
+        lambda step: rate,
+        texts(1.0),
+        held_out,
+        directory,
+        initial_params=student.params,
+    )
+
+
+def records(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "held_out" in line]
+
+
+@pytest.mark.parametrize(
+    ("student", "objective", "temperatures"),
+    [
+        ({}, "cross_entropy", (0.0,)),
+        ({"known": range(1, 27)}, "total_variation", (0.0,)),
+        ({"shares": False}, "forward_kl", (1.0, 0.0)),
+        ({"known": range(1, 27), "unrolled_steps": 3}, "jeffreys", (0.0,)),
+    ],
+    ids=["shared encoder", "narrow head", "layers of its own", "EAGLE head"],
+)
+def test_alpha_rises(texts, tmp_path, student, objective, temperatures):
+    student = make_student(**student)
+    options = {"objective": objective, "temperatures": temperatures, "checkpoint_period": 0}
+    result = run(texts, tmp_path, 40, student=student, eval_period=20, **options)
+    found = records(tmp_path)
+    # Of the start too, and at each temperature.
+    assert [line["step"] for line in found] == [s for s in (0, 20, 40) for _ in temperatures]
+    for each, first in zip(result.best.dev, found, strict=False):
+        before = first["held_out"]
+        assert each.temperature == before["temperature"]
+        assert each.alpha.value > before["alpha"]["value"] + 0.02
+        assert each.loss < before["loss"]
+        assert each.alpha.low < each.alpha.value < each.alpha.high
+        assert each.expected_tokens == pytest.approx(expected_tokens(each.alpha.value, 4))
+        assert each.curves()[f"held_out/alpha_T{each.temperature:g}"] == each.alpha.value
+    # The best that was seen at the first temperature, not the last.
+    best = max(line["held_out"]["alpha"]["value"] for line in found[:: len(temperatures)])
+    assert result.best.dev[0].alpha.value == best
+
+
+KNOWN = range(1, 30, 2)
+
+
+def test_a_draft_that_does_not_know_all_tokens_learns_what_it_can_say():
+    student, known = make_student(known=KNOWN), np.asarray(KNOWN)
+    rng = np.random.default_rng(0)
+    text = rng.integers(1, 30, (2, 4))
+    inputs = rng.integers(1, 30, (2, 5)), np.pad(text[:, :-1], ((0, 0), (1, 0))), text
+
+    @jax.jit
+    def read():
+        drafts = [
+            each.logits(each.params, TARGET.params, inputs) for each in (student, make_student())
+        ]
+        return *drafts, network_logits(TARGET.config, TARGET.params, inputs)
+
+    logits, expected, target_logits = read()
+
+    def losses(objective, weight=1.0):
+        learner = make_learner(student, objective=objective, distillation_weight=weight)
+
+        @functools.partial(jax.value_and_grad, has_aux=True)
+        def loss(logits):
+            sums = learner.losses(logits, target_logits, text)
+            return sums.loss, sums
+
+        (_, sums), gradient = jax.jit(loss)(logits)
+        assert np.isfinite(gradient[..., known]).all()
+        return sums
+
+    sums = losses("cross_entropy")
+    # It begins with the target's output layer.
+    np.testing.assert_allclose(logits[..., known], expected[..., known], rtol=1e-5, atol=1e-5)
+    p, q = (np.asarray(jax.nn.softmax(each), np.float64) for each in (target_logits, logits))
+    assert not np.any(q[..., ::2]) and np.any(p[..., ::2])
+    # Other tokens of the text are skipped.
+    is_known = np.isin(text, known)
+    assert 0 < is_known.sum() < text.size
+    of_text = np.take_along_axis(q, text[..., None], axis=-1)[..., 0][is_known]
+    assert float(sums.loss) == pytest.approx(-np.log(of_text).sum(), rel=1e-5)
+    mixed = losses("forward_kl", 0.5)
+    assert mixed.num_tokens == sums.num_tokens == is_known.sum() and np.isfinite(mixed.loss)
+
+    known_p, known_q = p[..., known], q[..., known]
+    # The rest of what the target says, as if it were all.
+    rest = known_p / known_p.sum(axis=-1, keepdims=True)
+    for objective, expected in {
+        "forward_kl": rest * np.log(rest / known_q),
+        "reverse_kl": known_q * np.log(known_q / known_p),
+        "jeffreys": (rest - known_q) * np.log(rest / known_q),
+        "total_variation": np.maximum(p - q, 0),
+    }.items():
+        sums = losses(objective)
+        assert sums.num_tokens == text.size
+        assert float(sums.loss) == pytest.approx(expected.sum(), rel=1e-4)
+
+
+def test_the_tokens_of_a_text_take_the_steps_of_drafting_in_turn():
+    student, params = make_student(unrolled_steps=3), TARGET.params
+    own, _ = tiny_head(TARGET, LAYERS)
+    text = jax.random.randint(jax.random.key(0), (2, 7), 1, 30)
+    inputs = text[:, :5], jnp.pad(text[:, :-1], ((0, 0), (1, 0))), text
+
+    @jax.jit
+    def read():
+        found = read_target(TARGET, inputs)
+        network = EagleNetwork(student.config)
+        given = found.encoded, inputs[0], inputs[1], found.states, 3
+        whole = {"params": student.whole(own, params)}
+        unrolled = network.apply(whole, *given, method="unroll")
+        steps = [network.apply(whole, states, method="logits") for states in unrolled]
+        return student.drafted_logits(own, params, inputs, found), jnp.stack(steps)
+
+    logits, steps = read()
+    assert np.std(steps, axis=0)[:, 2:].mean() > 0.01
+    # No token is drafted in a step that comes after it.
+    for row, in_turn in enumerate(([0, 1, 2, 0, 1, 2, 0], [0, 1, 0, 1, 2, 0, 1])):
+        for position, step in enumerate(in_turn):
+            expected = steps[step, row, position]
+            np.testing.assert_allclose(logits[row, position], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("unrolled_steps", "kind"),
+    [(0, SharedEncoderDraft), (1, EagleDraft)],
+    ids=["shared encoder", "EAGLE head"],
+)
+def test_alpha_is_what_the_draft_is_accepted_with(texts, unrolled_steps, kind):
+    """As the decoding draft, with the target's cache, has it of the same texts."""
+    temperature = 1.0
+    student = make_student(unrolled_steps=unrolled_steps)
+    if unrolled_steps:
+        # A fusion that reads the states.
+        noisy = jax.random.normal(jax.random.key(1), (32, 16)) * 16**-0.5
+        params = {**student.params, "fusion": {"kernel": noisy}}
+        student = dataclasses.replace(student, params=params)
+    batches = list(texts(temperature).one_pass())
+    learner = make_learner(student)
+    settings = sampling(temperature)
+    scored = [
+        learner.score(student.params, TARGET.params, model_inputs(batch), settings)
+        for batch in batches
+    ]
+    found = HeldOutAlpha.of(batches, jax.device_get(scored), temperature=temperature, gamma=4)
+    draft = kind.create(student.params, student.config, LAYERS, TARGET)
+    betas = []
+    for batch in batches:
+        source, _, text = model_inputs(batch)
+        scores = score_texts(
+            TARGET,
+            {"draft": draft},
+            source,
+            jnp.zeros((len(source), 1), jnp.int32),
+            jax.random.split(jax.random.key(0), len(source)),
+            settings,
+            max_decode_len=text.shape[1],
+            max_decode_steps=np.count_nonzero(text, axis=1),
+            texts=text,
+        )
+        betas.append(np.asarray(scores.betas["draft"][0])[text != 0])
+    betas = np.concatenate(betas)
+    assert found.alpha.count == betas.size and found.alpha.num_texts == 24
+    assert found.alpha.value == pytest.approx(betas.mean(), abs=1e-5)
+
+
+def test_a_run_out_of_time_goes_on_as_though_it_had_not_stopped(texts, tmp_path):
+    """Between two evaluations, where another draft might be the best, and end the patience."""
+    whole, cut, recipe = tmp_path / "whole", tmp_path / "cut", {"patience": 2, "on_policy": 0.3}
+    undisturbed = run(texts, whole, 10, **recipe)
+    with a_minute_a_step():
+        stopped = run(texts, cut, 10, **recipe, max_minutes=6.5)
+    assert not stopped.finished and int(stopped.state.step) == 6
+    resumed = run(texts, cut, 10, **recipe)
+    assert resumed.best.step == undisturbed.best.step
+    assert resumed.best.dev == undisturbed.best.dev
+    assert_identical(undisturbed.state, resumed.state)
+    assert [line["step"] for line in records(whole)] == [0, 4, 8, 10]
+    assert records(cut) == records(whole)
+
+
+def test_without_a_better_alpha_it_stops_and_gives_the_best(texts, tmp_path):
+    """Steps so large that they do harm: the start is the best."""
+    result = run(texts, tmp_path, 40, rate=1.0, patience=2)
+    assert result.finished and int(result.state.step) == 8
+    assert result.best.step == 0
+    assert_identical(result.best.params, make_student().params)
+    assert result.best.dev[0].record() == {"held_out": records(tmp_path)[0]["held_out"]}
+    # Asked again, it does not go on.
+    again = run(texts, tmp_path, 40, rate=1.0, patience=2)
+    assert int(again.state.step) == 8 and again.best.dev == result.best.dev
+
+
+def test_on_its_own_texts_the_draft_reads_what_it_writes(texts):
+    student, batches = make_student(), texts(1.0).batches()
+    learner = make_learner(student, DistillOptions(on_policy=0.5, temperature=0.0), seed=5)
+    writer = T5Model.create(student.whole(student.params, TARGET.params), student.config)
+    own = 0
+    for step, batch in zip(range(8), batches, strict=False):
+        source, shifted, text = learner.inputs(student.params, TARGET.params, step, batch)
+        np.testing.assert_array_equal(source, batch.encoder_input_tokens)
+        np.testing.assert_array_equal(shifted[:, 1:], text[:, :-1])
+        assert not np.any(shifted[:, 0])
+        if text is batch.decoder_target_tokens:
+            continue
+        own += 1
+        expected = autoregressive_decode(
+            writer,
+            jnp.asarray(source),
+            jnp.zeros((len(source), 1), jnp.int32),
+            jax.random.key(0),
+            sampling(0.0),
+            max_decode_len=text.shape[1],
+        ).tokens[:, 0]
+        # As far as padding that the draft said itself.
+        is_text = np.cumprod(expected != 0, axis=1)
+        np.testing.assert_array_equal(text, expected * is_text)
+    assert 2 <= own <= 6
+
+
+def test_a_sampled_text_ends_where_a_model_says_padding():
+    """Training would take all that follows for padding."""
+    rows = 64
+    sources = jnp.tile(jnp.array([[5, 6, 1]]), (rows, 1))
+    keys = jax.random.split(jax.random.key(0), rows)
+    is_row = jnp.arange(rows) < rows - 3
+    settings = sampling(3.0)
+    tokens = sample_outputs(TARGET, sources, keys, settings, is_row, max_length=10)
+    raw = autoregressive_decode(
+        TARGET, sources, jnp.zeros((rows, 1), jnp.int32), keys, settings, max_decode_len=10
+    )
+    says_padding = (raw.tokens[:, 0] == 0) & (np.arange(10) < np.asarray(raw.lengths))
+    assert says_padding.any()
+    assert not np.any((tokens[:, :-1] == 0) & (tokens[:, 1:] != 0))
+    assert not tokens[-3:].any()
+    np.testing.assert_array_equal(tokens, np.where(tokens != 0, raw.tokens[:, 0], 0))

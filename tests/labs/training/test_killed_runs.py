@@ -1,0 +1,83 @@
+"""Runs that are killed, and killed again, end like one that nobody disturbed."""
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import quick_compilation
+from tests.labs.training import killed_program
+
+REPOSITORY = Path(__file__).parents[2]
+KILLS = 3
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """``start(directory)``: a process of its own, and the step that it has begun."""
+    # Forked from a process that has imported everything and computed nothing.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([killed_program.__name__])
+    # Of that process, which the first of these starts.
+    for name, value in {"PYTHONPATH": str(REPOSITORY), **quick_compilation.ENVIRONMENT}.items():
+        monkeypatch.setenv(name, value)
+
+    def start_one(directory):
+        begun = context.Value("i", -1)
+        directory.mkdir(exist_ok=True)
+        arguments = (directory, tmp_path / "programs", begun)
+        process = context.Process(target=killed_program.run, args=arguments)
+        process.start()
+        return process, begun
+
+    return start_one
+
+
+def curve(directory):
+    """All that was found, but how fast."""
+    lines = map(json.loads, (directory / "metrics.jsonl").open())
+    rates = ("tokens_per_s", "pairs_per_s")
+    return [{name: line[name] for name in line if name not in rates} for line in lines]
+
+
+def test_a_run_killed_at_any_time_ends_like_an_undisturbed_one(start, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    process, _ = start(undisturbed)
+    process.join()
+    assert process.exitcode == 0
+
+    chance = random.Random(0)
+    for part in range(KILLS):
+        process, begun = start(killed)
+        # Somewhere in each part of the run but its end, and at any time of the step: while a
+        # checkpoint is written, too.
+        step = chance.uniform(part, part + 0.7) * killed_program.STEPS / KILLS
+        while begun.value < step:
+            assert process.is_alive()
+            time.sleep(1e-4)
+        time.sleep(chance.uniform(0, 0.03))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert not (killed / "end.json").exists()
+    process, _ = start(killed)
+    process.join()
+    assert process.exitcode == 0
+
+    lines = curve(undisturbed)
+    assert [line["step"] for line in lines if "loss" in line] == [4, 8, 12, 16, 20, 24]
+    assert curve(killed) == lines
+    assert (killed / "end.json").read_text() == (undisturbed / "end.json").read_text()
+    with np.load(undisturbed / "end.npz") as theirs, np.load(killed / "end.npz") as ours:
+        assert ours.files == theirs.files
+        for name in ours.files:
+            assert ours[name].tobytes() == theirs[name].tobytes()
+    # Nothing is left of what the kills cut short.
+    best = json.loads((killed / "end.json").read_text())["best"]
+    kept = {path.name for path in (killed / "checkpoints").iterdir()}
+    assert kept == {str(step) for step in (21, 24, best)}

@@ -1,0 +1,70 @@
+"""Training on meshes of simulated devices: the same losses, and nothing whole that is shared."""
+
+import numpy as np
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.labs.training.layout import Layout
+from tests.simulated_devices import printed_by
+
+
+@pytest.fixture(scope="module")
+def found():
+    return printed_by("training/parallel_program.py", devices=4)
+
+
+@pytest.mark.parametrize("run", ["adamw", "distill"])
+def test_the_losses_are_those_of_one_device(found, run):
+    alone, mesh = found[run]
+    assert len(alone) == len(mesh) == 4
+    # Something is learnt, so that a wrong step would show in the next one.
+    assert len({round(loss, 3) for loss in alone}) == 4
+    np.testing.assert_allclose(mesh, alone, rtol=1e-5)
+
+
+def test_evaluation_is_that_of_one_device(found):
+    np.testing.assert_allclose(*found["dev"], rtol=1e-5)
+    alone, mesh = found["texts"]
+    assert mesh == alone
+    # The parameters of a few steps write something, and not the same for every source.
+    assert all(alone) and len({tuple(text) for text in alone}) > 1
+
+
+def test_parameters_and_averages_lie_by_the_logical_axes(found):
+    specs = found["adamw_specs"]
+    kernel = "decoder/layers_0/mlp/wi/kernel"
+    of_kernel = [axes for path, axes in specs.items() if path.endswith(kernel)]
+    # The parameter, and AdamW's averages of the gradient and of its square.
+    assert of_kernel == [[None, "model"]] * 3
+    whole = {path for path, axes in specs.items() if "model" not in axes}
+    assert all(path.endswith(("scale", "step", "count")) for path in whole), whole
+
+
+def test_averages_over_an_axis_lie_by_the_other(found):
+    found = found["adafactor_specs"]
+    paths = [f"{name}/decoder/layers_0/mlp/wi/k" for name in ("v_row", "v_col")]
+    specs = [axes for path, axes in found.items() if any(each in path for each in paths)]
+    # [embed, mlp], of which mlp is the axis that is shared out.
+    assert sorted(specs) == [[], ["model"]]
+
+
+def test_drafts_and_heads_are_shared_out(found):
+    assert found["distill_specs"]["narrow_head/kernel"] == [None, "model"]
+    assert found["distill_specs"]["decoder/layers_0/mlp/wo/kernel"] == ["model"]
+    assert found["heads_specs"] == {"wi": [None, None, "model"], "wo": [None, "model"]}
+
+
+def test_what_was_trained_on_a_mesh_is_read_anywhere(found):
+    assert found["exported"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((None, 2), "model_parallel is 2 and there are 1 devices: give a divisor"),
+        ((2, 3), "data_parallel 2 times model_parallel 3 are 6 devices and there are 1: lower"),
+    ],
+)
+def test_too_few_devices(sizes, message):
+    with pytest.raises(InputError, match=message):
+        Layout.create(*sizes, lambda mesh: None)

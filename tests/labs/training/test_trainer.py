@@ -1,0 +1,161 @@
+"""Losses, schedules, optimizers, and the training loop."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.errors import InputError
+from spec_t5x.labs.training.distillation_losses import DIVERGENCES
+from spec_t5x.labs.training.learners import Network
+from spec_t5x.labs.training.losses import cross_entropy, token_losses
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.trainer import TrainOptions, init_state, make_train_step, model_inputs
+from tests.labs.training.toys import Copier, assert_identical, copy_batches, toy_config, train_toy
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+
+
+# The loop.
+
+
+def test_loss_goes_down_and_is_recorded(tmp_path, caplog):
+    caplog.set_level("INFO", logger="spec_t5x")
+    periods = {"log_period": 10, "eval_period": 20}
+    result = train_toy(tmp_path, 40, dev=copy_batches(), **periods)
+    assert result.finished and int(result.state.step) == 40
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 4 and losses[-1] < 0.8 * losses[0]
+    dev = [line["dev_loss"] for line in lines if "dev_loss" in line]
+    assert len(dev) == 2 and dev[1] < dev[0]
+    assert result.dev[0].cross_entropy == pytest.approx(dev[1])
+    assert "40 of 40 steps, loss" in caplog.text
+
+
+def test_a_run_that_is_cut_or_finished_resumes_where_it_was(tmp_path):
+    run, periods = tmp_path / "run", {"checkpoint_period": 4}
+    out_of_time = train_toy(run, 6, max_minutes=1e-9, **periods)
+    assert not out_of_time.finished and int(out_of_time.state.step) == 0
+    cut, again = (train_toy(run, 3, **periods) for _ in range(2))
+    assert_identical(again.state, cut.state)
+    resumed = train_toy(run, 6, **periods)
+    assert_identical(resumed.state, train_toy(tmp_path / "undisturbed", 6, **periods).state)
+
+
+def test_another_run_cannot_resume_it(tmp_path):
+    train_toy(tmp_path, 2)
+    for batches in (copy_batches(seed=1), copy_batches(rows=2), copy_batches(12)):
+        with pytest.raises(InputError, match="step 2 is of other pairs, another seed or batches"):
+            train_toy(tmp_path, 3, batches=batches)
+    narrower = functools.partial(Copier, width=6)
+    for change in ({"optimizer": optax.adafactor}, {"learner": narrower}):
+        with pytest.raises(InputError, match="another model or optimizer"):
+            train_toy(tmp_path, 3, **change)
+
+
+def test_in_bfloat16_only_the_network_computes():
+    """Parameters, the optimizer's averages and the loss stay in float32."""
+    config = toy_config(dtype="bfloat16")
+    transformation = OptimizerOptions(name="adafactor").optimizer(lambda step: 1e-2)
+    learner = Network(config, TrainOptions(steps=1))
+    state, step = init_state(learner, transformation), make_train_step(learner, transformation)
+    inputs = model_inputs(next(copy_batches().batches()))
+    lowered = step.lower(state, inputs, jax.random.key(0), None)
+    # What is multiplied is in bfloat16.
+    products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
+    assert products and sum("bf16" in line for line in products) > len(products) / 2
+    state, sums = step(state, inputs, jax.random.key(0), None)
+    types = {leaf.dtype for leaf in jax.tree.leaves((state.params, sums))}
+    assert types == {jnp.dtype(jnp.float32)}
+    averages = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
+    assert averages and all(leaf.dtype == jnp.float32 for leaf in averages)
+
+
+# The loss.
+
+
+def random_logits(seed=0, shape=(2, 3, 7)):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+TARGETS = jnp.array([[3, 1, 0], [6, 2, 1]])
+
+
+def reference_loss(logits, label_smoothing, z_loss):
+    log_probs = jax.nn.log_softmax(logits)
+    labels = jax.nn.one_hot(TARGETS, logits.shape[-1])
+    labels = (1 - label_smoothing) * labels + label_smoothing / logits.shape[-1]
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    return -jnp.sum(labels * log_probs, axis=-1) + z_loss * log_z**2
+
+
+def test_cross_entropy_and_its_gradient():
+    logits, weights, options = random_logits(), random_logits(1, (2, 3)), (0.1, 1e-2)
+    (ours, plain), pull = jax.vjp(lambda x: cross_entropy(x, TARGETS, *options), logits)
+    expected, pull_expected = jax.vjp(lambda x: reference_loss(x, *options), logits)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    np.testing.assert_allclose(plain, reference_loss(logits, 0.0, 0.0), rtol=1e-5)
+    gradients = pull((weights, jnp.zeros_like(weights))), pull_expected(weights)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_padding_does_not_count():
+    logits = random_logits()
+    sums = token_losses(logits, TARGETS)
+    assert sums.num_tokens == 5
+    assert_identical(sums, token_losses(logits.at[0, 2].set(100.0), TARGETS))
+    # Also where it has no chance.
+    assert_identical(sums, token_losses(logits.at[0, 2, 0].set(-jnp.inf), TARGETS))
+
+
+def test_accuracy():
+    logits = 5.0 * jax.nn.one_hot(TARGETS, 7).at[0, 0].set(0.0).at[0, 0, 5].set(1.0)
+    assert token_losses(logits, TARGETS).num_correct == 4
+
+
+def test_divergence_and_cross_entropy_are_mixed():
+    student, teacher = random_logits(0), random_logits(1)
+    weights = (TARGETS > 0).astype(jnp.float32)
+    for objective, divergence in DIVERGENCES.items():
+        taught = {"target_logits": teacher, "objective": objective}
+        sums = token_losses(student, TARGETS, distillation_weight=0.25, **taught)
+        expected = 0.75 * cross_entropy(student, TARGETS)[0] + 0.25 * divergence(teacher, student)
+        np.testing.assert_allclose(sums.loss, (expected * weights).sum(), rtol=1e-5)
+    # The cross-entropy alone does not look at the target.
+    taught = {"target_logits": teacher, "distillation_weight": 1.0, "objective": "cross_entropy"}
+    assert_identical(token_losses(student, TARGETS, **taught), token_losses(student, TARGETS))
+    assert not TrainOptions(steps=1, objective="cross_entropy").uses_target
+
+
+# Schedules.
+
+
+def test_schedule_values():
+    options = OptimizerOptions(learning_rate=0.8, warmup_steps=4, cooldown_steps=5)
+    schedule = options.schedule(20)
+    values = [float(schedule(step)) for step in range(20)]
+    expected = [0.2, 0.4, 0.6, *[0.8] * 13, 0.64, 0.48, 0.32, 0.16]
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    schedule = OptimizerOptions(learning_rate=1.0, warmup_steps=25, decay="rsqrt").schedule(1000)
+    values = [float(schedule(step)) for step in (0, 24, 25, 100, 400)]
+    np.testing.assert_allclose(values, [0.04, 1.0, 1.0, 0.5, 0.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decay": "cosine"}, "cosine"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"warmup_steps": 8, "cooldown_steps": 3}, "do not fit into 10 steps"),
+        ({"name": "sgd"}, "optimizer is 'sgd'"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+    ],
+)
+def test_impossible_settings(changes, message):
+    with pytest.raises(InputError, match=message):
+        OptimizerOptions(**{"warmup_steps": 1} | changes).build(10)

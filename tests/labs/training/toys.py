@@ -1,0 +1,135 @@
+"""What runs of tests train where the text does not matter, and how they are started."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import types
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spec_t5x.cli.main import main
+from spec_t5x.data.batching import Batches, join_pairs
+from spec_t5x.labs.training import trainer
+from spec_t5x.labs.training.losses import token_losses
+from spec_t5x.labs.training.trainer import Learner, TrainOptions, TrainResult, fit
+from spec_t5x.models.t5 import T5Config
+
+
+def toy_config(vocab_size: int = 16, emb_dim: int = 8, **changes) -> T5Config:
+    """One layer on each side."""
+    return T5Config(
+        vocab_size=vocab_size,
+        emb_dim=emb_dim,
+        num_heads=2,
+        head_dim=emb_dim // 2,
+        mlp_dim=2 * emb_dim,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        **changes,
+    )
+
+
+def copy_batches(
+    vocab_size: int = 16, *, rows: int = 4, seed: int = 0, kind: type[Batches] = Batches
+) -> Batches:
+    """Batches of 40 sources of 3 to 8 tokens, each its own target."""
+    rng = np.random.default_rng(0)
+    texts = [[*rng.integers(2, vocab_size, n - 1).tolist(), 1] for n in rng.integers(3, 9, 40)]
+    pairs = join_pairs(zip(texts, texts, strict=True))
+    return kind(pairs, tokens_per_batch=8 * rows, seed=seed, buckets=(8,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Copier(Learner):
+    """Says each token of the source, with dropout: a network that is compiled in a moment."""
+
+    options: TrainOptions
+    width: int = 128
+
+    target = None
+
+    def init(self, key):
+        shapes = {"embedding": (16, self.width), "scale": (self.width,), "kernel": (self.width, 16)}
+        keys = jax.random.split(key, len(shapes))
+        params = {
+            name: 0.3 * jax.random.normal(each, shape)
+            for each, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+        return {"decoder": params | {"bias": jnp.zeros(16)}}
+
+    def shardings(self, mesh):
+        raise NotImplementedError
+
+    def loss(self, params, inputs, key, target_params=None):
+        params = params["decoder"]
+        states = params["embedding"][inputs[0]] * params["scale"][None, None]
+        if key is not None:
+            states *= jax.random.bernoulli(key, 0.9, states.shape)
+        logits = states @ params["kernel"] + params["bias"][None, None]
+        return token_losses(logits, inputs[2])
+
+
+@functools.cache
+def _optimizer(make, schedule):
+    return make(schedule)
+
+
+def train_toy(
+    directory,
+    steps: int,
+    *,
+    batches=None,
+    dev: Batches | None = None,
+    optimizer=optax.adam,
+    schedule=lambda step: 1e-2,
+    learner=Copier,
+    **options,
+) -> TrainResult:
+    """A run of a toy; nothing is logged, evaluated or kept but what ``options`` ask for."""
+    periods = {"log_period": 0, "eval_period": 0, "checkpoint_period": 0}
+    return fit(
+        learner(TrainOptions(steps=steps, **periods | options)),
+        _optimizer(optimizer, schedule),
+        schedule,
+        batches or copy_batches(),
+        dev,
+        directory,
+    )
+
+
+@contextlib.contextmanager
+def a_minute_a_step():
+    """The time as a run sees it, which asks for it at its start and before each step."""
+    minutes = types.SimpleNamespace(monotonic=functools.partial(next, itertools.count(0.0, 60.0)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "time", minutes)
+        yield
+
+
+def run_command(command: str, file: str, **bindings) -> int:
+    """``spec-t5x COMMAND`` with ``gin_configs/runs/FILE.gin``; its exit status.
+
+    Names of the bindings may have ``__`` for a dot; of two that are one, the second counts.
+    """
+    values = {name.replace("__", "."): value for name, value in bindings.items()}
+    bound = [
+        # What gin is to make is no string.
+        f"--gin.{name}={value if str(value).startswith('@') else repr(value)}"
+        for name, value in values.items()
+    ]
+    gin.clear_config()
+    try:
+        return main([command, f"--gin_file=gin_configs/runs/{file}.gin", *bound])
+    finally:
+        gin.clear_config()
+
+
+def assert_identical(left, right) -> None:
+    """The same arrays in the same tree."""
+    jax.tree.map(np.testing.assert_array_equal, left, right)
