@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 # its own, and its own modules.
 CORE = (
     ("__init__", "errors", "names", "types"),
+    ("registry",),
     ("machine", "theory"),
     ("sampling",),
     ("interfaces",),
@@ -42,17 +43,19 @@ LABS = (
     # A page for ``cli`` and notebooks.
     ("labs.demo",),
 )
+# What hangs on the core's seams, each folder by itself; it may import core and labs.
+CONTRIB = (("contrib",),)
 # ``python -m spec_t5x.infer`` is a command under another name.
 COMMANDS = (("cli",), ("infer",))
-LAYERS = (*CORE, *LABS, *COMMANDS)
+LAYERS = (*CORE, *LABS, *CONTRIB, *COMMANDS)
 
 # Packages whose own packages have layers.
-RINGS = ("labs",)
+RINGS = ("labs", "contrib")
 # Who may import what is slow to import or of one host's making.
 HEAVY = ("seqio", "tensorflow", "t5x")
 # Extras bring them: a Generator does without.
 EXTRAS = (*HEAVY, "clu", "jinja2", "matplotlib", "optax", "orbax", "rouge_score", "sacrebleu")
-MAY_USE_GIN = ("data", "inference", "t5x_plugin", "labs", "cli")
+MAY_USE_GIN = ("data", "inference", "t5x_plugin", "labs", "contrib", "cli")
 MAY_BE_HEAVY = ("checkpoints", *MAY_USE_GIN)
 
 
@@ -78,9 +81,16 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def layers_of(package: Path) -> dict[str, int]:
+    """The layer of each unit; the folders of ``contrib`` share one, so none imports another."""
+    layer_of = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+    folders = (path.name for path in (package / "contrib").glob("*/"))
+    return {f"contrib.{name}": layer_of["contrib"] for name in folders} | layer_of
+
+
 def wrong_imports(package: Path) -> list[str]:
     """What breaks the rules in ``package``, each as "file imports module"."""
-    layer_of = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+    layer_of = layers_of(package)
     wrong = []
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)
@@ -104,7 +114,7 @@ def wrong_imports(package: Path) -> list[str]:
 def test_every_module_has_its_layer():
     package = REPOSITORY / "spec_t5x"
     units = {unit_of(module_of(path.relative_to(package))) for path in package.rglob("*.py")}
-    assert units <= {unit for layer in LAYERS for unit in layer}
+    assert units <= layers_of(package).keys()
 
 
 def test_imports_point_one_way():
@@ -125,6 +135,10 @@ def test_imports_point_one_way():
         ("labs/training/run_train.py", "from spec_t5x.labs.tpu import chips"),
         ("t5x_plugin/drafts.py", "from spec_t5x.labs.training.distill import Learner"),
         ("generation/generator.py", "from spec_t5x import labs"),
+        ("models/t5.py", "from spec_t5x.contrib.one import network"),
+        ("labs/training/run_train.py", "from spec_t5x.contrib.one import network"),
+        ("contrib/one/network.py", "from spec_t5x.contrib.other import network"),
+        ("contrib/one/network.py", "from spec_t5x.cli.main import main"),
         ("models/t5.py", "import tensorflow as tf"),
         ("loops/speculative.py", "from t5x import decoding"),
         ("generation/generator.py", "import seqio"),
@@ -133,6 +147,8 @@ def test_imports_point_one_way():
 )
 def test_an_import_against_the_direction_is_found(tmp_path, file, line):
     path = tmp_path / file
+    for folder in ("one", "other"):
+        (tmp_path / "contrib" / folder).mkdir(parents=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"from spec_t5x.types import Array\n{line}\n")
     (wrong,) = wrong_imports(tmp_path)
