@@ -33,10 +33,6 @@ FIGURES = {
     "ROUGE-1": "rouge1",
     "ROUGE-2": "rouge2",
     "ROUGE-Lsum": "rougeLsum",
-    "exact_match": "exact_match",
-    "errors_corrected": "errors_corrected",
-    "changes_right": "changes_right",
-    "false_changes": "false_changes",
     "alpha": "alpha",
     "block efficiency": "block_efficiency",
 }
@@ -55,7 +51,7 @@ class Measurement(NamedTuple):
 
 
 def read_card(text: str) -> list[Measurement]:
-    """The measurements of a card; of one without a table, none.
+    """The measurements of a card; none if it has no command.
 
     Raises:
       ValueError: not one command for each row of the table, or no folder.
@@ -67,7 +63,7 @@ def read_card(text: str) -> list[Measurement]:
     ]
     commands = re.findall(r"^spec-t5x evaluate (.*)$", text, re.MULTILINE)
     folders = re.findall(r"measured, in `data/(\w+)`", text)
-    if not rows and not commands:
+    if not commands:
         return []
     if len(rows) != len(commands) + 1 or len(folders) != 1:
         raise ValueError(f"{len(rows) - 1} rows, {len(commands)} commands, folders {folders}")

@@ -23,9 +23,11 @@ from spec_t5x.labs.benchmark import acceptance, benchmark, results
 from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# benchmarks/ is not installed with the package.
-sys.path.insert(0, str(REPOSITORY))
-from benchmarks import bulk, copying, objectives  # noqa: E402
+# Neither benchmarks/ nor examples/ is installed with the package.
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "examples" / "corrections")]
+import measure  # noqa: E402
+
+from benchmarks import bulk, objectives  # noqa: E402
 from benchmarks.other_implementations.table import table as implementations  # noqa: E402
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -96,7 +98,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "benchmark_by_gamma": by_gamma,
     "alphas": alphas,
     "bulk": bulk.table,
-    "copying": copying.table,
+    "copying": measure.table,
     "objectives": lambda values: objectives.table(values["rows"]),
     "predicted": predicted,
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the demonstration's models from the texts alone, on whatever JAX finds: the targets for
-# English-German and for summaries, each with its drafts, tables and head, and the corrector.
+# English-German and for summaries, each with its drafts, tables and head.
 #   bash scripts/train_pairs.sh [--dry-run] --data DIR --output DIR [STAGE…]
 #                               [-- --gin.NAME=VALUE …]
 #
@@ -9,8 +9,7 @@
 #                 another machine, to which it was copied
 #   STAGE         in this order: target target_more ngram draft draft_more eagle
 #                 summaries_target summaries_target_more summaries_draft
-#                 summaries_draft_more summaries_ngram summaries_eagle correct_target
-#                 correct_target_more (all of them)
+#                 summaries_draft_more summaries_ngram summaries_eagle (all of them)
 #   --gin.…       for every training, such as --gin.TrainOptions.max_minutes=8.0; a training
 #                 that is out of time ends the script with status 75, and resumes when the same
 #                 command is run again
@@ -23,7 +22,7 @@ help_flag "$@"
 
 STAGES=(target target_more ngram draft draft_more eagle
   summaries_target summaries_target_more summaries_draft summaries_draft_more summaries_ngram
-  summaries_eagle correct_target correct_target_more)
+  summaries_eagle)
 
 data="" output=""
 stages=() flags=()
@@ -108,14 +107,6 @@ counting() {
   waited "$SPEC_T5X" train-ngram --output "$output/$stage/ngram" "$@"
 }
 
-# errors FOLDER PART FLAGS: pairs of a text of ende with errors, and the text.
-errors() {
-  local folder=$1 part=$2
-  shift 2
-  waited "$SPEC_T5X" make-errors --data "$data/ende/$part.tsv.gz" --column 1 --num_columns 3 "$@" \
-    --output "$output/$folder/${part}_errors.tsv.gz" --overwrite
-}
-
 # What is packaged was made in just these steps.
 run_stage() {
   local target=$output/target_more/model teacher=$output/summaries_target_more/model
@@ -161,19 +152,6 @@ run_stage() {
       ;;
     summaries_eagle)
       summaries summaries_eagle distill distill_summaries_eagle "--gin.CHECKPOINT_PATH='$teacher'"
-      ;;
-    correct_target)
-      errors errors train --copies 2
-      errors errors dev
-      training correct_target train train_correct_target "--gin.DATA_DIR='$output/errors'" \
-        "--gin.train.initial_checkpoint='$target'"
-      ;;
-    correct_target_more)
-      errors more_errors train --copies 3 --seed 1 --right 0.35
-      errors more_errors dev
-      training correct_target_more train train_correct_target_more \
-        "--gin.DATA_DIR='$output/more_errors'" \
-        "--gin.train.initial_checkpoint='$output/correct_target/model'"
       ;;
   esac
 }

@@ -44,7 +44,7 @@ COMPLETERS: dict[tuple[str, str], Completer] = {
     ("vocabulary", "FILE"): models,
     ("verifier", "NAME"): _words(*VERIFIERS),
     ("gamma", "N"): _words(AUTO),
-    ("metric", "NAME"): _words("bleu", "bleu_intl", "rouge", "correction"),
+    ("metric", "NAME"): _words("bleu", "bleu_intl", "rouge"),
 }
 
 

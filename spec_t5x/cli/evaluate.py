@@ -6,13 +6,13 @@ import json
 
 from spec_t5x.cli import settings
 
-HELP = "BLEU, ROUGE or corrections, and acceptance, over a file of text pairs or a seqio task"
+HELP = "BLEU or ROUGE, and acceptance, over a file of text pairs or a seqio task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags. A flag that is left out takes its value from gin."""
     settings.add_texts(parser)
-    metric = "of a file: bleu, bleu_intl (BLEU as T5 reports it), rouge or correction (bleu)"
+    metric = "of a file: bleu, bleu_intl (BLEU as T5 reports it) or rouge (bleu)"
     settings.add_flags(parser, {"metric": ("NAME", metric)})
     settings.add_arguments(parser)
 

@@ -147,7 +147,6 @@ def _parser() -> argparse.ArgumentParser:
         evaluate,
         generate,
         infer,
-        make_errors,
         reproduce,
         train,
         train_ngram,
@@ -162,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     named = (
         _by_name(generate, demo, infer, evaluate, acceptance, benchmark)
         | train.TRAININGS
-        | _by_name(train_ngram, make_errors, convert, compile_tpu, reproduce, doctor)
+        | _by_name(train_ngram, convert, compile_tpu, reproduce, doctor)
     )
     for name, module in named.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)

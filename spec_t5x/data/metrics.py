@@ -1,4 +1,4 @@
-"""BLEU, ROUGE and corrections as metrics by name, with 95 % intervals and signatures.
+"""BLEU and ROUGE as metrics by name, with 95 % intervals and signatures.
 
 A metric is ``metric(targets, predictions) -> {name: value in 0..100}``: the arguments' names
 are those that seqio asks of a task's metric functions.
@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.data import corrections
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.machine.extras import needed
 
-# Targets are texts, or corrections (``targets_of``).
 Metric = Callable[[Sequence[Any], Sequence[str]], dict[str, float]]
 
 # What T5 reports of summaries.
@@ -50,23 +48,10 @@ def rouge_metric(targets: Sequence[str], predictions: Sequence[str]) -> dict[str
     return {name: mid for name, (_, mid, _) in _rouge(targets, predictions).items()}
 
 
-def correction_metric(
-    targets: Sequence[corrections.Correction], predictions: Sequence[str]
-) -> dict[str, float]:
-    """``corrections.figures``: what was corrected of what was due, and what was changed wrongly.
-
-    Raises:
-        InputError: there is nothing to score or the numbers differ.
-    """
-    _check_numbers(targets, predictions)
-    return corrections.figures(targets, predictions)
-
-
 METRICS: dict[str, Metric] = {
     "bleu": bleu_metric,
     "bleu_intl": bleu_intl_metric,
     "rouge": rouge_metric,
-    "correction": correction_metric,
 }
 _TOKENIZERS = {bleu_metric: "13a", bleu_intl_metric: "intl"}
 
@@ -90,28 +75,18 @@ def check_installed(metrics: Iterable[Callable]) -> None:
             _rouge_score()
 
 
-def targets_of(metric: Metric, sources: Sequence[str], targets: Sequence[str]) -> list:
-    """What a metric of ``METRICS`` takes as targets: corrections are judged by their source."""
-    if metric is not correction_metric:
-        return list(targets)
-    return [corrections.Correction(*pair) for pair in zip(sources, targets, strict=True)]
-
-
 def metric_intervals(
     metric: Callable, targets: Sequence[Any], predictions: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
     """95 % intervals of a metric's figures, over resamplings of the texts.
 
-    BLEU's are sacreBLEU's own, ROUGE's rouge-score's and corrections' ``theory.estimates``'s, all
-    from 1000 resamplings.
+    BLEU's are sacreBLEU's own and ROUGE's rouge-score's, both from 1000 resamplings.
     Other metrics than ``METRICS`` have none, nor has a single text.
     """
     if len(targets) < 2:
         return {}
     if metric is rouge_metric:
         return {name: (low, high) for name, (low, _, high) in _rouge(targets, predictions).items()}
-    if metric is correction_metric:
-        return corrections.intervals(targets, predictions)
     if metric in _TOKENIZERS:
         score = _bleu(targets, predictions, _TOKENIZERS[metric], n_bootstrap=_RESAMPLINGS)
         # Public is only how it prints them.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import gin
 
-from spec_t5x.data.metrics import correction_metric, metric_by_name
+from spec_t5x.data.metrics import metric_by_name
 from spec_t5x.data.text_files import is_gzip
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
 from spec_t5x.data.vocabulary import SentencePieceVocabulary
@@ -143,10 +143,6 @@ def _register(
         raise InputError(f"a task {name!r} is registered already: give another name")
     SentencePieceVocabulary(vocabulary_path, extra_ids)  # checks it
     scored = metric_by_name(metric)
-    if scored is correction_metric:
-        raise InputError(
-            f"metric is {metric!r}, and seqio shows a metric no sources: evaluate the file with it"
-        )
     paths = dict(zip(("train", "validation", "test"), files, strict=True))
     paths = {split: path for split, path in paths.items() if path is not None}
     feature = seqio.Feature(

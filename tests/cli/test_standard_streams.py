@@ -35,7 +35,6 @@ COMMANDS = {
     "acceptance": ("acceptance", *_MODELS[:4], *_NUMBERS, TEXTS[0]),
     "benchmark": ("benchmark",),
     "train-ngram": (*_COUNTING, "--vocabulary", "{target}", "--output", "{new}"),
-    "make-errors": ("make-errors", "--data", "{texts}", "--output", "{new}/é.tsv"),
     "convert": ("convert", "{target}", "{new}", "--to", "native"),
     "compile-tpu": ("compile-tpu",),
     "reproduce": ("reproduce", "--list"),
@@ -288,7 +287,7 @@ def test_half_of_a_surrogate_pair_is_an_escape(piped):
 
 
 @pytest.mark.parametrize("data", [b"", gzip.compress(b"")], ids=["empty", "gzip"])
-@pytest.mark.parametrize("name", ["infer", "generate", "evaluate", "acceptance", "make-errors"])
+@pytest.mark.parametrize("name", ["infer", "generate", "evaluate", "acceptance"])
 def test_a_file_without_inputs_is_refused_by_all(run, tiny_pair, tmp_path, name, data):
     path = tmp_path / "empty.tsv"
     path.write_bytes(data)
@@ -298,7 +297,6 @@ def test_a_file_without_inputs_is_refused_by_all(run, tiny_pair, tmp_path, name,
         "infer": [*models, "--input", path, "--output_dir", tmp_path / "out"],
         "evaluate": [*models, "--data", path],
         "acceptance": [*models[:3], "uniform", "--data", path],
-        "make-errors": ["--data", path, "--output", tmp_path / "out.tsv"],
     }[name]
     result = run(name, *flags)
     assert (result.status, result.lines) == (2, [])

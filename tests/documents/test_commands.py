@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "examples").rglob("README.md")),
     *sorted(PACKAGED_MODELS.glob("*/README.md")),
 ]
 

@@ -21,7 +21,7 @@ from spec_t5x.models.sizes import SIZES
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "gin_configs"
-ALL = sorted(CONFIGS.rglob("*.gin"))
+ALL = sorted([*CONFIGS.rglob("*.gin"), *(REPOSITORY / "examples").rglob("*.gin")])
 # T5X's own programs run these; tests/t5x_plugin parses and binds them with T5X.
 OF_T5X = [path for path in ALL if path.name.startswith("t5x_") or path.parent.name == "t5x"]
 # Included by other files, or given before a run; no command runs them by themselves.

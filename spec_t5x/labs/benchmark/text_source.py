@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_t5x.data.metrics import check_installed, metric_by_name, targets_of
+from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.text_files import is_jsonl
 from spec_t5x.data.tsv import read_json_pairs, read_pairs
@@ -185,11 +185,9 @@ def _read_file(source: TextSource) -> TextPairs:
         pairs = read_pairs(source.data, *columns)
     # All are read: a bad line is found whatever the limit is.
     sources, targets = map(list, zip(*list(pairs)[: source.limit], strict=True))
-    metric = metric_by_name(source.metric)
-    targets = targets_of(metric, sources, targets)
     if source.source_words is not None:
         sources = [" ".join(text.split()[: source.source_words]) for text in sources]
     # An empty source stays empty, to be skipped.
     sources = [source.prefix + text if text else "" for text in sources]
     pairs = list(zip(sources, targets, strict=True))
-    return TextPairs(name=source.data, pairs=pairs, metric=metric)
+    return TextPairs(name=source.data, pairs=pairs, metric=metric_by_name(source.metric))

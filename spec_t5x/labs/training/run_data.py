@@ -18,7 +18,7 @@ import gin
 
 from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
-from spec_t5x.data.metrics import check_installed, metric_by_name, targets_of
+from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_lines, read_pairs
 from spec_t5x.data.vocabulary import (
@@ -242,16 +242,14 @@ class DataOptions(TrainingData):
                 f"{self.dev_file} has no pair with a source: give a file with text to score on"
             )
         sources, targets = map(list, zip(*pairs, strict=True))
-        longest, metric = self.max_source_length, metric_by_name(self.metric)
-        bare = [source.removeprefix(self.source_prefix) for source in sources]
-        score = functools.partial(metric, targets_of(metric, bare, targets))
+        longest = self.max_source_length
         return [
             ScoredTexts(
                 name=Path(self.dev_file).name.partition(".")[0],
                 sources=sources,
                 ids=[vocabulary.framed(vocabulary.encode(text), longest) for text in sources],
                 targets=targets,
-                score=score,
+                score=functools.partial(metric_by_name(self.metric), targets),
             )
         ]
 

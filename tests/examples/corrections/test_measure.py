@@ -2,9 +2,8 @@
 
 import json
 
+import measure
 import pytest
-
-from benchmarks import copying
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -14,7 +13,7 @@ def test_figures_of_each_text_and_gamma(tiny_pair, tmp_path, capsys):
     data, kept = tmp_path / "errors.tsv", tmp_path / "copying.json"
     data.write_text("".join(f"{line}\n" for line in lines))
     command = ["--target", str(tiny_pair / "target"), "--data", str(data), "--gamma", "2", "3"]
-    assert copying.main([*command, "--json", str(kept)]) == 0
+    assert measure.main([*command, "--json", str(kept)]) == 0
     values = json.loads(kept.read_text())
     assert str(tmp_path) not in kept.read_text()
     assert [row["gamma"] for row in values["rows"]] == [2, 3]
@@ -24,16 +23,16 @@ def test_figures_of_each_text_and_gamma(tiny_pair, tmp_path, capsys):
         assert row["block_efficiency"] == pytest.approx(tokens / calls)
         assert "exact_match" in row
     printed = capsys.readouterr().out.strip()
-    assert printed == str(copying.table(values))
+    assert printed == str(measure.table(values))
     assert "| errors | 3 " in printed.replace("  ", "")
 
 
 def test_a_mistake_is_told_in_a_line(tmp_path, capsys):
-    assert copying.main(["--data", str(tmp_path / "none.tsv")]) == 2
+    assert measure.main(["--data", str(tmp_path / "none.tsv")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("copying: error: ") and "none.tsv" in line
+    assert line.startswith("measure: error: ") and "none.tsv" in line
 
 
 def test_verification_costs_a_step_until_arithmetic_counts():
-    assert copying.verification_cost(1) == copying.verification_cost(16) == 1.0
-    assert copying.verification_cost(1000) > 5
+    assert measure.verification_cost(1) == measure.verification_cost(16) == 1.0
+    assert measure.verification_cost(1000) > 5

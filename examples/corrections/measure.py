@@ -1,7 +1,7 @@
 """What copying is worth in corrections: tokens for each target call, by text and gamma.
 
-    python -m benchmarks.copying --data dev_errors.tsv.gz dev_misspelt.tsv.gz jfleg_dev.tsv \\
-        --gamma 4 8 15 --json benchmarks/copying.json
+    python examples/corrections/measure.py --gamma 4 8 15 --json benchmarks/copying.json \\
+        --data dev_errors.tsv.gz dev_misspelt.tsv.gz jfleg_dev.tsv
 
 Files hold a text with errors, a tab, and the text as it should be. What is decoded is the target's
 own correction, at temperature 0; its quality is reported beside the block efficiency. Predicted for
@@ -17,21 +17,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from corrections import Correction, figures, intervals
+
+from spec_t5x.data.tsv import read_pairs
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.evaluation import evaluate
-from spec_t5x.labs.benchmark.text_source import TextSource, read_sets
 from spec_t5x.labs.tpu.chips import CHIPS, StepCost
 from spec_t5x.machine.description import machine
 
-_XXL = Path(__file__).with_name("tpu_v4_xxl.json")
+_XXL = Path(__file__).parents[2] / "benchmarks" / "tpu_v4_xxl.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints the table and keeps the figures as JSON if asked to; 2 for a mistake."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.copying",
+        prog="measure.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,14 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         generator, rows = Generator.load(args.target, args.draft), []
+        scored = {"metric": figures, "intervals": intervals}
         for file in args.data:
-            (texts,) = read_sets(TextSource(data=file, metric="correction"), generator.vocabulary)
+            pairs = [(source, Correction(source, text)) for source, text in read_pairs(file)]
             for gamma in args.gamma:
                 options = GenerateOptions(gamma=gamma, batch_size=args.batch_size)
-                found = evaluate(generator, texts.pairs, options, metric=texts.metric)
+                found = evaluate(generator, pairs, options, **scored)
                 rows.append({"text": Path(file).name, "gamma": gamma} | found.to_dict())
     except InputError as error:
-        print(f"copying: error: {error}", file=sys.stderr)
+        print(f"measure: error: {error}", file=sys.stderr)
         return 2
     models = {"target": Path(args.target).name, "draft": results.without_folder(args.draft)}
     values = {"machine": machine(), **models, "rows": rows}

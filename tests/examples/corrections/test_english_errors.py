@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from english_errors import KINDS, MISSPELLING, corrupt, pairs
 
-from spec_t5x.data.english_errors import KINDS, MISSPELLING, corrupt, pairs
 from spec_t5x.errors import InputError
 
 TEXT = "She has told them about the two children, but they're at the office with their friends."

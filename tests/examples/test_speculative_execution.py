@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import speculative_execution
 from scipy import stats
+from speculative_execution import execute_speculatively
 
 from spec_t5x.errors import InputError
-from spec_t5x.sampling import speculative_execution
-from spec_t5x.sampling.speculative_execution import execute_speculatively
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -1,6 +1,6 @@
 """Errors put into right English, to train a model that corrects them and to measure one.
 
-``spec-t5x make-errors`` writes them to files. The kinds of errors, ``KINDS``, are those that
+``make_errors.py`` writes them to files. The kinds of errors, ``KINDS``, are those that
 typists and learners of English make most (the categories of ERRANT, Bryant et al. 2017, that rules
 can make without a parser). Words are the parts between spaces that consist of letters, with
 punctuation around them; options, numbers, paths and placeholders such as ``%s`` stay as they are.
