@@ -19,7 +19,26 @@ from spec_t5x.errors import InputError
 
 _CONTRIB = "spec_t5x.contrib"
 # Places by kind and name.
-_PLACES: dict[str, dict[str, str]] = {}
+_PLACES: dict[str, dict[str, str]] = {
+    "family": {
+        "t5": "spec_t5x.models.sizes:T5",
+        "t5gemma": "spec_t5x.models.t5gemma:T5GEMMA",
+        "gpt": "spec_t5x.models.gpt:FAMILY",
+    },
+    "training data": {"TextOptions": "spec_t5x.labs.training.run_data:TextOptions"},
+    "tokenizer": {
+        "unigram": "spec_t5x.data.unigram:UnigramVocabulary",
+        "wordpiece": "spec_t5x.data.wordpiece:WordPieceVocabulary",
+    },
+    "format": {
+        "t5x": "spec_t5x.checkpoints.formats:T5X",
+        "huggingface": "spec_t5x.checkpoints.formats:HUGGINGFACE",
+        "native": "spec_t5x.checkpoints.formats:NATIVE",
+        "gpt2": "spec_t5x.checkpoints.huggingface.gpt2:FORMAT",
+        "t5gemma": "spec_t5x.checkpoints.huggingface.t5gemma:FORMAT",
+        "gemma": "spec_t5x.checkpoints.gemma.reading:FORMAT",
+    },
+}
 
 
 def register(kind: str, **places: str) -> None:

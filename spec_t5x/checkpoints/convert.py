@@ -7,28 +7,16 @@ memory at a time (of Hugging Face's format, those of one file, 1 GB).
 import dataclasses
 from pathlib import Path
 
-from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
-from spec_t5x.checkpoints.huggingface import t5gemma
+from spec_t5x.checkpoints.formats import writers_of
 from spec_t5x.checkpoints.loading import open_model
-from spec_t5x.checkpoints.own import native
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.locations import GcsPath, locate
-from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
+from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.checkpoints.t5x import writing as t5x
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.models.gpt import GPTConfig
-from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.names import AUTO, WEIGHTS
-
-# What ``StoredModel.write`` takes.
-WRITERS: dict[str, Writer] = {
-    "t5x": t5x.write_model,
-    "t5x_scanned": t5x.write_scanned,
-    "huggingface": huggingface_t5.write_model,
-    "native": native.write_model,
-}
 
 
 def convert(
@@ -64,7 +52,7 @@ def convert(
         InputError: the source cannot be read, the destination is taken, or the format has
             no such model.
     """
-    check_choice("format", to, WRITERS)
+    check_choice("format", to, writers_of())
     check_choice("weights", weights, WEIGHTS)
     if weights != AUTO and to != "native":
         raise InputError(f"weights is {weights} and {to} stores none of that: give native")
@@ -75,11 +63,10 @@ def convert(
     step = {"step": t5x.step_of(directory)} if to.startswith("t5x") else {}
     check_destination(directory, overwrite)
     stored = open_model(source, vocabulary=vocabulary)
-    if to != "native" and isinstance(stored.config, GPTConfig):
-        raise InputError(f"{source} is a decoder alone, and {to} is written of a T5: give native")
-    is_gemma = isinstance(stored.config, T5GemmaConfig)
-    if is_gemma and to.startswith("t5x"):
-        raise InputError(f"{source} is a T5Gemma, which {to} has not: give huggingface or native")
+    writers, kind = writers_of(stored.config), type(stored.config).__name__.removesuffix("Config")
+    if to not in writers:
+        having = " or ".join(sorted(writers))
+        raise InputError(f"{source} is a {kind}, which {to} has not: give {having}")
     ends = 1 if stored.vocabulary is None else len(stored.vocabulary.eos_ids)
     if to.startswith("t5x") and (stored.config.added_rows or ends > 1):
         raise InputError(
@@ -90,8 +77,7 @@ def convert(
         weights = stored.weights
     written = dataclasses.replace(stored, metadata=stored.metadata | step, weights=weights)
     dtype = dtype or _common_dtype(stored)
-    writer = t5gemma.write_model if is_gemma and to == "huggingface" else WRITERS[to]
-    written.write(directory, writer, dtype=dtype, overwrite=overwrite, report=report)
+    written.write(directory, writers[to], dtype=dtype, overwrite=overwrite, report=report)
     return stored
 
 

@@ -13,7 +13,6 @@ from spec_t5x.checkpoints.loading import check_same_vocabulary
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel, StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
 from spec_t5x.errors import InputError
-from spec_t5x.models.gpt import GPTConfig
 
 # Our parameters that have something for each id, and along which axis.
 _AXES = {
@@ -39,7 +38,7 @@ def fitted(draft: StoredModel, target: LoadedModel) -> StoredModel:
     if not more:
         return draft
     changes = {"vocab_size": size}
-    if isinstance(draft.config, GPTConfig):
+    if not draft.config.has_source:
         if more > 0:
             raise InputError(
                 f"target {target.directory} embeds {size} ids and draft {draft.directory} "

@@ -2,14 +2,11 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.checkpoints.gemma import reading as gemma
-from spec_t5x.checkpoints.huggingface import generation_config, gpt2, hub, t5gemma
-from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
-from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.formats import NATIVE, format_of
+from spec_t5x.checkpoints.huggingface import generation_config, hub
 from spec_t5x.checkpoints.packaged import PACKAGED_MODELS, packaged_names
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, read_json, recover
 from spec_t5x.checkpoints.storage.locations import GcsPath, Location, locate
@@ -19,7 +16,6 @@ from spec_t5x.checkpoints.storage.vocabularies import (
     choose_vocabulary,
     make_vocabulary,
 )
-from spec_t5x.checkpoints.t5x import reading as t5x
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import Vocabulary
@@ -27,20 +23,6 @@ from spec_t5x.errors import InputError
 from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
-
-# Opens all but the weights of a directory with this config.json (None where there is none, as of
-# T5X).
-Opener = Callable[[Location, dict[str, Any] | None], StoredModel]
-FORMATS: dict[str, Opener] = {
-    "gemma": gemma.open_model,
-    "t5x": t5x.open_model,
-    "native": native.open_model,
-    "gpt2": gpt2.open_model,
-    "huggingface": huggingface_t5.open_model,
-    "t5gemma": t5gemma.open_model,
-}
-# The modules of transformers' encoder-decoders, by their formats.
-_ENCODER_DECODERS = {"huggingface": huggingface_t5, "t5gemma": t5gemma}
 
 
 def load(
@@ -51,7 +33,7 @@ def load(
     shardings: Shardings | None = None,
     for_decoding: bool = False,
 ) -> LoadedModel:
-    """Reads a model of any of ``FORMATS``, recognized by its files.
+    """Reads a model of any of the ``formats``, recognized by its files.
 
     Args:
         directory_or_name: a directory, or the name of a model that ships with the
@@ -84,10 +66,10 @@ def open_model(
     """Opens what ``load`` loads; the weights are read later."""
     directory = _find(directory_or_name)
     values = _read_config(directory)
-    open_format = FORMATS[_format_of(values, directory)]
+    format = format_of(directory, values)
     if is_on_hub(directory_or_name):
         hub.download_weights(directory_or_name)
-    stored = open_format(directory, values)
+    stored = format.open_model(directory, values)
     metadata = stored.metadata
     if values is not None and "format" not in values:
         settings = generation_config.read(directory, values)
@@ -106,8 +88,8 @@ def load_vocabulary(directory_or_name: str | Path | GcsPath) -> Vocabulary:
     if is_on_hub(directory_or_name):
         directory = find_directory(directory_or_name)
         values = _read_config(directory)
-        module = _ENCODER_DECODERS.get(_format_of(values, directory))
-        vocabulary = module and module.read_vocabulary(directory, values)
+        read = format_of(directory, values).read_vocabulary
+        vocabulary = read and read(directory, values)
         if vocabulary is not None:
             return vocabulary
     return open_model(directory_or_name).known_vocabulary()
@@ -180,7 +162,7 @@ def find_directory(directory_or_name: str | Path) -> Path:
     Of a name on the Hub all but the weights is downloaded.
 
     Raises:
-        InputError: there is none, or what is on the Hub is no T5 or GPT-2 of transformers.
+        InputError: there is none, or what is on the Hub is no model that is read.
     """
     directory = Path(directory_or_name).expanduser()
     recover(directory)
@@ -217,35 +199,17 @@ def _checked(name: str, directory: Path) -> Path:
     """The directory of a model on the Hub, unless its configuration is of none that is read."""
     values = _read_config(directory)
     try:
-        kind = _format_of(values, directory)
-        if kind in _ENCODER_DECODERS:
-            _ENCODER_DECODERS[kind].check_supported(values, directory)
+        format = format_of(directory, values)
+        if format.check_supported is not None:
+            format.check_supported(values, directory)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
-    if kind == "native":
+    if format is NATIVE:
         raise InputError(
             f"{name} is a checkpoint of spec_t5x: run `{hub.command(name)} --local-dir DIR` and "
             "give DIR"
         )
     return directory
-
-
-def _format_of(values: dict[str, Any] | None, directory: Location) -> str:
-    """The format of a directory with this config.json, as ``FORMATS`` has it."""
-    if values is None:
-        return "gemma" if gemma.is_gemma(directory) else "t5x"
-    if values.get("format") == native.FORMAT:
-        return "native"
-    if values.get("model_type") == "gpt2":
-        return "gpt2"
-    if values.get("model_type") in t5gemma.KINDS:
-        return "t5gemma"
-    if "model_type" in values:
-        return "huggingface"
-    raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: "
-        "give a spec_t5x, Hugging Face or T5X checkpoint"
-    )
 
 
 def _read_config(directory: Location) -> dict[str, Any] | None:

@@ -30,8 +30,8 @@ from typing import Any
 import tokenizers
 
 from spec_t5x.data.mapped_vocabulary import frame_of, of_text
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.data.vocabulary import ids_before_eos, sha256
-from spec_t5x.data.wordpiece import TOKENIZER_NAME, TokenizerVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.types import UNK_ID
@@ -112,14 +112,6 @@ class UnigramVocabulary(TokenizerVocabulary):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_NAME).write_bytes(self._content)
-
-
-def is_unigram(path: Path) -> bool:
-    """Whether a ``tokenizer.json`` says that its model is a Unigram."""
-    try:
-        return json.loads(path.read_bytes())["model"]["type"] == "Unigram"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def pieces_of(values: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -45,7 +45,7 @@ from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model
-from spec_t5x.models.gpt import GPTConfig, GPTModel
+from spec_t5x.models.cached_model import TextModel
 from spec_t5x.names import AUTO, NO_DRAFT
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
@@ -234,7 +234,7 @@ class Generator:
     @property
     def is_decoder_only(self) -> bool:
         """Whether the target continues a text instead of answering it."""
-        return isinstance(self.target, GPTModel)
+        return isinstance(self.target, TextModel)
 
     def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
         limit = self._longest_prompt(options)
@@ -768,7 +768,7 @@ def _defaults(target: LoadedModel, task: str | None) -> dict[str, Any]:
         str(target.directory),
         task=task,
         to_ours=vocabulary.from_theirs if isinstance(vocabulary, MappedVocabulary) else list,
-        is_decoder_only=isinstance(target.config, GPTConfig),
+        is_decoder_only=not target.config.has_source,
     )
     if decoding.left_out:
         log.warning(

@@ -1,29 +1,64 @@
-"""The networks by their configurations: what a ``T5Config`` or another is of."""
+"""Families of networks: what a ``T5Config``, or a configuration of another kind, is of."""
 
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from spec_t5x import registry
+from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.eagle import EagleConfig, EagleNetwork
-from spec_t5x.models.gpt import GPT, GPTConfig, GPTModel
-from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import T5Config, Transformer
-from spec_t5x.models.t5gemma import T5GemmaConfig
+from spec_t5x.models.t5 import NetworkConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO
 from spec_t5x.types import PyTree
 
-ModelConfig = T5Config | T5GemmaConfig | GPTConfig
-Model = T5Model | GPTModel
+ModelConfig = NetworkConfig
+Model = CachedModel
 
 # Sizes that are numbers of layers, and the first layer in a path.
 _LAYERS = re.compile("num_(.*_)?layers")
 _FIRST_LAYER = re.compile(r"\blayers_0\b")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """Networks of one kind, of any size: an entry of the registry."""
+
+    # The sizes of one of them; JSON and gin make it.
+    config: type[ModelConfig]
+    # Binds parameters to a configuration as the loops' ``Target``; has the ``network``.
+    model: type[Model]
+    # Published sizes by name.
+    sizes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family that a configuration belongs to."""
+    families = registry.find_all("family").values()
+    return next(family for family in families if isinstance(config, family.config))
+
+
+def known_families() -> str:
+    """The families that are registered, for messages: ``T5, T5Gemma or GPT``."""
+    families = registry.find_all("family").values()
+    *others, last = [family.config.__name__.removesuffix("Config") for family in families]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def network_of(config: ModelConfig) -> nn.Module:
+    """The network without parameters.
+
+    It is called with the tokens of sources, those fed to the decoder and those to predict, or with
+    the second alone where there is no source.
+    """
+    return family_of(config).model.network(config)
 
 
 def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
@@ -34,7 +69,7 @@ def bind(params: PyTree, config: ModelConfig, weights: str = AUTO) -> Model:
       config: which network.
       weights: "auto" takes them as they are, "int8" and "int4" round the matrices.
     """
-    model = (GPTModel if isinstance(config, GPTConfig) else T5Model).create(params, config)
+    model = family_of(config).model.create(params, config)
     return model if weights == AUTO else model.rounded(BITS[weights])
 
 
@@ -71,12 +106,13 @@ def _traced(config: ModelConfig) -> dict[str, dict[str, Any]]:
     """
     names = [field.name for field in dataclasses.fields(config)]
     shallow = dataclasses.replace(config, **{n: 1 for n in names if _LAYERS.fullmatch(n)})
-    of_kind = {GPTConfig: (GPT, 1), EagleConfig: (EagleNetwork, 1)}
-    network, inputs = of_kind.get(type(config), (Transformer, 3))
+    is_head = isinstance(config, EagleConfig)
+    network = EagleNetwork(shallow) if is_head else network_of(shallow)
+    inputs = 1 if is_head or not config.has_source else 3
 
     def init(tokens):
         # No weight is drawn here, so the key is without effect.
-        return network(shallow).init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
+        return network.init(jax.random.key(0), *[tokens] * inputs, enable_dropout=False)
 
     variables = jax.eval_shape(init, jax.ShapeDtypeStruct((1, 1), jnp.int32))
     return {

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
 from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, mask_bias
+from spec_t5x.models.binding import Family
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
 from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm, dropout, table, times_table
@@ -167,3 +168,6 @@ class GPTModel(TextModel):
     def max_positions(self) -> int:
         """How many tokens of a text can be fed, the start token included."""
         return self.config.max_length
+
+
+FAMILY = Family(config=GPTConfig, model=GPTModel)

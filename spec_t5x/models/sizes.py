@@ -1,16 +1,18 @@
 """The published sizes of T5, by name.
 
 T5 1.0 (Raffel et al. 2020), 1.1 (whose sizes Flan-T5 has too), mT5 (Xue et al. 2021), umT5
-(Chung et al. 2023), ByT5 (Xue et al. 2022), MADLAD-400's translation models (Kudugunta et al.
-2023), T5Gemma (Zhang et al. 2025) and T5Gemma 2, which has Gemma 3's. The paper's 11B target is
-``t5_1_1_xxl``, its drafts are ``t5_1_1_small``, ``_base`` and ``_large``.
+(Chung et al. 2023), ByT5 (Xue et al. 2022) and MADLAD-400's translation models (Kudugunta et al.
+2023). The paper's 11B target is ``t5_1_1_xxl``, its drafts are ``t5_1_1_small``, ``_base`` and
+``_large``.
 """
 
 import dataclasses
 
+from spec_t5x import registry
 from spec_t5x.errors import InputError
+from spec_t5x.models.binding import Family, ModelConfig
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.models.t5gemma import GLOBAL, LOCAL, T5GemmaConfig
 
 _GATED = {"mlp_activations": ("gelu", "linear"), "logits_via_embedding": False}
 # Bytes and special ids, padded; the encoder is deeper than the decoder.
@@ -59,65 +61,7 @@ _MADLAD = {
 }
 
 
-def _gemma(emb_dim, num_heads, num_kv_heads, head_dim, mlp_dim, layers, **more) -> T5GemmaConfig:
-    sizes = {
-        "vocab_size": 256000,
-        "emb_dim": emb_dim,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "mlp_dim": mlp_dim,
-        "num_encoder_layers": layers,
-        "num_decoder_layers": layers,
-        "query_scalar": head_dim,
-    }
-    return T5GemmaConfig(**sizes | more)
-
-
-_9B_ENCODER = {
-    "encoder_emb_dim": 3584,
-    "encoder_num_heads": 16,
-    "encoder_num_kv_heads": 8,
-    "encoder_mlp_dim": 14336,
-    "num_encoder_layers": 42,
-}
-_T5GEMMA = {
-    "s_s": _gemma(512, 8, 8, 64, 1024, 8),
-    "b_b": _gemma(768, 12, 12, 64, 2048, 12),
-    "l_l": _gemma(1024, 16, 16, 64, 2816, 24),
-    "ml_ml": _gemma(1152, 4, 4, 256, 6912, 26),
-    "xl_xl": _gemma(2048, 32, 32, 64, 5120, 24),
-    "2b_2b": _gemma(2304, 8, 4, 256, 9216, 26),
-    "9b_2b": _gemma(2304, 8, 4, 256, 9216, 26, **_9B_ENCODER),
-    "9b_9b": _gemma(3584, 16, 8, 256, 14336, 42),
-}
-# Five layers that see a window to one that sees all.
-_SECOND = {
-    "vocab_size": 262144,
-    "layer_kinds": (LOCAL,) * 5 + (GLOBAL,),
-    "encoder_layer_kinds": (LOCAL,) * 5 + (GLOBAL,),
-    "attention_softcap": 0.0,
-    "logits_softcap": 0.0,
-    "has_head_norms": True,
-    "merges_source": True,
-    "has_source_embedder": False,
-}
-
-
-def _gemma2(*sizes, window: int, factor: float = 1.0) -> T5GemmaConfig:
-    reach = (window - 1) // 2, window // 2
-    rotary = 1_000_000.0, factor
-    more = {"window": window, "encoder_reach": reach, "global_rotary": rotary, **_SECOND}
-    return _gemma(*sizes, **more)
-
-
-_T5GEMMA2 = {
-    "270m": _gemma2(640, 4, 1, 256, 2048, 18, window=512),
-    "1b": _gemma2(1152, 4, 1, 256, 6912, 26, window=512),
-    "4b": _gemma2(2560, 8, 4, 256, 10240, 34, window=1024, factor=8.0),
-}
-
-SIZES: dict[str, T5Config | T5GemmaConfig] = {
+SIZES: dict[str, T5Config] = {
     **{f"t5_1_0_{name}": config for name, config in _T5_1_0.items()},
     **{f"t5_1_1_{name}": config for name, config in _T5_1_1.items()},
     **{
@@ -132,17 +76,21 @@ SIZES: dict[str, T5Config | T5GemmaConfig] = {
     },
     **{f"byt5_{name}": config for name, config in _BYT5_SIZES.items()},
     **{f"madlad400_{name}": config for name, config in _MADLAD.items()},
-    **{f"t5gemma_{name}": config for name, config in _T5GEMMA.items()},
-    **{f"t5gemma2_{name}": config for name, config in _T5GEMMA2.items()},
 }
 
 
-def size(name: str) -> T5Config | T5GemmaConfig:
-    """The sizes of a published T5: float32, dropout as trained with.
+T5 = Family(config=T5Config, model=T5Model, sizes=SIZES)
+
+
+def size(name: str) -> ModelConfig:
+    """The published sizes of that name, of any family: float32, dropout as trained with.
 
     Raises:
       InputError: no such name.
     """
-    if name not in SIZES:
-        raise InputError(f"no T5 size is called {name!r}: the known ones are {', '.join(SIZES)}")
-    return SIZES[name]
+    known = {}
+    for family in registry.find_all("family").values():
+        known |= family.sizes
+    if name not in known:
+        raise InputError(f"no T5 size is called {name!r}: the known ones are {', '.join(known)}")
+    return known[name]

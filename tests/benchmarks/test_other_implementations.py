@@ -92,7 +92,8 @@ def test_every_implementation_decodes_our_ids(
 def test_random_weights_are_read_by_all_and_decode_to_the_last_token(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs transformers")
     larger = dataclasses.replace(TINY, num_decoder_layers=2)
-    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES | {"tiny": TINY, "larger": larger})
+    for name, config in {"tiny": TINY, "larger": larger}.items():
+        monkeypatch.setitem(sizes.SIZES, name, config)
     settings = {"alphas": (1.0, 0.9), "max_decode_len": 20, "threads": 1}
     given = workload.of_sizes(["tiny", "larger"], "tiny", 8, tmp_path, **settings)
     own_draft, config = next(given)

@@ -17,7 +17,7 @@ from spec_t5x.cli.main import _parser
 from spec_t5x.errors import InputError
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.models.binding import abstract_params
-from spec_t5x.models.sizes import SIZES
+from spec_t5x.models.sizes import size
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "gin_configs"
@@ -162,7 +162,7 @@ def test_values_of_a_file_and_of_its_command_reach_the_commands_settings(parse):
 def test_a_size_is_bound_by_its_name_and_single_values_override_it(name, parse):
     flags = ("DATA_DIR=x", "OUTPUT_DIR=x", f"MODEL_SIZE={name}", "T5Config.vocab_size=8000")
     parse("train", "--gin_file=gin_configs/runs/train.gin", *(f"--gin.{flag}" for flag in flags))
-    assert build("T5Config") == dataclasses.replace(SIZES[name], vocab_size=8000)
+    assert build("T5Config") == dataclasses.replace(size(name), vocab_size=8000)
 
 
 @pytest.mark.parametrize(

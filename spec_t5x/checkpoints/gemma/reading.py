@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -56,7 +57,7 @@ def is_gemma(location: Location) -> bool:
 
 
 def open_model(location: Location, values: None = None) -> StoredModel:
-    """Opens a checkpoint of the gemma library; see ``loading.FORMATS``.
+    """Opens a checkpoint of the gemma library; see ``formats``.
 
     Args:
         location: the directory of the tree.
@@ -186,3 +187,10 @@ def _derived(tensor: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> Te
         return np.ascontiguousarray(function(tensor.read(everything))[index])
 
     return dataclasses.replace(tensor, shape=shape, read=read)
+
+
+FORMAT = Format(
+    recognizes=lambda directory, values: values is None and is_gemma(directory),
+    open_model=open_model,
+    config=T5GemmaConfig,
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import generation_config
 from spec_t5x.checkpoints.huggingface.weight_files import (
     WRAPPERS,
@@ -63,7 +64,7 @@ _IN_LAYER = {
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a GPT-2 that transformers wrote; see ``loading.FORMATS``.
+    """Opens a GPT-2 that transformers wrote; see ``formats``.
 
     Args:
         directory: weights (``model.safetensors`` or ``pytorch_model.bin``, with or without the
@@ -191,3 +192,10 @@ def _names(config: GPTConfig) -> dict[str, tuple[str, int | None]]:
             names[f"layers_{layer}/{ours}/{weight}"] = f"h.{layer}.{theirs}.weight", third
             names[f"layers_{layer}/{ours}/bias"] = f"h.{layer}.{theirs}.bias", third
     return names
+
+
+FORMAT = Format(
+    recognizes=lambda directory, values: bool(values) and values.get("model_type") == "gpt2",
+    open_model=open_model,
+    config=GPTConfig,
+)

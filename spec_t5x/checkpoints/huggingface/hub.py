@@ -24,8 +24,8 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 )
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, one_line, read_json
 from spec_t5x.data.mapped_vocabulary import MERGES_NAME, VOCAB_NAME
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import SPIECE_NAME
-from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
 
 # What is read of a checkpoint besides its weights.

@@ -41,7 +41,7 @@ from spec_t5x.checkpoints.storage.tensors import Report, Tensor, read_tensors
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, their_ids
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
-from spec_t5x.models.binding import ModelConfig, expected_shapes
+from spec_t5x.models.binding import ModelConfig, expected_shapes, known_families
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.types import EOS_ID, PAD_ID
 
@@ -130,7 +130,7 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a model that transformers wrote; see ``loading.FORMATS``.
+    """Opens a model that transformers wrote; see ``formats``.
 
     Args:
         directory, values: the checkpoint and its config.json.
@@ -188,7 +188,7 @@ def renumbered_model(
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``convert.WRITERS``.
+    """Writes what ``T5ForConditionalGeneration.from_pretrained`` reads; see ``formats``.
 
     The model stays a ``t5`` or ``mt5`` if it was one; otherwise its network decides. Its further
     entries are left out: transformers owns config.json.
@@ -303,7 +303,7 @@ def check_supported(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     path, model_type = directory / CONFIG_NAME, values.get("model_type")
     if model_type not in _KINDS:
         kind = _OTHERS.get(model_type, f"model of type {model_type!r}")
-        raise InputError(f"{path} is of a {kind}, which is not read: give a T5 or T5Gemma")
+        raise InputError(f"{path} is of a {kind}, which is not read: give a {known_families()}")
     check_whole(values, path)
     return special_ids(values, directory)
 

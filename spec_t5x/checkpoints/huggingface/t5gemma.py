@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from spec_t5x.checkpoints.formats import Format
 from spec_t5x.checkpoints.huggingface import t5
 from spec_t5x.checkpoints.huggingface.vocabulary_files import mapped_vocabulary
 from spec_t5x.checkpoints.huggingface.weight_files import (
@@ -25,7 +26,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5gemma import GLOBAL, LOCAL, T5GemmaConfig
 
-KINDS = ("t5gemma", "t5gemma2")
+_KINDS = ("t5gemma", "t5gemma2")
 
 # Our sizes of a stack, and theirs.
 _SIZES = {
@@ -92,7 +93,7 @@ _IMAGE_END_COPY = "model.decoder.embed_tokens.eoi_embedding"
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a model that transformers wrote; see ``loading.FORMATS``.
+    """Opens a model that transformers wrote; see ``formats``.
 
     Args:
         directory, values: the checkpoint and its config.json.
@@ -332,3 +333,13 @@ def config_values(config: T5GemmaConfig, dtype: str, ids: dict[str, Any]) -> dic
         "torch_dtype": dtype,
         **ids,
     }
+
+
+FORMAT = Format(
+    recognizes=lambda directory, values: bool(values) and values.get("model_type") in _KINDS,
+    open_model=open_model,
+    config=T5GemmaConfig,
+    writers={"huggingface": write_model},
+    check_supported=check_supported,
+    read_vocabulary=read_vocabulary,
+)

@@ -17,6 +17,7 @@ import tokenizers
 
 from spec_t5x.checkpoints.storage.files import describing, read_if_there, read_json
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.unigram import UnigramVocabulary, pieces_of
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -25,7 +26,6 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
     read_spiece,
 )
-from spec_t5x.data.wordpiece import TOKENIZER_NAME
 from spec_t5x.errors import InputError
 from spec_t5x.types import EOS_ID, UNK_ID
 

@@ -8,9 +8,11 @@ A directory that can be copied, committed and shipped as package data:
     tokenizer.json  another vocabulary, as Unigram or WordPiece (neither when it is bytes)
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.own import rounded
 from spec_t5x.checkpoints.own.directory import check_format, check_known, with_extra
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
@@ -20,19 +22,15 @@ from spec_t5x.checkpoints.storage.tensors import Report, read_tensors
 from spec_t5x.checkpoints.storage.tensorstore_arrays import open_tensors, orbax_entries, write_tree
 from spec_t5x.checkpoints.storage.vocabularies import local_file
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer
-from spec_t5x.data.unigram import UnigramVocabulary
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.gpt import GPTConfig
-from spec_t5x.models.t5 import T5Config
-from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.models.weights import BITS
 from spec_t5x.names import AUTO, WEIGHTS
 from spec_t5x.types import EOS_ID, PyTree
@@ -47,8 +45,8 @@ _MAPPED_IDS = ("num_ids", "start_id", "eos_id")
 # Of the same, where several tokens end an output.
 _READS_SENTINELS, _CLEANS_UP = "reads_sentinels", "cleans_up"
 _MORE_EOS = "more_eos_ids"
-# Of config.json's "network"; checkpoints from before there were two say nothing.
-_NETWORKS = {"t5": T5Config, "t5gemma": T5GemmaConfig, "gpt": GPTConfig}
+# The family where config.json has no "network", as checkpoints from before there were two.
+_FIRST = "t5"
 
 
 def save_model(
@@ -84,7 +82,7 @@ def save_model(
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """``save_model`` of a stored model; see ``convert.WRITERS``."""
+    """``save_model`` of a stored model; see ``formats``."""
     stored.known_vocabulary()
     write_json(stage / CONFIG_NAME, describe(stored, dtype))
     source = str(stored.directory)
@@ -97,7 +95,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
 
 
 def open_model(directory: Path, values: dict[str, Any]) -> StoredModel:
-    """Opens a checkpoint that ``save_model`` wrote; see ``loading.FORMATS``."""
+    """Opens a checkpoint that ``save_model`` wrote; see ``formats``."""
     path = directory / PARAMS_NAME
     if not path.is_dir():
         raise InputError(f"no directory {path}: copy the whole checkpoint")
@@ -122,7 +120,7 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     metadata = {
         "format": FORMAT,
         "version": VERSION if weights == AUTO else _ROUNDED_VERSION,
-        "network": next(name for name, cls in _NETWORKS.items() if isinstance(config, cls)),
+        "network": _name_of("family", lambda family: isinstance(config, family.config)),
         "model": config.to_dict(),
         "vocabulary": None if vocabulary is None else _describe_vocabulary(vocabulary),
         "stored_dtype": dtype,
@@ -132,17 +130,21 @@ def describe(stored: StoredModel, dtype: str) -> dict[str, Any]:
     return with_extra(metadata, stored.metadata)
 
 
+def _name_of(kind: str, fits: Callable[[Any], bool]) -> str:
+    """The name of the first entry that fits."""
+    return next(name for name, entry in registry.find_all(kind).items() if fits(entry))
+
+
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     if isinstance(vocabulary, ByteVocabulary):
         kind = {"kind": "bytes"}
         if vocabulary.reads_sentinels:
             kind[_READS_SENTINELS] = True
-    elif isinstance(vocabulary, UnigramVocabulary):
-        kind = {"kind": "unigram", "file": TOKENIZER_NAME}
-    elif isinstance(vocabulary, WordPieceVocabulary):
-        kind = {"kind": "wordpiece", "file": TOKENIZER_NAME}
-    else:
+    elif isinstance(vocabulary, SentencePieceVocabulary):
         kind = {"kind": "sentencepiece", "file": SPIECE_NAME}
+    elif not isinstance(vocabulary, MappedVocabulary):
+        kind = _name_of("tokenizer", lambda cls: isinstance(vocabulary, cls))
+        kind = {"kind": kind, "file": TOKENIZER_NAME}
     if isinstance(vocabulary, MappedVocabulary):
         # Renumbered, see there.
         ids = {name: getattr(vocabulary, name) for name in _MAPPED_IDS}
@@ -160,10 +162,10 @@ def read_config(metadata: dict[str, Any], path: Location) -> ModelConfig:
     """The model that ``metadata``, read from ``path``, describes."""
     version = VERSION if metadata.get("weights", AUTO) == AUTO else _ROUNDED_VERSION
     check_format(metadata, path, FORMAT, version, "load it with spec_t5x.checkpoints.loading.load")
-    network = metadata.get("network", "t5")
-    check_known(path, "network", network, _NETWORKS)
+    network = metadata.get("network", _FIRST)
+    check_known(path, "network", network, registry.names("family"))
     with describing(path, f"{network.upper()} under 'model'"):
-        return _NETWORKS[network].from_dict(metadata["model"])
+        return registry.find("family", network).config.from_dict(metadata["model"])
 
 
 def extra_entries(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -175,15 +177,14 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
     """The vocabulary that ``values`` describes."""
     entry = values.get("vocabulary")
     entry = entry if isinstance(entry, dict) else {}
-    extra_ids = entry.get("extra_ids", 0)
+    extra_ids, tokenizers = entry.get("extra_ids", 0), registry.names("tokenizer")
     if entry.get("kind") == "bytes":
         vocabulary = ByteVocabulary(extra_ids, entry.get(_READS_SENTINELS, False))
     elif entry.get("kind") == "sentencepiece":
         vocabulary = SentencePieceVocabulary(local_file(directory / SPIECE_NAME), extra_ids)
-    elif entry.get("kind") == "unigram":
-        vocabulary = UnigramVocabulary(local_file(directory / TOKENIZER_NAME))
-    elif entry.get("kind") == "wordpiece":
-        vocabulary = WordPieceVocabulary(local_file(directory / TOKENIZER_NAME))
+    elif entry.get("kind") in tokenizers:
+        path = local_file(directory / TOKENIZER_NAME)
+        vocabulary = registry.find("tokenizer", entry["kind"])(path)
     elif entry.get("kind") == "mapped":
         ids = {name: entry.get(name, 0) for name in _MAPPED_IDS}
         tokenizer = read_tokenizer(local_file(directory / TOKENIZER_NAME))
@@ -193,7 +194,7 @@ def read_vocabulary(directory: Location, values: dict[str, Any]) -> Vocabulary:
     else:
         raise InputError(
             f"{directory / CONFIG_NAME} has vocabulary {entry.get('kind')!r}: "
-            "it must be sentencepiece, unigram, wordpiece, mapped or bytes"
+            f"it must be sentencepiece, {', '.join(tokenizers)}, mapped or bytes"
         )
     if entry["kind"] != "mapped":
         vocabulary.eos_ids = (EOS_ID, *entry.get(_MORE_EOS, ()))

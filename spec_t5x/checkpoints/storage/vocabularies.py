@@ -3,7 +3,7 @@
     spiece.model        a SentencePiece model, on this machine or in a bucket (gs://)
     spiece.model:100    the same with so many extra ids appended
     bytes, bytes:125    ByT5's
-    tokenizer.json      a Unigram or WordPiece vocabulary, on this machine
+    tokenizer.json      a vocabulary of a kind that is registered, on this machine
 
 Extra ids (``<extra_id_0>``, …) decide what an id means, so their number is never guessed.
 Left out, it is 0 where the file holds them itself (mT5's, and T5X's ``…100extra`` files),
@@ -14,15 +14,15 @@ and otherwise inferred from the rows of the embedding, which T5 pads to a multip
 import hashlib
 from pathlib import Path
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.storage.locations import Location, locate
-from spec_t5x.data.unigram import UnigramVocabulary, is_unigram
+from spec_t5x.data.tokenizer_vocabulary import kind_of_tokenizer
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     ByteVocabulary,
     SentencePieceVocabulary,
     Vocabulary,
 )
-from spec_t5x.data.wordpiece import WordPieceVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
@@ -50,7 +50,7 @@ def make_vocabulary(vocabulary: VocabularyLike, num_rows: int | None) -> Vocabul
         return vocabulary
     if str(vocabulary).endswith(".json"):
         path = Path(vocabulary)
-        return UnigramVocabulary(path) if is_unigram(path) else WordPieceVocabulary(path)
+        return registry.find("tokenizer", kind_of_tokenizer(path))(path)
     name, extra_ids = split_extra_ids(str(vocabulary))
     if name == BYTES:
         # They decode to nothing: their number only counts.

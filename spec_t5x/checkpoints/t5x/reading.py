@@ -30,7 +30,7 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     Args:
         location: a checkpoint's directory (``…/checkpoint_1000000``), or a model's with
             such directories, of which the latest is taken; on this machine or in a bucket.
-        values: None; see ``loading.FORMATS``.
+        values: None; see ``formats``.
     """
     found = find_t5x(location)
     if found is None:

@@ -30,7 +30,7 @@ _NAME = re.compile(r"checkpoint_(\d+)")
 
 
 def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | None) -> None:
-    """Writes what T5X restores of ``…/checkpoint_STEP``; see ``convert.WRITERS``.
+    """Writes what T5X restores of ``…/checkpoint_STEP``; see ``formats``.
 
     The step is among the model's metadata. T5X has the network in gin: it is noted
     beside what T5X reads, for those who read the checkpoint without T5X (``spec_t5x.json``).

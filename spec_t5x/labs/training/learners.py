@@ -17,18 +17,16 @@ from jax.sharding import Mesh
 
 from spec_t5x.labs.training.losses import LossSums, token_losses
 from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions
-from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.gpt import GPT, GPTConfig
+from spec_t5x.models.binding import ModelConfig, network_of
 from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
 from spec_t5x.models.partitioning import declared_shardings, param_shardings
 from spec_t5x.models.seq2seq import T5Model
-from spec_t5x.models.t5 import Transformer
 from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Network(Learner):
-    """A T5, or a GPT, that learns the tokens of texts."""
+    """A network of any family that learns the tokens of texts."""
 
     config: ModelConfig
     options: TrainOptions
@@ -38,12 +36,8 @@ class Network(Learner):
     def init(self, key: Key[Array, ""]) -> PyTree:
         """Random parameters."""
         tokens = jnp.zeros((1, 8), jnp.int32)
-        if isinstance(self.config, GPTConfig):
-            variables = GPT(self.config).init(key, tokens, enable_dropout=False)
-        else:
-            network = Transformer(self.config)
-            variables = network.init(key, tokens, tokens, tokens, enable_dropout=False)
-        return variables["params"]
+        inputs = _inputs_of(self.config, (tokens, tokens, tokens))
+        return network_of(self.config).init(key, *inputs, enable_dropout=False)["params"]
 
     def shardings(self, mesh: Mesh) -> PyTree:
         """By the network's logical axes."""
@@ -72,9 +66,12 @@ def network_logits(
     dropout = {"enable_dropout": dropout_key is not None}
     if dropout_key is not None:
         dropout["rngs"] = {"dropout": dropout_key}
-    if isinstance(config, GPTConfig):
-        return GPT(config).apply({"params": params}, inputs[1], **dropout)
-    return Transformer(config).apply({"params": params}, *inputs, **dropout)
+    return network_of(config).apply({"params": params}, *_inputs_of(config, inputs), **dropout)
+
+
+def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
+    """What a network is called with: without a source, what is fed to the decoder alone."""
+    return inputs if config.has_source else inputs[1:2]
 
 
 @dataclasses.dataclass(frozen=True)

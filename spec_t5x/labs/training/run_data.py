@@ -12,14 +12,16 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.tsv import read_lines, read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
@@ -27,7 +29,7 @@ from spec_t5x.data.vocabulary import (
     Vocabulary,
     train_sentencepiece,
 )
-from spec_t5x.data.wordpiece import TOKENIZER_NAME, WordPieceVocabulary, train_wordpiece
+from spec_t5x.data.wordpiece import WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
@@ -42,6 +44,9 @@ _VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData(abc.ABC):
     """Text pairs, or lines, with their vocabulary and batches."""
+
+    # Says whether there are sources, as the model to train has them or has them not.
+    has_source: ClassVar[bool] = True
 
     # A SentencePiece model (FILE:100 adds T5's extra ids), "bytes", a tokenizer.json, or a model
     # whose vocabulary to take. None takes that of an initial checkpoint or of a target; without
@@ -354,6 +359,8 @@ class TaskDataOptions(TrainingData, TaskOptions):
 class TextOptions(TrainingData):
     """Lines of text for a language model."""
 
+    has_source = False
+
     directory: str = "."  # the files' names are relative to it
     # Plain text or tab-separated, gzipped or not; each line one example.
     train_files: Sequence[str]
@@ -420,6 +427,12 @@ def _sample(texts: Iterable[str], size: int) -> list[str]:
         elif (index := rng.randrange(number + 1)) < size:
             sample[index] = text
     return sample
+
+
+def kinds_of_data() -> dict[str, type[TrainingData]]:
+    """The data that there are, by the names that gin has for them."""
+    own = {each.__name__: each for each in (DataOptions, TaskDataOptions)}
+    return own | registry.find_all("training data")
 
 
 for _settings in (DataOptions, TaskDataOptions, TextOptions):

@@ -32,7 +32,6 @@ from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.machine.dtypes import resolve_dtype
 from spec_t5x.models.binding import ModelConfig
 from spec_t5x.models.eagle import EagleConfig, first_head, head_config
-from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.kept_layers import keep_layers, kept_layers, own_params
 from spec_t5x.models.narrow_head import check_number, likeliest_ids
 from spec_t5x.models.t5 import T5Config
@@ -145,7 +144,7 @@ def distill(
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data)
     size = layers and layers.draft_vocab_size
-    is_lm = isinstance(loaded.config, GPTConfig)
+    is_lm = not loaded.config.has_source
     if options.label_smoothing and (size or is_lm):
         kind = "a language model" if is_lm else "a draft that does not have all tokens"
         raise InputError(f"label_smoothing is {options.label_smoothing}: leave it 0 for {kind}")
@@ -225,7 +224,7 @@ def _student(
     """The draft at its start, in float32."""
     kind = type(target.config).__name__
     if layers is not None:
-        if isinstance(target.config, GPTConfig):
+        if not target.config.has_source:
             raise InputError(
                 f"{target.directory} is a language model: give distill.layers=None and "
                 f"distill.model=@{kind}()"
@@ -256,7 +255,7 @@ def _of_target(target: LoadedModel, layers: KeptLayers, options: TrainOptions) -
     is_shared = layers.encoder == SHARED
     if is_shared and not isinstance(config, T5Config):
         raise InputError(
-            f"{target.directory} is a T5Gemma, whose encoder no draft shares: give "
+            f"{target.directory} is a {type(config).__name__}, whose encoder no draft shares: give "
             "KeptLayers.encoder='all' or another rule"
         )
     encoder_rule = "all" if is_shared else layers.encoder

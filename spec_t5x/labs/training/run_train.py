@@ -1,4 +1,4 @@
-"""Trains a T5 on text pairs, a GPT on lines, or draft heads, as a gin file says.
+"""Trains a T5 on text pairs, a language model on lines, or draft heads, as a gin file says.
 
     spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
     spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
@@ -16,6 +16,7 @@ from typing import Any
 
 import gin
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.target_drafts import save_heads
@@ -26,22 +27,24 @@ from spec_t5x.errors import InputError, check_choice
 from spec_t5x.labs.training.layout import count_replicas
 from spec_t5x.labs.training.learners import HeadsLearner, Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
-from spec_t5x.labs.training.run_data import TextOptions, TrainingData
+from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.gpt import GPTConfig
 from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
-from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.names import STORED_DTYPES
 
 log = logging.getLogger(__name__)
 
-for _settings in (GPTConfig, T5GemmaConfig, TrainOptions, OptimizerOptions):
+for _settings in (TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
+for _family in registry.find_all("family").values():
+    # Gin's ``T5Config`` takes a size, see below.
+    if _family.config is not T5Config:
+        gin.external_configurable(_family.config, module="spec_t5x")
 
 
 @gin.configurable("T5Config", module="spec_t5x")
@@ -68,12 +71,12 @@ def train(
     export_dtype: str = "bfloat16",
     metrics: MetricsOptions | None = None,
 ) -> TrainResult:
-    """Trains, evaluates and exports a T5 or a GPT.
+    """Trains, evaluates and exports a model.
 
     Args:
         output_dir: made if absent; a run in it is resumed.
         model: sizes; its vocab_size must hold the vocabulary.
-        data: ``TextOptions`` for a GPT, and text pairs for a T5.
+        data: text pairs, or lines for a model that has no source.
         optimizer, options: see the classes.
         initial_checkpoint: a model of these very sizes to start from, of any format; its
             vocabulary is taken over.
@@ -86,7 +89,7 @@ def train(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "model")
     check_kind(model, data)
-    is_lm = isinstance(model, GPTConfig)
+    is_lm = not model.has_source
     if is_lm and options.label_smoothing:
         # Its mean would take in the start token's logit, which is masked.
         raise InputError(
@@ -193,14 +196,16 @@ def check_settings(
 
 def check_kind(config: ModelConfig, data: TrainingData) -> None:
     """Raises ``InputError`` where network and data do not go together."""
-    is_lm, given = isinstance(config, GPTConfig), type(data).__name__
-    if is_lm != isinstance(data, TextOptions):
-        fitting = "TextOptions" if is_lm else "DataOptions or TaskDataOptions"
-        raise InputError(f"the data of a {type(config).__name__} are {given}: give {fitting}")
-    if is_lm and data.max_length > config.max_length:
+    kind, given = type(config).__name__, type(data).__name__
+    if config.has_source != data.has_source:
+        every = kinds_of_data().items()
+        fitting = [name for name, each in every if each.has_source == config.has_source]
+        raise InputError(f"the data of a {kind} are {given}: give {' or '.join(fitting)}")
+    most = getattr(config, "max_length", None)
+    if most is not None and data.longest[1] > most:
         raise InputError(
-            f"lines have up to {data.max_length} tokens and the model {config.max_length} "
-            "positions: raise GPTConfig.max_length or lower TextOptions.max_length"
+            f"lines have up to {data.longest[1]} tokens and the model {most} positions: raise "
+            f"{kind}.max_length or lower {given}.max_length"
         )
 
 

@@ -1,0 +1,86 @@
+"""Formats of checkpoints: what each is recognized by, and what reads and writes it.
+
+A format is an entry of the registry, so that a folder of ``contrib`` brings its own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spec_t5x import registry
+from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
+from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME
+from spec_t5x.checkpoints.storage.locations import Location
+from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
+from spec_t5x.checkpoints.t5x import reading as t5x
+from spec_t5x.checkpoints.t5x import writing as t5x_writing
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.models.binding import ModelConfig
+from spec_t5x.models.t5 import T5Config
+
+# The object in a directory's config.json; None where there is none, as of T5X.
+Values = dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """Checkpoints of one kind."""
+
+    # Tells whether a directory with this config.json holds one.
+    recognizes: Callable[[Location, Values], bool]
+    # Opens all but the weights.
+    open_model: Callable[[Location, Values], StoredModel]
+    # Models of these families are written, by the names that ``convert`` has.
+    config: type[ModelConfig] = ModelConfig
+    writers: Mapping[str, Writer] = dataclasses.field(default_factory=dict)
+    # Of models on the Hugging Face Hub: raises ``InputError`` for a config.json of none that is
+    # read, and reads the vocabulary alone, None without files.
+    check_supported: Callable[[dict[str, Any], Location], object] | None = None
+    read_vocabulary: Callable[[Location, dict[str, Any]], Vocabulary | None] | None = None
+
+
+def format_of(directory: Location, values: Values) -> Format:
+    """The format of a directory with this config.json: the core's last, but for its own.
+
+    Raises:
+        InputError: none of them.
+    """
+    # A checkpoint of our own keeps the entries of the one that it was converted from.
+    for each in (NATIVE, *reversed(registry.find_all("format").values())):
+        if each.recognizes(directory, values):
+            return each
+    raise InputError(
+        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: "
+        "give a spec_t5x, Hugging Face or T5X checkpoint"
+    )
+
+
+def writers_of(config: ModelConfig | None = None) -> dict[str, Writer]:
+    """The writers, by name, of all formats, or of those that have such a model."""
+    formats = registry.find_all("format").values()
+    fitting = (each for each in formats if config is None or isinstance(config, each.config))
+    return {name: writer for each in fitting for name, writer in each.writers.items()}
+
+
+T5X = Format(
+    recognizes=lambda directory, values: values is None,
+    open_model=t5x.open_model,
+    config=T5Config,
+    writers={"t5x": t5x_writing.write_model, "t5x_scanned": t5x_writing.write_scanned},
+)
+HUGGINGFACE = Format(
+    # Refuses those of other networks with their names.
+    recognizes=lambda directory, values: values is not None and "model_type" in values,
+    open_model=huggingface_t5.open_model,
+    config=T5Config,
+    writers={"huggingface": huggingface_t5.write_model},
+    check_supported=huggingface_t5.check_supported,
+    read_vocabulary=huggingface_t5.read_vocabulary,
+)
+NATIVE = Format(
+    recognizes=lambda directory, values: bool(values) and values.get("format") == native.FORMAT,
+    open_model=native.open_model,
+    writers={"native": native.write_model},
+)

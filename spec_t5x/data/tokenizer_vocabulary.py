@@ -1,0 +1,75 @@
+"""Vocabularies of a ``tokenizer.json``, which the ``tokenizers`` library reads."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from spec_t5x.data.vocabulary import Vocabulary, ids_before_eos, sha256
+from spec_t5x.errors import InputError
+from spec_t5x.machine.git_lfs import check_fetched
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+class TokenizerVocabulary(Vocabulary):
+    """A tokenizer of the ``tokenizers`` library; its ids are ours."""
+
+    extra_ids = 0
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        self._tokenizer = tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self.from_theirs(encoding.ids) for encoding in encodings]
+
+    def from_theirs(self, ids: list[int]) -> list[int]:
+        """Our ids of the tokenizer's."""
+        return ids
+
+    def to_theirs(self, ids: Iterable[int]) -> list[int]:
+        """The tokenizer's ids of ours."""
+        return list(ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        theirs = self.to_theirs(ids_before_eos(ids, self.vocab_size, self.eos_ids))
+        return self._tokenizer.decode(theirs, skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        (theirs,) = self.to_theirs([token])
+        return self._tokenizer.id_to_token(theirs) or f"<{theirs}>"
+
+    def segmentation_fingerprint(self) -> str:
+        return sha256(self._tokenizer.to_str().encode())
+
+    def save(self, directory: str | Path) -> None:
+        """Writes ``directory/tokenizer.json``."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / TOKENIZER_NAME))
+
+
+def kind_of_tokenizer(path: Path) -> str:
+    """The kind of model in a ``tokenizer.json``, as the registry has it: ``unigram``, ….
+
+    Raises:
+        InputError: there is no such file, or no model in it.
+    """
+    if not path.is_file():
+        raise InputError(f"no vocabulary at {path}: give a {TOKENIZER_NAME}")
+    try:
+        return json.loads(path.read_bytes())["model"]["type"].lower()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        check_fetched(path)
+        raise InputError(
+            f"{path} is not a tokenizer of the tokenizers library: give a {TOKENIZER_NAME}"
+        ) from error
