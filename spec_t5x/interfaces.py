@@ -10,6 +10,8 @@ positions 0 … n-1; the logits after feeding position n predict token n+1.
 """
 
 import abc
+import dataclasses
+import inspect
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
@@ -70,17 +72,16 @@ class Proposal:
             return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32)
         return self.probs
 
-    def checked(self, largest: int | None = None) -> "Proposal":
-        """What of it may be verified; at most ``largest`` tokens, where that is a number.
+    def checked(self) -> "Proposal":
+        """The part of it that may be verified.
 
         Raises:
           InputError: distributions that are not float32, or from which fewer tokens were
             drawn than are proposed.
         """
         gamma = self.tokens.shape[1]
-        bound = gamma if largest is None else min(gamma, largest)
         if self.probs is None:
-            return self if bound == gamma else self._at_most(bound)
+            return self
         check_float32(self.probs, "a proposal's probs")
         if self.drawn is None:
             raise InputError(
@@ -89,14 +90,13 @@ class Proposal:
                 "certain of them"
             )
         if not isinstance(self.drawn, int):
-            return self._at_most(jnp.minimum(self.drawn, bound))
+            return self._at_most(jnp.minimum(self.drawn, gamma))
         if self.counts is None and self.drawn < gamma:
             raise InputError(
                 f"a draft proposes {gamma} tokens and drew {self.drawn}: draw each with the draws "
                 "that the last `next` returned, and give the drawn of those left at the end"
             )
-        bound = min(bound, self.drawn)
-        return self if bound == gamma else self._at_most(bound)
+        return self if self.drawn >= gamma else self._at_most(self.drawn)
 
     def _at_most(self, bound) -> "Proposal":
         return self.replace(counts=jnp.minimum(self.num_proposed, bound))
@@ -253,51 +253,45 @@ class Move:
 class Target(Protocol):
     """A model whose output is wanted.
 
-    ``testing.laws.check_target`` tests one of your own.
+    ``docs/extending.md`` has an example; ``testing.laws.check_target`` tests one of your own.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits, padding of the vocabulary included."""
+    # Number of logits, padding of the vocabulary included.
+    vocab_size: int
+    # Width of the states that ``score`` returns.
+    state_size: int
+    # Tokens of a text that can be fed, the start token included; None for any number.
+    max_positions: int | None
 
-    def prefill(self, inputs: PyTree, max_length: int) -> Cache:
-        """Encodes ``inputs`` and makes an empty cache for ``max_length`` tokens.
+    def prefill(
+        self, inputs: PyTree, max_length: int, prompts: Int[Array, "batch width"] | None = None
+    ) -> Cache:
+        """Encodes ``inputs`` and makes a cache for ``max_length`` tokens, ``prompts`` in it.
+
+        The prompts start with the start token, and every row's last token may be missing: the
+        caller rolls back to each row's length. Without prompts the cache is empty.
 
         Every leaf of the cache leads with the batch axis, or the cache has a method
         ``repeat_rows(times)`` that gives the cache of so many rows of each row. Where a row is
         given to another input, all of it is replaced, or what the cache's own method
-        ``insert_rows(new, move)`` replaces (``Move``).
+        ``insert_rows(new, move)`` replaces (``loops.refill.Move``).
         """
 
     def score(
-        self, cache: Cache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], Cache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache.
+        self,
+        cache: Cache,
+        tokens: Int[Array, "batch new"],
+        num: Int[Array, ""] | None = None,
+    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+        """Feeds new tokens at each row's length: logits and states after each, longer cache.
 
-        What the cache holds there is overwritten: it may be of tokens that were rejected.
+        The states are what the logits were made from, for drafts that go on from them. What the
+        cache holds there is overwritten: it may be of tokens that were rejected. Only the first
+        ``num`` tokens of each row matter, if it is given; a target that can saves the rest.
         """
 
     def rollback(self, cache: Cache, lengths: Int[Array, "batch"]) -> Cache:
         """The cache with each row's length set to ``lengths``."""
-
-
-@runtime_checkable
-class PromptTarget(Target, Protocol):
-    """A target that reads a prompt as a whole, not token after token."""
-
-    def prefill_prompts(
-        self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
-    ) -> Cache:
-        """The cache after ``prompts``, which the caller rolls back to each row's length."""
-
-
-@runtime_checkable
-class BoundedTarget(Target, Protocol):
-    """A target that has learnt positions, and no text goes beyond them."""
-
-    @property
-    def max_positions(self) -> int:
-        """How many tokens of a text can be fed, the start token included."""
 
 
 def check_positions(model: Target, max_decode_len: int, role: str = "target") -> None:
@@ -306,7 +300,8 @@ def check_positions(model: Target, max_decode_len: int, role: str = "target") ->
     The last of ``max_decode_len`` tokens is never fed. What drafts there are beyond it is
     thrown away, whatever it was given as its position.
     """
-    if isinstance(model, BoundedTarget) and max_decode_len > model.max_positions:
+    check_parts(model)
+    if model.max_positions is not None and max_decode_len > model.max_positions:
         raise InputError(
             f"the {role} has {model.max_positions} positions and max_decode_len is "
             f"{max_decode_len}, the prompt included: lower it or shorten the prompt"
@@ -321,45 +316,6 @@ def check_vocabularies(draft: "Target | Draft", target: "Target | Draft", *roles
             f"the {of_draft} has {draft.vocab_size} tokens and the {of_target} "
             f"{target.vocab_size}: use models with one vocabulary"
         )
-
-
-@runtime_checkable
-class StatefulTarget(Target, Protocol):
-    """A target that shows its last decoder states, for drafts that build on them."""
-
-    @property
-    def state_size(self) -> int:
-        """Width of a state."""
-
-    def score_states(
-        self, cache: Cache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """``score``, with the states that the logits were made from."""
-
-
-@runtime_checkable
-class DeepTarget(StatefulTarget, Protocol):
-    """A target that shows the states of other decoder layers, too."""
-
-    def showing(self, depths: tuple[int, ...]) -> "DeepTarget":
-        """The same target, whose states are the last ones and behind them those of these layers."""
-
-
-@runtime_checkable
-class PartialTarget(StatefulTarget, Protocol):
-    """A target that may score the beginning of a block for what the beginning costs.
-
-    Others are compiled for blocks of several lengths (``speculative.call_widths``).
-    """
-
-    @property
-    def scores_parts(self) -> bool:
-        """Whether it does; ``score_part`` is not called otherwise."""
-
-    def score_part(
-        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
-    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -393,8 +349,8 @@ class NodeTarget(Target, Protocol):
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], Cache]:
-        """Feeds new tokens to their slots: logits after each, and the written cache.
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
+        """Feeds new tokens to their slots: logits and states after each, and the written cache.
 
         The cache's lengths have no meaning here, and stay as they are.
         """
@@ -405,14 +361,21 @@ class NodeTarget(Target, Protocol):
         """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
 
 
-@runtime_checkable
-class StatefulNodeTarget(NodeTarget, StatefulTarget, Protocol):
-    """A target that scores trees, for drafts that build on its states."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """A draft's properties that the loops are compiled for."""
 
-    def score_node_states(
-        self, cache: Cache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """``score_nodes``, with the states that the logits were made from."""
+    # Whether it may propose fewer than gamma tokens: the target is then asked for as many
+    # positions as the longest proposal needs.
+    varies: bool = False
+    # Most tokens that it is asked for where their number follows what pays.
+    max_worthwhile: int = MAX_CHAIN
+    # Whether ``Context.target_states`` is wanted, and of which decoder layers of the target,
+    # from 0, behind the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
+    uses_target_states: bool = False
+    depths: tuple[int, ...] = ()
+    # Whether ``catch_up`` takes steps of the draft for tokens that others wrote.
+    keeps_text: bool = False
 
 
 @runtime_checkable
@@ -421,65 +384,12 @@ class Draft(Protocol):
 
     To derive drafts of your own from: all but ``vocab_size`` and ``propose`` has a default, for
     a draft that keeps nothing between iterations and always proposes gamma tokens.
-    ``testing.laws.check_draft`` tests one. This one proposes the same phrase again and again:
-
-        @flax.struct.dataclass
-        class Parrot(Draft):
-            tokens: Int[Array, "n"]
-            vocab_size: int = flax.struct.field(pytree_node=False)
-
-            def propose(self, state, context, gamma):
-                batch = context.lengths.shape[0]
-                tokens = jnp.tile(jnp.resize(self.tokens, (1, gamma)), (batch, 1))
-                return Proposal(tokens), state
-
-    A draft that samples takes every token with the draws that the last one left:
-
-            tokens, probs, draws = [], [], context.draws
-            for _ in range(gamma):
-                probs.append(standardize(self.logits(context, tokens), context.settings))
-                token, draws = draws.next(probs[-1], context.settings)
-                tokens.append(token)
-            return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
+    ``docs/extending.md`` has examples; ``testing.laws.check_draft`` tests one of your own.
     """
 
     # Must equal the target's.
     vocab_size: int
-
-    @property
-    def varies(self) -> bool:
-        """Whether it may propose fewer than gamma tokens.
-
-        The target is then called over as many positions as the longest proposal needs.
-        """
-        return False
-
-    @property
-    def max_proposal(self) -> int | None:
-        """Most tokens that it ever proposes; None for as many as it is asked for."""
-
-    @property
-    def max_worthwhile(self) -> int:
-        """Most tokens that it is asked for where their number follows what pays.
-
-        Of a model, what a chain of its tokens pays for at high acceptance.
-        """
-        return MAX_CHAIN
-
-    @property
-    def uses_target_states(self) -> bool:
-        """Whether ``Context.target_states`` is wanted."""
-        return False
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Decoder layers of the target, from 0, whose states are wanted behind the last one's."""
-        return ()
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether ``catch_up`` takes steps of the draft for tokens that others wrote."""
-        return False
+    traits: Traits = Traits()
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
@@ -534,4 +444,27 @@ class TreeDraft(Draft, Protocol):
 
 def shown_to(draft: Draft, target: Target) -> Target:
     """The target, with the states that a draft wants."""
-    return target.showing(draft.depths) if draft.depths else target
+    depths = draft.traits.depths
+    return target.showing(depths) if depths else target
+
+
+def check_parts(model: Target | Draft, interface: type = Target) -> None:
+    """Raises ``InputError`` if a target or a draft lacks a part that the loops use."""
+    kind, names = interface.__name__, [*interface.__annotations__, *vars(interface)]
+    missing = [name for name in dict.fromkeys(names) if name[0] != "_" and not hasattr(model, name)]
+    arguments = {"prefill": "prompts", "score": "num"} if interface is Target else {}
+    for method, argument in arguments.items():
+        function = getattr(model, method, None)
+        if callable(function) and argument not in inspect.signature(function).parameters:
+            missing.append(f"{method}(…, {argument}=None)")
+    if missing:
+        raise InputError(
+            f"{type(model).__name__} has no {', '.join(missing)}: see interfaces.{kind}"
+            + (", from which drafts are derived" if interface is Draft else "")
+        )
+    flags = [each.name for each in dataclasses.fields(Traits) if hasattr(model, each.name)]
+    if interface is Draft and flags:
+        raise InputError(
+            f"{type(model).__name__} has {', '.join(flags)}: give it as "
+            f"traits = Traits({flags[0]}=…), of interfaces"
+        )

@@ -89,7 +89,7 @@ def step(
         lineages,
         width=num,
     )
-    logits, cache = target.score_nodes(state.target_cache, nodes)
+    logits, _, cache = target.score_nodes(state.target_cache, nodes)
     following = beams_lib.continuations(
         logits,
         beams_lib.num_candidates(num, eos_id),

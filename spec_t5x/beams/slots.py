@@ -80,7 +80,7 @@ def prefill(
         all_first = jnp.zeros((batch, num, num_positions), jnp.int32)
         positions = jnp.tile(jnp.arange(num)[None], (batch, 1))
         fed = nodes(prompts[:, :-1], positions, all_first[:, :, 0], all_first, width)
-        _, cache = target.score_nodes(cache, fed)
+        *_, cache = target.score_nodes(cache, fed)
     return cache
 
 

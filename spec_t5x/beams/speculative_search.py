@@ -80,7 +80,7 @@ def step(
     tree, draft_cache = propose(
         draft_model, state, gamma=gamma, width=draft_beams, rules=rules, eos_id=eos_id
     )
-    logits, target_cache = target.score_nodes(state.target_cache, tree.nodes(draft_beams))
+    logits, _, target_cache = target.score_nodes(state.target_cache, tree.nodes(draft_beams))
     num = beams_lib.num_candidates(state.beams.live_log_probs.shape[1], eos_id)
     following = _continuations(state.beams, tree, logits, num, rules)
     beams, lineages, steps = replay(state, tree, following, ranking, eos_id)
@@ -152,7 +152,7 @@ def propose(
 
     def grow(carry, first_parent):
         level, cache = carry
-        logits, cache = draft_model.score_nodes(cache, level.nodes(width))
+        logits, _, cache = draft_model.score_nodes(cache, level.nodes(width))
         num = beams_lib.num_candidates(width, eos_id)
         following = _continuations(state.beams, level, logits, num, rules)
         found = beams_lib.candidates(level.log_probs, following)
@@ -257,7 +257,7 @@ def _feed_last_level(
     last = jax.tree.map(lambda leaf: leaf[:, -draft_beams:], tree)
 
     def feed(cache):
-        return draft_model.score_nodes(cache, last.nodes(draft_beams))[1]
+        return draft_model.score_nodes(cache, last.nodes(draft_beams))[2]
 
     return lax.cond(was_reached, feed, lambda cache: cache, cache)
 

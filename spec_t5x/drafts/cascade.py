@@ -20,6 +20,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    Traits,
     check_positions,
     check_vocabularies,
 )
@@ -66,7 +67,7 @@ class CascadeDraft(Draft):
     settings: Sampling | None = None
 
     # In the middle model's cache.
-    keeps_text = True
+    traits = Traits(keeps_text=True)
 
     @property
     def vocab_size(self) -> int:
@@ -87,7 +88,7 @@ class CascadeDraft(Draft):
         if self.inner_gamma < 1:
             raise InputError(f"inner_gamma is {self.inner_gamma}: give at least 1")
         check_vocabularies(self.draft, self.model, "inner draft", "draft")
-        if self.draft.uses_target_states:
+        if self.draft.traits.uses_target_states:
             raise InputError(
                 f"{type(self.draft).__name__} looks at the target's states: it cannot draft "
                 "inside a cascade"

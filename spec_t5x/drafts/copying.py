@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, Outcome, Proposal
+from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int
 
 
@@ -60,10 +60,9 @@ class CopyDraft(Draft):
     # Proposals in a row of which nothing was accepted, after which a match is asked for.
     patience: int = flax.struct.field(pytree_node=False, default=2)
 
-    # Where it has been wrong and nothing matches, nothing is proposed.
-    varies = True
-    # Its tokens cost nothing but their verification.
-    max_worthwhile = 16
+    # Where it has been wrong and nothing matches, nothing is proposed. Its tokens cost nothing but
+    # their verification.
+    traits = Traits(varies=True, max_worthwhile=16)
 
     def __post_init__(self):
         if not 1 <= self.min_match <= self.max_match:

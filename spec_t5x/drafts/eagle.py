@@ -4,13 +4,15 @@ See ``models/eagle.py`` for the network. A separate model has to work out what t
 already; this one starts from it, and reads the source where the target did.
 """
 
+import dataclasses
+
 import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.drafts.sequential import slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerState
-from spec_t5x.interfaces import Context, Outcome, Proposal
+from spec_t5x.interfaces import Context, Outcome, Proposal, Traits
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.types import Array, Int
@@ -25,12 +27,12 @@ class EagleDraft(SharedEncoderDraft):
     """
 
     network = EagleNetwork
-    uses_target_states = True
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        """What the head is fed beside the last states."""
-        return self.model.config.depths
+    def traits(self) -> Traits:
+        """It is fed the target's last states, and those of the layers that it was trained with."""
+        depths = self.model.config.depths
+        return dataclasses.replace(super().traits, uses_target_states=True, depths=depths)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int

@@ -7,7 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.drafts.sequential import draw_token
-from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, TreeProposal
+from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.sampling.distributions import Sampling, standardize
@@ -36,20 +36,16 @@ class MedusaDraft(Draft):
     # How this draft samples; None takes the target's settings.
     settings: Sampling | None = None
 
-    # There is nothing to propose from in the first iteration.
-    varies = True
-    # It predicts from nothing else, and the row's last token.
-    uses_target_states = True
-
     @property
     def vocab_size(self) -> int:
         """The target's."""
         return self.heads.vocab_size
 
     @property
-    def max_proposal(self) -> int:
-        """A token for each head."""
-        return self.heads.num_heads
+    def traits(self) -> Traits:
+        """A token for each head, from the target's states; none in the first iteration."""
+        num = self.heads.num_heads
+        return Traits(varies=True, max_worthwhile=num, uses_target_states=True)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

@@ -1,5 +1,7 @@
 """Mixed: copy where there is a match, and ask another draft where there is none."""
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    Traits,
     check_vocabularies,
 )
 from spec_t5x.types import Array, Bool, Int, PyTree
@@ -39,28 +42,15 @@ class MixedDraft(Draft):
     first: Draft
     second: Draft
 
-    # As copying does.
-    varies = True
-
     @property
     def vocab_size(self) -> int:
         """Of either draft."""
         return self.second.vocab_size
 
     @property
-    def uses_target_states(self) -> bool:
-        """Where the second does."""
-        return self.second.uses_target_states
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Of the second."""
-        return self.second.depths
-
-    @property
-    def keeps_text(self) -> bool:
-        """Where the second does."""
-        return self.second.keeps_text
+    def traits(self) -> Traits:
+        """The second's; copies vary in length."""
+        return dataclasses.replace(self.second.traits, varies=True)
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """As of the second."""
@@ -91,7 +81,7 @@ class MixedDraft(Draft):
         def ask(second_state):
             second_state = self.second.catch_up(second_state, rest, gamma + 1)
             second, second_state = self.second.propose(second_state, rest, gamma)
-            second = second.checked(self.second.max_proposal)
+            second = second.checked()
             drafted = (second.tokens, second.probs, second.num_proposed)
             cache = context.target_cache if second.target_cache is None else second.target_cache
             return drafted, cache, second_state

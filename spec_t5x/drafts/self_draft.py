@@ -80,7 +80,7 @@ class SelfDraft(Draft):
         whole, model = context.target_cache, self.model
         layers, rest = whole.layers[: model.num_layers], whole.layers[model.num_layers :]
         cache = whole.replace(layers=layers, lengths=context.lengths)
-        logits, cache = model.score(cache, context.last_tokens[:, None])
+        logits, _, cache = model.score(cache, context.last_tokens[:, None])
         proposal, cache = draft_tokens(model, cache, logits[:, 0], context, settings, gamma)
         # The target writes to all of these places before any of them counts.
         written = whole.replace(layers=cache.layers + rest)

@@ -1,7 +1,6 @@
 """Drafting with a model, one token after the other or level by level: what drafts share."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ def draft_tokens(
 
     def draft_one(offset, carry):
         cache, token, draws, proposal = carry
-        logits, cache = model.score(cache, token[:, None])
+        logits, _, cache = model.score(cache, token[:, None])
         return cache, *draw(logits[:, 0], offset, draws, proposal)
 
     num = context.num_drafts(gamma)
@@ -147,7 +146,7 @@ def draft_tree(
             first = tree.level_starts[depth + 1]
             slots = model.num_slots(cache)
             nodes = tree_nodes(tree, tokens[-1], context.lengths, slots, first)
-            level_logits, cache = model.score_nodes(cache, nodes)
+            level_logits, _, cache = model.score_nodes(cache, nodes)
     return TreeProposal(
         tokens=jnp.concatenate(tokens, axis=1),
         probs=None if settings.greedy else jnp.concatenate(all_probs, axis=1),
@@ -176,7 +175,7 @@ def catch_up(
     wanted: Int[Array, "batch"],
     live: Bool[Array, "batch"],
     width: int,
-    score: Callable[[Cache, Array], tuple[Any, Cache]] | None = None,
+    score: Callable[[Cache, Array], tuple] | None = None,
 ) -> Cache:
     """The cache with at least ``wanted`` tokens of each live row's text in it.
 
@@ -189,7 +188,7 @@ def catch_up(
     def feed(cache):
         starts = jnp.minimum(cache.lengths, wanted)
         tokens = slices(sequences, starts, width)
-        _, cache = score(model.rollback(cache, starts), tokens)
+        cache = score(model.rollback(cache, starts), tokens)[-1]
         return model.rollback(cache, jnp.minimum(starts + width, wanted))
 
     def trails(cache):
@@ -207,7 +206,7 @@ def slices(
 
 
 def _after(model: Target, cache: Cache, token: Int[Array, "batch"]):
-    logits, cache = model.score(cache, token[:, None])
+    logits, _, cache = model.score(cache, token[:, None])
     return logits[:, 0], cache
 
 

@@ -1,7 +1,6 @@
 """A smaller model as the draft: the approximation model M_q of the paper."""
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
+    Traits,
     TreeProposal,
     check_positions,
 )
@@ -63,18 +63,15 @@ class TransformerDraft(Draft):
     # Stops drafting early where it does not pay; None always proposes gamma tokens.
     stopping: Stopping | None = flax.struct.field(pytree_node=False, default=None)
 
-    # In its model's cache.
-    keeps_text = True
-
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model."""
         return self.model.vocab_size
 
     @property
-    def varies(self) -> bool:
-        """With a stopping rule."""
-        return self.stopping is not None
+    def traits(self) -> Traits:
+        """It keeps the text in its model's cache, and varies with a stopping rule."""
+        return Traits(keeps_text=True, varies=self.stopping is not None)
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Its own model needs positions, too."""
@@ -158,7 +155,7 @@ class TransformerDraft(Draft):
         """How many tokens are fed before ``depth`` levels are drafted."""
         return 2
 
-    def _score(self, context: Context) -> Callable[[Cache, Array], tuple[Any, Cache]]:
+    def _score(self, context: Context) -> Callable[[Cache, Array], tuple]:
         """What feeds the text."""
         return self.model.score
 
@@ -170,7 +167,7 @@ class TransformerDraft(Draft):
         lengths = context.lengths
         starts = jnp.maximum(lengths - 1, 0)
         pairs = slices(context.sequences, starts, 2)
-        logits, cache = self.model.score(self.model.rollback(cache, starts), pairs)
+        logits, _, cache = self.model.score(self.model.rollback(cache, starts), pairs)
         # A row that holds nothing but its start token has it first in the pair; the
         # padding after it is overwritten by the next call.
         last = (lengths - starts)[:, None, None]

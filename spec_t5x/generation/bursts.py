@@ -130,7 +130,7 @@ def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
     """What slots and a group of this size hold, and the logits of a call; weights apart."""
     gamma = 0
     if generator.draft is not None:
-        gamma = generator.draft.max_worthwhile if options.gamma == AUTO else options.gamma
+        gamma = generator.draft.traits.max_worthwhile if options.gamma == AUTO else options.gamma
     places = np.zeros(len(batch.tokens), np.int32)
     inputs = batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, places
     loop = _loop(generator, options, batch, gamma)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.interfaces import Cache, PromptTarget, Target, check_positions
+from spec_t5x.interfaces import Cache, Target, check_positions
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Decoded, Outputs
 from spec_t5x.sampling import rules
@@ -62,12 +62,8 @@ def prefill(
     max_length: int,
 ) -> Cache:
     """The target's cache with every prompt token in it but each row's last one."""
-    if isinstance(target, PromptTarget):
-        return target.rollback(target.prefill_prompts(inputs, prompts, max_length), lengths)
-    cache = target.prefill(inputs, max_length)
-    if prompts.shape[1] > 1:
-        _, cache = target.score(cache, prompts[:, :-1])
-    return target.rollback(cache, lengths)
+    forced = prompts if prompts.shape[1] > 1 else None
+    return target.rollback(target.prefill(inputs, max_length, forced), lengths)
 
 
 def step(
@@ -90,17 +86,12 @@ def write_token(
     coupled: bool = False,
     eos_id: EndOfSequence = EOS_ID,
     rescale_log_probs: bool = True,
-    with_states: bool = False,
 ):
     """The rows and the cache after one target call; its states, the tokens, how many count.
 
-    The states are None unless asked for; the tokens are ``[batch, 1]``.
+    The tokens are ``[batch, 1]``.
     """
-    block = outputs.last_tokens[:, None]
-    if with_states:
-        logits, states, cache = target.score_states(cache, block)
-    else:
-        (logits, cache), states = target.score(cache, block), None
+    logits, states, cache = target.score(cache, outputs.last_tokens[:, None])
     logits = rules.apply(settings.rules, logits, outputs.ends)
     probs = standardize(logits, settings)
     tokens = sample_next(stream, outputs.lengths, probs[:, 0], settings, coupled)[:, None]

@@ -13,7 +13,6 @@ from spec_t5x.interfaces import (
     Context,
     Draft,
     DraftState,
-    StatefulTarget,
     Target,
     shown_to,
 )
@@ -190,8 +189,7 @@ class Verified:
     # The target's, at each draft and after the last one.
     logits: Float32[Array, "batch gamma+1 vocab"]
     probs: Float32[Array, "batch gamma+1 vocab"]
-    # None unless the draft uses them.
-    states: Float[Array, "batch gamma+1 embed"] | None
+    states: Float[Array, "batch gamma+1 embed"]
     # Chance that each draft is accepted where those before it are.
     beta: Float32[Array, "batch gamma"]
     # Before the rollback, and before the draft's commit.
@@ -220,12 +218,12 @@ def init(
     room = room or loop.max_length
     target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, room)
     target_states = None
-    if draft.uses_target_states:
+    if draft.traits.uses_target_states:
         target_states = first_states(shown_to(draft, target), target_cache, prompts, room)
     outputs, target_cache, target_states = outputs_lib.repeat_rows(
         (outputs, target_cache, target_states), loop.num_decodes
     )
-    rows = outputs.lengths.shape[0]
+    rows, keeps_text = outputs.lengths.shape[0], draft.traits.keeps_text
 
     def make_draft_state() -> DraftState:
         return prefill_draft(draft, inputs, prompts, loop, room)
@@ -238,7 +236,7 @@ def init(
         target_states=target_states,
         stats=_no_stats(rows, loop.gamma),
         # Copied: the stepper donates its state, and this pace is the caller's.
-        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(draft.keeps_text)),
+        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(keeps_text)),
     )
 
 
@@ -301,7 +299,7 @@ def emitted(drafts: Int[Array, "batch gamma"], verdict) -> Int[Array, "batch gam
 
 
 def first_states(
-    target: StatefulTarget, cache: Cache, prompts: Int[Array, "batch width"], room: int
+    target: Target, cache: Cache, prompts: Int[Array, "batch width"], room: int
 ) -> Float32[Array, "batch room embed"]:
     """``Context.target_states`` of the prompts, with room for so many tokens after the start."""
     batch, width = prompts.shape
@@ -309,18 +307,18 @@ def first_states(
     if width == 1:
         return states
     starts = jnp.zeros(batch, jnp.int32)
-    _, of_prompts, _ = target.score_states(target.rollback(cache, starts), prompts[:, :-1])
+    _, of_prompts, _ = target.score(target.rollback(cache, starts), prompts[:, :-1])
     return with_states(states, of_prompts, starts)
 
 
 def with_states(
     kept: Float32[Array, "batch positions embed"] | None,
-    states: Float[Array, "batch new embed"] | None,
+    states: Float[Array, "batch new embed"],
     starts: Int[Array, "batch"],
 ) -> Float32[Array, "batch positions embed"] | None:
     """The states kept of a text, with those of new tokens, the first at each row's start.
 
-    Both are None where no draft uses them.
+    None are kept where no draft uses them.
     """
     if kept is None:
         return None

@@ -27,16 +27,13 @@ from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
-    Cache,
     Context,
-    DeepTarget,
     Draft,
     DraftState,
     Outcome,
-    PartialTarget,
     Proposal,
-    StatefulTarget,
     Target,
+    check_parts,
     check_positions,
     check_vocabularies,
     shown_to,
@@ -121,7 +118,7 @@ def step(
         ),
     )
     if pace is not None:
-        varies = draft.varies and tree is None
+        varies = draft.traits.varies and tree is None
         state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, varies))
     return state, iteration
 
@@ -146,8 +143,10 @@ def verify(
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     cache = context.target_cache if proposal.target_cache is None else proposal.target_cache
-    longest = jnp.max(num_proposed) if draft.varies or context.limit is not None else None
-    logits, states, cache = _score(target, draft, cache, block, longest)
+    varies = draft.traits.varies or context.limit is not None
+    num = 1 + jnp.max(num_proposed) if varies else None
+    # ONE target call over as much of the block as the longest proposal needs.
+    logits, states, cache = shown_to(draft, target).score(cache, block, num)
     logits = context.ruled(logits, proposal.tokens)
     probs = standardize(logits, settings)
     verdict = verifier(stream, context.lengths, proposal, logits, probs, settings)
@@ -171,63 +170,13 @@ def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int
         nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
         return Proposal(nothing), draft_state
     proposal, draft_state = draft.propose(draft_state, context, gamma)
-    proposal = proposal.checked(draft.max_proposal)
+    proposal = proposal.checked()
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
-        if draft.varies and fill is not None:
+        if draft.traits.varies and fill is not None:
             counts = jnp.where(fill, context.limit, counts)
         proposal = proposal.replace(counts=counts)
     return proposal, draft_state
-
-
-def _score(target: Target, draft: Draft, cache: Cache, block: Int[Array, "batch new"], longest):
-    """ONE target call over as much of the block as the longest proposal needs.
-
-    ``longest`` is None where every proposal fills the block. Returns the logits at all
-    positions (of no meaning beyond the longest proposal), the target's states (None unless
-    the draft uses them) and the cache.
-    """
-    varies, target = longest is not None, shown_to(draft, target)
-    if varies and isinstance(target, PartialTarget) and target.scores_parts:
-        logits, states, cache = target.score_part(cache, block, longest + 1)
-        return logits, states if draft.uses_target_states else None, cache
-
-    def call(width, cache, block):
-        tokens = block[:, :width]
-        if draft.uses_target_states:
-            logits, states, cache = target.score_states(cache, tokens)
-            return _pad(logits, block), _pad(states, block), cache
-        logits, cache = target.score(cache, tokens)
-        return _pad(logits, block), None, cache
-
-    most = block.shape[1]
-    if draft.max_proposal is not None:
-        most = min(draft.max_proposal + 1, most)
-    widths = call_widths(most) if varies else (block.shape[1],)
-    if len(widths) == 1:
-        return call(widths[0], cache, block)
-    # A program for each width, of which one runs.
-    smallest = jnp.searchsorted(jnp.asarray(widths), longest + 1)
-    branches = [functools.partial(call, width) for width in widths]
-    return lax.switch(smallest, branches, cache, block)
-
-
-def call_widths(largest: int) -> tuple[int, ...]:
-    """Numbers of positions that the target is compiled for where proposals vary.
-
-    >>> call_widths(6)
-    (1, 2, 4, 6)
-    """
-    widths = [1]
-    while widths[-1] < largest:
-        widths.append(min(2 * widths[-1], largest))
-    return tuple(widths)
-
-
-def _pad(values: Array, block: Array) -> Array:
-    """Zeros for the positions of the block that were not computed."""
-    missing = block.shape[1] - values.shape[1]
-    return jnp.pad(values, ((0, 0), (0, missing), (0, 0)))
 
 
 # At a pace, and at gamma 0
@@ -250,7 +199,6 @@ def plain_step(
         coupled=loop.verifier.coupled,
         eos_id=_eos_id(loop, state.pace),
         rescale_log_probs=loop.rescale_log_probs,
-        with_states=draft.uses_target_states,
     )
     state = state.replace(
         outputs=outputs,
@@ -539,22 +487,13 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
     """Raises ``InputError`` for arguments that cannot be decoded with."""
     if gamma < 0:
         raise InputError(f"gamma is {gamma}: give at least 0 (0 is plain decoding)")
-    parts = ("vocab_size", *(name for name in vars(Draft) if name[0] != "_"))
-    missing = [name for name in parts if not hasattr(draft, name)]
-    if missing:
-        raise InputError(
-            f"{type(draft).__name__} has no {', '.join(missing)}: derive it from "
-            "interfaces.Draft, which has what a draft need not have of its own"
-        )
+    check_parts(target)
+    check_parts(draft, Draft)
     check_vocabularies(draft, target)
-    if draft.uses_target_states and not isinstance(target, StatefulTarget):
+    depths = draft.traits.depths
+    if depths and not hasattr(target, "showing"):
         raise InputError(
-            f"{type(draft).__name__} needs the target's states and {type(target).__name__} "
-            "has no score_states: use another draft"
-        )
-    if draft.depths and not isinstance(target, DeepTarget):
-        raise InputError(
-            f"{type(draft).__name__} needs the states of the target's layers {list(draft.depths)} "
+            f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
             f"and {type(target).__name__} has no showing: use another draft"
         )
     outputs_lib.check_prompts(prompts, max_decode_len)

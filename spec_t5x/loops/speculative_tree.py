@@ -21,7 +21,6 @@ from spec_t5x.interfaces import (
     DraftState,
     NodeTarget,
     Proposal,
-    StatefulNodeTarget,
     TreeDraft,
     TreeProposal,
     shown_to,
@@ -69,9 +68,7 @@ def verify(
 
     path = verdict.path
     on_path = functools.partial(_along, indices=path)
-    logits, probs, states = (
-        None if each is None else on_path(each) for each in (logits, probs, states)
-    )
+    logits, probs, states = on_path(logits), on_path(probs), on_path(states)
     # The first draft under each node of the path but its last one.
     inner = jnp.minimum(path[:, :-1], tree.num_inner - 1)
     firsts = jnp.asarray(tree.first_children)[inner]
@@ -200,11 +197,6 @@ def check_tree(target, draft, stream) -> None:
             f"{type(draft).__name__} proposes no trees: use a transformer, eagle or medusa draft, "
             "or a verifier of chains"
         )
-    if draft.uses_target_states and not isinstance(target, StatefulNodeTarget):
-        raise InputError(
-            f"{type(draft).__name__} needs the target's states and {type(target).__name__} has no "
-            "score_node_states: use another draft, or a verifier of chains"
-        )
     if not isinstance(stream, RowStream):
         raise InputError("T5X's chain of keys has one draw a step: use the coupled verifier")
 
@@ -214,10 +206,7 @@ def _score(target, draft, context: Context, proposal: TreeProposal, tree: Tree):
     cache = context.target_cache
     tokens = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
     nodes = tree_nodes(tree, tokens, context.lengths, target.num_slots(cache))
-    if draft.uses_target_states:
-        return shown_to(draft, target).score_node_states(cache, nodes)
-    logits, cache = target.score_nodes(cache, nodes)
-    return logits, None, cache
+    return shown_to(draft, target).score_nodes(cache, nodes)
 
 
 def _along(values: Array, indices: Int[Array, "batch levels"]) -> Array:

@@ -1,11 +1,14 @@
 """A network over a static cache and its parameters, bound together as the loops' ``Target``."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from spec_t5x.interfaces import Nodes
 from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
@@ -72,30 +75,32 @@ class CachedModel:
         """Width of a decoder state."""
         return self.config.emb_dim * (1 + len(getattr(self.module, "depths", ())))
 
-    def score(
-        self, cache: Cache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], Cache]:
-        """Feeds new tokens at each row's length: logits after each, longer cache."""
-        logits, _, cache = self.score_states(cache, tokens)
-        return logits, cache.laid_out() if self.in_targets_cache else cache
-
-    def score_states(
-        self, cache: Cache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """``score``, with the normed states that the logits were made from."""
-        return self._extended("extend", cache, tokens)
-
     @property
-    def scores_parts(self) -> bool:
-        """Whether ``score_part`` saves time: with the kernels, which skip the rest of a block."""
-        return self.kernels
+    def max_positions(self) -> int | None:
+        """Number of learnt positions; None, as T5's are relative."""
+        return None
 
-    def score_part(
-        self, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+    def score(
+        self,
+        cache: Cache,
+        tokens: Int[Array, "batch new"],
+        num: Int[Array, ""] | None = None,
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
-        """``score_states`` of the first ``num`` tokens of each row; the rest means nothing."""
-        with cpu_kernels.using_first(num):
-            return self.score_states(cache, tokens)
+        """Feeds new tokens at each row's length: logits and normed states after each.
+
+        Where only ``num`` of them matter, the kernels skip the rest; XLA compiles the call for
+        blocks of several lengths.
+        """
+        if num is None:
+            found = self._extended("extend", cache, tokens)
+        elif self.kernels:
+            with cpu_kernels.using_first(num):
+                found = self._extended("extend", cache, tokens)
+        else:
+            call = functools.partial(self._extended, "extend")
+            found = by_width(call, cache, tokens, num)
+        logits, states, cache = found
+        return logits, states, cache.laid_out() if self.in_targets_cache else cache
 
     def num_slots(self, cache: Cache) -> int:
         """How many tokens of a row the cache has room for."""
@@ -103,15 +108,8 @@ class CachedModel:
 
     def score_nodes(
         self, cache: Cache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], Cache]:
-        """Feeds tokens of a tree to their slots: logits after each, written cache."""
-        logits, _, cache = self.score_node_states(cache, nodes)
-        return logits, cache
-
-    def score_node_states(
-        self, cache: Cache, nodes: Nodes
     ) -> tuple[Float32[Array, "batch nodes vocab"], Float[Array, "batch nodes embed"], Cache]:
-        """``score_nodes``, with the states that the logits were made from."""
+        """Feeds tokens of a tree to their slots: logits and states after each, written cache."""
         return self._extended("extend_nodes", cache, nodes)
 
     def logits(self, states: Float[Array, "batch new embed"]) -> Float32[Array, "batch new vocab"]:
@@ -154,25 +152,53 @@ class TextModel(CachedModel):
         """Layers of the decoder."""
         return self.config.num_layers
 
-    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderOnlyCache:
-        """An empty cache with room for ``max_length`` tokens."""
-        return DecoderOnlyCache.empty(self.config, self.num_layers, inputs.shape[0], max_length)
-
-    def prefill_prompts(
+    def prefill(
         self,
         inputs: Int[Array, "batch source"],
-        prompts: Int[Array, "batch width"],
         max_length: int,
+        prompts: Int[Array, "batch width"] | None = None,
     ) -> DecoderOnlyCache:
-        """The cache after ``prompts``, read in one call."""
-        cache = self.prefill(inputs, max_length)
-        return cache if prompts.shape[1] == 1 else self.read_prompts(cache, prompts)
+        """A cache with room for ``max_length`` tokens, and ``prompts`` in it, read in one call."""
+        config, batch = self.config, inputs.shape[0]
+        cache = DecoderOnlyCache.empty(config, self.num_layers, batch, max_length)
+        return cache if prompts is None else self.read_prompts(cache, prompts)
 
     def read_prompts(
         self, cache: DecoderOnlyCache, prompts: Int[Array, "batch width"]
     ) -> DecoderOnlyCache:
         """An empty cache with prompts of two tokens or more in it."""
-        return self.score(cache, prompts)[1]
+        return self.score(cache, prompts)[2]
+
+
+def by_width(
+    score: Callable, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+    """``score`` of the first ``num`` tokens or a few more; the results for others are zeros.
+
+    A program for each of ``call_widths``, of which one runs.
+    """
+
+    def call(width, cache, tokens):
+        *found, cache = score(cache, tokens[:, :width])
+        missing = ((0, 0), (0, tokens.shape[1] - width), (0, 0))
+        return *(jnp.pad(values, missing) for values in found), cache
+
+    widths = call_widths(tokens.shape[1])
+    smallest = jnp.searchsorted(jnp.asarray(widths), num)
+    branches = [functools.partial(call, width) for width in widths]
+    return lax.switch(smallest, branches, cache, tokens)
+
+
+def call_widths(largest: int) -> tuple[int, ...]:
+    """Numbers of positions that the target is compiled for where proposals vary.
+
+    >>> call_widths(6)
+    (1, 2, 4, 6)
+    """
+    widths = [1]
+    while widths[-1] < largest:
+        widths.append(min(2 * widths[-1], largest))
+    return tuple(widths)
 
 
 def _ready(params: PyTree, module: nn.Module) -> tuple[PyTree, bool]:

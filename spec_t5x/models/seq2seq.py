@@ -35,10 +35,19 @@ class T5Model(CachedModel):
             )
         return self.replace(module=self.module.clone(depths=tuple(depths)))
 
-    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> DecoderCache:
-        """Encodes the source; the cache has room for ``max_length`` tokens."""
+    def prefill(
+        self,
+        inputs: Int[Array, "batch source"],
+        max_length: int,
+        prompts: Int[Array, "batch width"] | None = None,
+    ) -> DecoderCache:
+        """Encodes the source; the cache has room for ``max_length`` tokens, and the prompts' in it.
+
+        All but the last of each prompt, which decoding starts with.
+        """
         # The kernels leave out what is padding of all rows, which nothing attends to.
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
         with cpu_kernels.using_first(longest):
-            return self.apply(inputs, max_length, method="empty_cache")
+            cache = self.apply(inputs, max_length, method="empty_cache")
+        return cache if prompts is None else self.score(cache, prompts[:, :-1])[2]

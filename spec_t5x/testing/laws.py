@@ -25,9 +25,8 @@ from spec_t5x.interfaces import (
     Draft,
     Move,
     NodeTarget,
-    PromptTarget,
-    StatefulTarget,
     Target,
+    check_parts,
 )
 from spec_t5x.loops import outputs
 from spec_t5x.loops.outputs import Decoded
@@ -140,19 +139,15 @@ class _TargetCheck:
     atol: float
 
     def run(self) -> None:
+        check_parts(self.target)
         self.check_leaves()
         one_by_one = self.logits_one_by_one()
         self.check_blocks(one_by_one)
         self.check_rollback(one_by_one)
         self.check_repeated_rows(one_by_one)
         self.check_inserted_rows(one_by_one)
-        if isinstance(self.target, StatefulTarget):
-            arguments = self.target, self.prefill(), self.tokens
-            logits, states, _ = self._call("score_states", (), *arguments)
-            self.compare(logits, one_by_one, "score_states gives other logits than score")
-            self.same((*self.tokens.shape, self.target.state_size), states, "states")
-        if isinstance(self.target, PromptTarget):
-            self.check_prompts(one_by_one)
+        self.check_beginnings(one_by_one)
+        self.check_prompts(one_by_one)
         if isinstance(self.target, NodeTarget):
             self.check_nodes(one_by_one)
 
@@ -164,8 +159,12 @@ class _TargetCheck:
 
         return jax.jit(call, static_argnums=(0, 1))
 
-    def score(self, cache: Cache, tokens: Int[Array, "batch new"]):
-        return self._call("score", (), self.target, cache, tokens)
+    def score(self, cache: Cache, tokens: Int[Array, "batch new"], *num):
+        """Logits and cache; the states are checked here, wherever they are returned."""
+        logits, states, cache = self._call("score", (), self.target, cache, tokens, *num)
+        self.same((*tokens.shape, self.target.vocab_size), logits, "logits")
+        self.same((*tokens.shape, self.target.state_size), states, "states")
+        return logits, cache
 
     @property
     def batch(self) -> int:
@@ -202,7 +201,6 @@ class _TargetCheck:
         cache, logits = self.prefill(), []
         for place in range(FED):
             new, cache = self.score(cache, self.tokens[:, place : place + 1])
-            self.same((self.batch, 1, self.target.vocab_size), new, "logits")
             logits.append(new)
         return np.concatenate(logits, axis=1)
 
@@ -263,15 +261,23 @@ class _TargetCheck:
         self.compare(logits[:last], expected[:last, half:], what)
         self.compare(logits[last], expected[0, : FED - half], what)
 
+    def check_beginnings(self, expected) -> None:
+        """A part of a block that matters, with tokens behind it that do not."""
+        for num in (1, FED - 1):
+            logits, _ = self.score(self.prefill(), self.tokens, jnp.int32(num))
+            what = f"the first {num} tokens of a block get other logits if only they matter (num)"
+            self.compare(logits[:, :num], expected[:, :num], what)
+
     def check_prompts(self, expected) -> None:
         lengths = 1 + np.arange(self.batch, dtype=np.int32) % (FED - 1)
         is_prompt = np.arange(FED)[None, :] <= lengths[:, None]
         prompts = np.where(is_prompt, self.tokens, PAD_ID)
-        cache = self._call("prefill_prompts", (3 * FED,), self.target, self.inputs, prompts)
+        prefill = jax.jit(lambda *args: self.target.prefill(args[0], 3 * FED, args[1]))
+        cache = prefill(self.inputs, prompts)
         last = np.take_along_axis(self.tokens, lengths[:, None], axis=1)
         logits, _ = self.score(self.target.rollback(cache, lengths), last)
         expected = np.take_along_axis(expected, lengths[:, None, None], axis=1)
-        self.compare(logits, expected, "after prefill_prompts the logits are not those of score")
+        self.compare(logits, expected, "after prompts in prefill the logits are not those of score")
 
     def check_nodes(self, expected) -> None:
         """The text as the second branch of a tree, moved to its place, and gone on with."""
@@ -283,7 +289,8 @@ class _TargetCheck:
         tokens = np.concatenate([self.tokens[:, 1:2], drafts], axis=1)
         _, cache = self.score(self.prefill(), self.tokens[:, :1])
         nodes = tree_nodes(tree, tokens, root, self.target.num_slots(cache))
-        logits, cache = self._call("score_nodes", (), self.target, cache, nodes)
+        logits, states, cache = self._call("score_nodes", (), self.target, cache, nodes)
+        self.same((*tokens.shape, self.target.state_size), states, "states")
         path = np.array([0, *range(2, tree.num_nodes, 2)])
         what = "a tree's path gets other logits from score_nodes than the same tokens from score"
         self.compare(logits[:, path], expected[:, 1 : 2 + tree.depth], what)

@@ -62,18 +62,30 @@ class PrefixTarget:
         """Logits after each token of ``prefixes``, start token first."""
         raise NotImplementedError
 
-    def prefill(self, inputs: Int[Array, "batch source"], max_length: int) -> PrefixCache:
-        """An empty cache for ``max_length`` tokens."""
+    # They have no states, nor a limit.
+    state_size = 0
+    max_positions = None
+
+    def prefill(
+        self,
+        inputs: Int[Array, "batch source"],
+        max_length: int,
+        prompts: Int[Array, "batch width"] | None = None,
+    ) -> PrefixCache:
+        """A cache for ``max_length`` tokens, with those of the prompts in it."""
         batch = inputs.shape[0]
-        return PrefixCache(
-            sources=jnp.asarray(inputs, jnp.int32),
-            tokens=jnp.full((batch, max_length), UNWRITTEN, jnp.int32),
-            lengths=jnp.zeros(batch, jnp.int32),
-        )
+        tokens = jnp.full((batch, max_length), UNWRITTEN, jnp.int32)
+        lengths = jnp.zeros(batch, jnp.int32)
+        if prompts is not None:
+            tokens = _write(tokens, prompts[:, :max_length], lengths)
+        return PrefixCache(jnp.asarray(inputs, jnp.int32), tokens, lengths)
 
     def score(
-        self, cache: PrefixCache, tokens: Int[Array, "batch new"]
-    ) -> tuple[Float32[Array, "batch new vocab"], PrefixCache]:
+        self,
+        cache: PrefixCache,
+        tokens: Int[Array, "batch new"],
+        num: Int[Array, ""] | None = None,
+    ) -> tuple[Float32[Array, "batch new vocab"], Float32[Array, "batch new 0"], PrefixCache]:
         """Feeds new tokens at each row's length: logits after each, longer cache.
 
         Logits beyond the end of the cache are NaN.
@@ -83,7 +95,8 @@ class PrefixTarget:
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
         logits = self.next_logits(cache.sources, written)
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
-        return logits, cache.replace(tokens=written, lengths=cache.lengths + new)
+        cache = cache.replace(tokens=written, lengths=cache.lengths + new)
+        return logits, logits[..., :0], cache
 
     def num_slots(self, cache: PrefixCache) -> int:
         """How many tokens of a row the cache has room for."""
@@ -91,7 +104,7 @@ class PrefixTarget:
 
     def score_nodes(
         self, cache: PrefixCache, nodes: Nodes
-    ) -> tuple[Float32[Array, "batch nodes vocab"], PrefixCache]:
+    ) -> tuple[Float32[Array, "batch nodes vocab"], Float32[Array, "batch nodes 0"], PrefixCache]:
         """Feeds tokens of a tree to their slots: logits after each, written cache."""
         slots = jax.vmap(lambda row, new, at: row.at[at].set(new))(
             cache.tokens, nodes.tokens, nodes.slots
@@ -108,7 +121,7 @@ class PrefixTarget:
         logits = jax.vmap(of_row)(
             cache.sources, slots, nodes.slot_positions, nodes.visible, nodes.positions
         )
-        return logits, cache.replace(tokens=slots)
+        return logits, logits[..., :0], cache.replace(tokens=slots)
 
     def move(
         self, cache: PrefixCache, slots: Int[Array, "batch nodes"], starts: Int[Array, "batch"]

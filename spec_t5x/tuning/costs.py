@@ -53,7 +53,7 @@ _since_import = OtherPrograms()
 def largest_limit(draft: Draft, verifier: Verifier) -> int:
     """The most drafts that an iteration may have where their number follows what pays."""
     if verifier.tree(1) is None:
-        return min(draft.max_worthwhile, draft.max_proposal or draft.max_worthwhile)
+        return draft.traits.max_worthwhile
     for depth in range(_MAX_DEPTH, 1, -1):
         try:
             if verifier.num_nodes(depth) <= _MAX_NODES:

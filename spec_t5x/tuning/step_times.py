@@ -156,7 +156,7 @@ def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | 
 
     def call(_, carry):
         cache, tokens = carry
-        logits, cache = model.score(cache, tokens)
+        logits, _, cache = model.score(cache, tokens)
         return model.rollback(cache, lengths), _after(logits, tokens, model.vocab_size)
 
     tokens = jnp.zeros((lengths.shape[0], new), jnp.int32)
@@ -195,7 +195,7 @@ def _call_draft(
         tokens = proposal.tokens[:, 0]
         if target is not None:
             block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
-            logits, cache = target.score(cache, block)
+            logits, _, cache = target.score(cache, block)
             cache = target.rollback(cache, outputs.lengths)
             tokens = _after(logits, block, target.vocab_size)[:, 0]
         return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)

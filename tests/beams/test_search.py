@@ -499,8 +499,9 @@ class CannotScoreNodes:
     """A target as far as the other loops are concerned."""
 
     vocab_size = VOCAB
+    state_size, max_positions = 0, None
 
-    def prefill(self, inputs, max_length):
+    def prefill(self, inputs, max_length, prompts=None):
         raise AssertionError("refused before anything is run")
 
     score = rollback = prefill

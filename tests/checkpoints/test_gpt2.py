@@ -80,8 +80,8 @@ def our_logits(loaded):
     tokens = jnp.asarray(np.concatenate([np.zeros((3, 1)), ours[THEIRS[:, 1:]]], 1), jnp.int32)
     model = bind(loaded.params, loaded.config)
     cache = model.prefill(jnp.ones((3, 1), jnp.int32), POSITIONS)
-    first, cache = model.score(cache, tokens[:, :5])
-    second, _ = model.score(cache, tokens[:, 5:])
+    first, _, cache = model.score(cache, tokens[:, :5])
+    second, *_ = model.score(cache, tokens[:, 5:])
     return np.concatenate([first, second], axis=1)[:, :, ours]
 
 

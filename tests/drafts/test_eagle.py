@@ -66,7 +66,7 @@ def unrolled_probs(target, own, draft, context, drafts):
         states = network.decode_states(encoded, SOURCES, shifted, jnp.ones_like(shifted))
         return encoded, states
 
-    shows = target.showing(draft.depths)
+    shows = target.showing(draft.traits.depths)
     encoded, states = shows.module.apply({"params": target.params}, method=read)
 
     def unroll(network: EagleNetwork):

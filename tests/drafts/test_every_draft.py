@@ -17,7 +17,7 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Draft, Proposal
+from spec_t5x.interfaces import Draft, Proposal, Traits
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -62,7 +62,7 @@ class Parrot(Draft):
 class Doubting(Parrot):
     """It says nothing after odd tokens: a first draft that keeps nothing."""
 
-    varies = True
+    traits = Traits(varies=True)
 
     def propose(self, state, context, gamma):
         proposal, state = super().propose(state, context, gamma)
@@ -240,11 +240,11 @@ def go_plainly(draft, state, settings, num_steps):
     """Plain steps, of which the draft is told at the end."""
     if not num_steps:
         return state
-    pace = Pace.start(Costs.by_formula(c=0.1, largest=3)).new_batch(draft.keeps_text)
+    pace = Pace.start(Costs.by_formula(c=0.1, largest=3)).new_batch(draft.traits.keeps_text)
     pace, kept = pace.replace(prefilled=jnp.asarray(True)), state.draft_state
     # No draft takes part: one program for all that want no states.
     state = state.replace(pace=pace, draft_state=())
-    absent = draft if draft.uses_target_states else UniformDraft(VOCAB)
+    absent = draft if draft.traits.uses_target_states else UniformDraft(VOCAB)
     for _ in range(num_steps):
         state, _ = _plain_step(target(), absent, state, settings)
     assert int(state.pace.behind) == num_steps

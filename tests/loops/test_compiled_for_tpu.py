@@ -38,7 +38,7 @@ def test_drafts(draft, target_of_drafts, v4):
     loaded, target, directory = target_of_drafts
     made = make_draft(named(draft, directory), loaded, target)
     # At gamma 1 fewer programs for blocks of some length; a fixed gamma needs its own loop.
-    gamma = 1 if made.varies else GAMMA
+    gamma = 1 if made.traits.varies else GAMMA
     check(on_tpu(v4, target, made, gamma=gamma), target.config, 2, gamma + 1)
 
 

@@ -662,7 +662,7 @@ class Untouchable(PrefixTarget):
 
     vocab_size: int = flax.struct.field(pytree_node=False)
 
-    def prefill(self, inputs, max_length):
+    def prefill(self, inputs, max_length, prompts=None):
         raise AssertionError("the arguments should have been refused")
 
 
@@ -703,10 +703,9 @@ def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
     @flax.struct.dataclass
     class Bare:
         vocab_size: int = flax.struct.field(pytree_node=False, default=VOCAB)
-        varies = uses_target_states = False
 
         def propose(self, state, context, gamma):
             raise AssertionError("the arguments should have been refused")
 
-    with pytest.raises(InputError, match="Bare has no .*prefill.*catch_up.*Draft"):
+    with pytest.raises(InputError, match="Bare has no traits, .*prefill.*catch_up.*Draft"):
         decode(WRITER, Bare(), 2)

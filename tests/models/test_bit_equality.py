@@ -39,14 +39,14 @@ def cache_of(model, batch):
     rng = np.random.default_rng(batch)
     cache = prefill(model, jnp.asarray(rng.integers(2, 30, (batch, 7)), jnp.int32), ROOM)
     texts = jnp.asarray(rng.integers(2, 30, (batch, TEXT + 2)), jnp.int32)
-    _, cache = score(model, cache, texts)
+    *_, cache = score(model, cache, texts)
     return model.rollback(cache, jnp.asarray(rng.integers(1, TEXT, batch), jnp.int32))
 
 
 def one_by_one(model, cache, tokens):
     logits = []
     for i in range(tokens.shape[1]):
-        here, cache = score(model, cache, tokens[:, i : i + 1])
+        here, _, cache = score(model, cache, tokens[:, i : i + 1])
         logits.append(here[:, 0])
     return np.stack(logits, axis=1)
 
@@ -64,7 +64,7 @@ def test_a_block(name, batch, new):
     model = make(name)
     assert model.kernels
     cache, tokens = cache_of(model, batch), blocks(batch, new)
-    logits, _ = score(model, cache, tokens)
+    logits, *_ = score(model, cache, tokens)
     np.testing.assert_array_equal(logits, one_by_one(model, cache, tokens))
 
 
@@ -74,12 +74,12 @@ def test_the_beginning_of_a_block(name, decodes):
     model, batch, new = make(name), 6, 6
     cache = outputs.repeat_rows(cache_of(model, batch // decodes), decodes)
     tokens = blocks(batch, new)
-    score_part = jax.jit(lambda *args: model.score_part(*args))
-    whole, _ = score(model, cache, tokens)
+    score_part = jax.jit(lambda *args: model.score(*args))
+    whole, *_ = score(model, cache, tokens)
     for num in (0, 1, 4, new):
         logits, _, after = score_part(cache, tokens, jnp.int32(num))
         np.testing.assert_array_equal(logits[:, :num], whole[:, :num])
-        _, expected = score(model, cache, tokens[:, :num]) if num else (None, cache)
+        *_, expected = score(model, cache, tokens[:, :num]) if num else (None, cache)
         for ours, theirs in zip(after.layers, expected.layers, strict=True):
             np.testing.assert_array_equal(ours.keys, theirs.keys)
             np.testing.assert_array_equal(ours.values, theirs.values)
@@ -91,7 +91,7 @@ def test_a_tree(name, batch):
     model, tree = make(name), Tree((2, 2, 1))
     cache, tokens = cache_of(model, batch), blocks(batch, tree.num_nodes)
     nodes = tree_nodes(tree, tokens, cache.lengths, model.num_slots(cache))
-    logits, _ = score_nodes(model, cache, nodes)
+    logits, *_ = score_nodes(model, cache, nodes)
     for leaf in (tree.num_nodes - 1, tree.level_starts[-1]):
         path = np.flatnonzero(tree.ancestors[leaf])
         expected = one_by_one(model, cache, tokens[:, path])
@@ -118,10 +118,10 @@ def test_hypotheses_of_a_beam(name):
             jnp.tile(jnp.asarray(places)[None], (batch, 1)),
             lineages,
         )
-        logits, cache = score_nodes(model, cache, nodes)
+        logits, _, cache = score_nodes(model, cache, nodes)
         for hypothesis in range(width):
             here = jnp.asarray(texts[:, hypothesis, position : position + 1])
-            expected, alone[hypothesis] = score(model, alone[hypothesis], here)
+            expected, _, alone[hypothesis] = score(model, alone[hypothesis], here)
             np.testing.assert_array_equal(logits[:, hypothesis], expected[:, 0])
 
 

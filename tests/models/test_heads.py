@@ -39,7 +39,7 @@ def target(request):
 def scored(target):
     """Logits and states after each token of the prefixes, by the cached path."""
     cache = target.prefill(SOURCES, PREFIXES.shape[1])
-    logits, states, _ = jax.jit(type(target).score_states)(target, cache, PREFIXES)
+    logits, states, _ = jax.jit(type(target).score)(target, cache, PREFIXES)
     return logits, states
 
 

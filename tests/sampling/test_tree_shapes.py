@@ -58,10 +58,10 @@ def test_every_node_is_scored_as_the_end_of_its_own_text():
     sources = jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]])
     drafts = np.random.default_rng(0).integers(2, 30, (2, tree.num_nodes - 1))
     empty = PREFILL(target, sources, 14)
-    _, cache = SCORE(target, empty, jnp.array(texts)[:, :-1])
+    *_, cache = SCORE(target, empty, jnp.array(texts)[:, :-1])
     last = jnp.take_along_axis(jnp.array(texts), lengths[:, None], axis=1)
     tokens = jnp.concatenate([last, jnp.asarray(drafts, jnp.int32)], axis=1)
-    logits, cache = SCORE_NODES(
+    logits, _, cache = SCORE_NODES(
         target, cache, tree_nodes(tree, tokens, lengths, target.num_slots(cache))
     )
     for row in range(2):
@@ -71,7 +71,7 @@ def test_every_node_is_scored_as_the_end_of_its_own_text():
             whole = text + [int(drafts[row, n - 1]) for n in path]
             # Of one width: what comes after a token has no influence on it.
             alone = jnp.tile(jnp.array(whole + [0] * (5 - len(whole))), (2, 1))
-            expected, _ = SCORE(target, empty, alone)
+            expected, *_ = SCORE(target, empty, alone)
             np.testing.assert_allclose(logits[row, node], expected[row, len(whole) - 1], atol=1e-4)
 
 
@@ -80,11 +80,11 @@ def test_the_nodes_of_one_level_see_those_above():
     target, tree, lengths = tiny_t5(0), Tree((2, 1)), jnp.array([0])
     tokens = jnp.array([[0, 5, 6, 7, 8]])
     cache = PREFILL(target, jnp.array([[3, 4, 1]]), 8)
-    expected, _ = SCORE_NODES(target, cache, tree_nodes(tree, tokens, lengths, 8))
-    _, cache = SCORE(target, cache, tokens[:, :1])
+    expected, *_ = SCORE_NODES(target, cache, tree_nodes(tree, tokens, lengths, 8))
+    *_, cache = SCORE(target, cache, tokens[:, :1])
     found = []
     for first, end in ((1, 3), (3, 5)):
         nodes = tree_nodes(tree, tokens[:, first:end], lengths, 8, first)
-        logits, cache = SCORE_NODES(target, cache, nodes)
+        logits, _, cache = SCORE_NODES(target, cache, nodes)
         found.append(logits)
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), expected[:, 1:], atol=1e-4)

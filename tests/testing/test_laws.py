@@ -172,8 +172,9 @@ class SumTarget:
 
     kind: str = flax.struct.field(pytree_node=False, default="nothing")
     vocab_size: int = flax.struct.field(pytree_node=False, default=9)
+    state_size, max_positions = 2, None
 
-    def prefill(self, inputs, max_length):
+    def prefill(self, inputs, max_length, prompts=None):
         batch = inputs.shape[0]
         sums = jnp.zeros((batch, max_length, self.vocab_size))
         lengths = jnp.zeros(batch, jnp.int32)
@@ -183,9 +184,12 @@ class SumTarget:
             return StayingCache(sums=sums, lengths=lengths)
         if self.kind == "has a size":
             return SizedCache(sums=sums, lengths=lengths, size=max_length)
-        return SumCache(sums=sums, lengths=lengths)
+        cache = SumCache(sums=sums, lengths=lengths)
+        if prompts is None or self.kind == "forgets prompts":
+            return cache
+        return self.score(cache, prompts)[2]
 
-    def score(self, cache, tokens):
+    def score(self, cache, tokens, num=None):
         batch, new = tokens.shape
         lengths = jnp.broadcast_to(cache.lengths, (batch,))
         at = lengths[:, None] + jnp.arange(new)[None, :]
@@ -200,7 +204,7 @@ class SumTarget:
         logits = jnp.cos(3 * jnp.einsum("bnl,blv->bnv", seen, sums))
         if self.kind == "tells rows by their place":
             logits += jnp.arange(batch)[:, None, None]
-        return logits, cache.replace(sums=sums, lengths=cache.lengths + new)
+        return logits, logits[..., :2], cache.replace(sums=sums, lengths=cache.lengths + new)
 
     def rollback(self, cache, lengths):
         return cache if self.kind == "rolls back nothing" else cache.replace(lengths=lengths)
@@ -231,6 +235,7 @@ def test_targets_that_are_right_pass(model):
         ("looks ahead", "a block of tokens gets other logits"),
         ("tells rows by their place", "a row's logits change with its place"),
         ("keeps a row in its place", "a row that took another's place gets other logits"),
+        ("forgets prompts", "after prompts in prefill the logits are not those of score"),
         ("has a size", "no row can be taken from a cache of another max_length"),
     ],
 )
@@ -248,8 +253,8 @@ def test_nodes_that_are_scored_or_moved_wrongly_are_found():
     @flax.struct.dataclass
     class Blind(TableTarget):
         def score_nodes(self, cache, nodes):
-            logits, cache = super().score_nodes(cache, nodes)
-            return logits[:, ::-1], cache
+            logits, states, cache = super().score_nodes(cache, nodes)
+            return logits[:, ::-1], states, cache
 
     @flax.struct.dataclass
     class Unmoved(TableTarget):

@@ -444,7 +444,7 @@ def _divergence(
     before = prompt if generator.is_decoder_only else []
     prefix = jnp.asarray([[PAD_ID, *before, *plain.output_ids[:position]]], jnp.int32)
     cache = generator.target.prefill(batch.tokens, prefix.shape[1])
-    logits, _ = generator.target.score(cache, prefix)
+    logits, *_ = generator.target.score(cache, prefix)
     place = Places(
         tokens=prefix[:, None],
         lengths=jnp.asarray([[prefix.shape[1] - 1]]),

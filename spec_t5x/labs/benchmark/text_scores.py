@@ -95,7 +95,7 @@ def score_texts(
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
-    uses_states = any(draft.uses_target_states for draft in drafts.values())
+    uses_states = any(draft.traits.uses_target_states for draft in drafts.values())
     target = _shown_to_all(drafts, target)
     stream, batch = RowStream(keys), prompts.shape[0]
     outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=_ROOM)
@@ -129,11 +129,7 @@ def score_texts(
             starts=before.starts,
             limits=before.limits,
         )
-        block, states = before.last_tokens[:, None], None
-        if uses_states:
-            logits, states, cache = target.score_states(cache, block)
-        else:
-            logits, cache = target.score(cache, block)
+        logits, states, cache = target.score(cache, before.last_tokens[:, None])
         logits = rules.apply(settings.rules, logits, before.ends)
         probs = standardize(logits, settings)
         if texts is None:
@@ -169,12 +165,12 @@ def score_texts(
 
 def _shown_to_all(drafts: Mapping[str, Draft], target: Target) -> Target:
     """The target with the states that any draft wants; one that wants fewer takes the first."""
-    deepest = max(drafts.values(), key=lambda draft: len(draft.depths), default=None)
+    deepest = max(drafts.values(), key=lambda draft: len(draft.traits.depths), default=None)
     for name, draft in drafts.items():
-        if draft.depths != deepest.depths[: len(draft.depths)]:
+        if draft.traits.depths != deepest.traits.depths[: len(draft.traits.depths)]:
             raise InputError(
-                f"draft {name} wants the target's layers {list(draft.depths)} and another "
-                f"{list(deepest.depths)}: measure them one by one"
+                f"draft {name} wants the target's layers {list(draft.traits.depths)} and another "
+                f"{list(deepest.traits.depths)}: measure them one by one"
             )
     return target if deepest is None else shown_to(deepest, target)
 

@@ -482,7 +482,7 @@ TOKENS = np.random.default_rng(1).integers(2, 30, (2, 9)).astype(np.int32)
 def logits_of(model):
     """In two calls, so that the second attends to what the first cached."""
     cache = model.prefill(jnp.asarray([[5, 9, 3, 1, 0], [4, 1, 0, 0, 0]]), 24)
-    first, cache = model.score(cache, TOKENS[:, :4])
+    first, _, cache = model.score(cache, TOKENS[:, :4])
     return jnp.concatenate([first, model.score(cache, TOKENS[:, 4:])[0]], axis=1)
 
 
