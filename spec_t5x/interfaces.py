@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError
-from spec_t5x.sampling.distributions import Sampling, check_float32, values_at
+from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.rules import Places, Rules, apply
 from spec_t5x.sampling.tree_shapes import Tree
@@ -145,8 +145,7 @@ class Context:
         """The logits by the rules of decoding, after ``first``, ``first + 1``, … drafted tokens."""
         if self.rules is None:
             return logits
-        write = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
-        sequences = write(self.sequences, drafted, self.lengths + 1)
+        sequences = write_rows(self.sequences, drafted, self.lengths + 1)
         offsets = first + jnp.arange(logits.shape[1])
         return self.ruled_texts(logits, sequences[:, None], offsets)
 

@@ -6,7 +6,6 @@ what it proposes to the target. Cascades nest: the cheap draft may be a cascade.
 """
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -28,7 +27,7 @@ from spec_t5x.loops import autoregressive
 from spec_t5x.loops.decode_state import emitted
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
-from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import draft_draws
 from spec_t5x.types import Array, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier
@@ -187,11 +186,11 @@ class CascadeDraft(Draft):
         outcome = Outcome(lengths=lengths, num_accepted=jnp.where(live, accepted, 0))
         tokens = emitted(found.drafts, found.verdict)
         return _Inner(
-            sequences=_put(inner.sequences, tokens, inner.lengths + 1),
+            sequences=write_rows(inner.sequences, tokens, inner.lengths + 1),
             lengths=lengths,
             probs=None
             if inner.probs is None
-            else _put(inner.probs, found.probs, inner.lengths - context.lengths),
+            else write_rows(inner.probs, found.probs, inner.lengths - context.lengths),
             state=CascadeState(
                 cache=self.model.rollback(found.target_cache, lengths),
                 draft_state=self.draft.commit(found.draft_state, outcome),
@@ -200,12 +199,3 @@ class CascadeDraft(Draft):
 
     def _settings(self, context: Context) -> Sampling:
         return context.settings if self.settings is None else self.settings
-
-
-def _put(buffer: Array, values: Array, starts: Int[Array, "batch"]) -> Array:
-    """``buffer`` with each row's ``values`` from its own start on."""
-
-    def put_row(row, new, start):
-        return lax.dynamic_update_slice(row, new, (start, *[0] * (row.ndim - 1)))
-
-    return jax.vmap(put_row)(buffer, values, starts)

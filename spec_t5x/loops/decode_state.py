@@ -20,7 +20,7 @@ from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
-from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import Stream, draft_draws
 from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float, Float32, Int, PyTree
 from spec_t5x.verifiers import BlockVerifier, Verifier
@@ -322,8 +322,7 @@ def with_states(
     """
     if kept is None:
         return None
-    write = jax.vmap(lambda row, new, start: lax.dynamic_update_slice(row, new, (start + 1, 0)))
-    return write(kept, states.astype(kept.dtype), starts)
+    return write_rows(kept, states.astype(kept.dtype), starts + 1)
 
 
 def _zeros_like(make: Callable[[], PyTree]) -> PyTree:

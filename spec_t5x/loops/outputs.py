@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.errors import InputError
+from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.sampling.draws import RowStream, Stream, T5XStream
 from spec_t5x.sampling.rules import Places
 from spec_t5x.types import PAD_ID, Array, Bool, EndOfSequence, Float32, Int, Key
@@ -129,9 +130,8 @@ def append(
 
     lengths = outputs.lengths + taken
     ended = outputs.ended | (first_eos < taken) | (lengths >= outputs.limits)
-    sequences = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
-        outputs.sequences, jnp.where(is_taken, tokens, PAD_ID), outputs.lengths + 1
-    )
+    tokens = jnp.where(is_taken, tokens, PAD_ID)
+    sequences = write_rows(outputs.sequences, tokens, outputs.lengths + 1)
     scores = outputs.scores + jnp.sum(jnp.where(is_taken, log_probs, 0.0), axis=1)
     return outputs.replace(sequences=sequences, lengths=lengths, ended=ended, scores=scores), taken
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from spec_t5x.interfaces import Context, Nodes
+from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Float, Int
 
@@ -71,9 +70,6 @@ def ruled_nodes(
     # The node at each depth of the paths, from depth 1; of shorter ones the last repeats.
     paths = tree.paths[nodes][:, 1:]
     drafted = jnp.concatenate([context.last_tokens[:, None], *tokens], axis=1)[:, paths]
-
-    def write(row, drafted, length):
-        return jax.vmap(lambda new: lax.dynamic_update_slice(row, new, (length + 1,)))(drafted)
-
-    texts = jax.vmap(write)(context.sequences, drafted, context.lengths)
+    texts = jnp.repeat(context.sequences[:, None], len(nodes), axis=1)
+    texts = write_rows(texts, drafted, context.lengths + 1, axis=2)
     return context.ruled_texts(logits, texts, jnp.asarray(tree.depths[nodes]))

@@ -19,6 +19,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.interfaces import Move, Nodes
 from spec_t5x.models.logical_axes import constrain
+from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Bool, Float, Int
 
 # What the axes of a layer's keys and values mean, for a mesh: the rows lie with the rest
@@ -147,20 +148,12 @@ def write(
     new: Float[Array, "batch heads new head_dim"],
     starts: Int[Array, "batch"],
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Overwrites ``cached[b, :, starts[b]:starts[b] + new]`` with ``new[b]``.
-
-    The caller allocates enough room: XLA clamps a start that would run over the
-    end, which would overwrite valid entries.
-    """
-
-    def write_row(row, update, start):
-        return lax.dynamic_update_slice(row, update, (0, start, 0))
-
+    """Overwrites ``cached[b, :, starts[b]:starts[b] + new]`` with ``new[b]``."""
     if cached.shape[0] == 1:
         # A plain update in place; the batched form below lowers to a scatter.
         written = lax.dynamic_update_slice(cached, new, (0, 0, starts[0], 0))
     else:
-        written = jax.vmap(write_row)(cached, new, starts)
+        written = write_rows(cached, new, starts, axis=2)
     return constrain(written, AXES)
 
 

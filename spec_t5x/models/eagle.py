@@ -15,10 +15,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Nodes
@@ -28,6 +26,7 @@ from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.layers import Dense
 from spec_t5x.models.narrow_head import output_kernel
 from spec_t5x.models.t5 import CachedNetwork, Decoder, T5Config, embed
+from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Float, Float32, Int, Key, PyTree
 
 
@@ -77,8 +76,7 @@ class DraftingCache(DecoderCache):
 
     def with_states(self, states: Float[Array, "batch new embed"], slots: Int[Array, "batch new"]):
         """The cache with the states after tokens whose slots follow one another."""
-        write = jax.vmap(lambda row, new, start: lax.dynamic_update_slice(row, new, (start, 0)))
-        return self.replace(states=write(self.states, states, slots[:, 0] - self.first))
+        return self.replace(states=write_rows(self.states, states, slots[:, 0] - self.first))
 
 
 class EagleNetwork(CachedNetwork):

@@ -170,6 +170,20 @@ def values_at(
     return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
+def write_rows(
+    buffer: Shaped[Array, "batch *length"],
+    new: Shaped[Array, "batch *new"],
+    starts: Int[Array, "batch"],
+    axis: int = 1,
+) -> Shaped[Array, "batch *length"]:
+    """Overwrites each row of ``buffer`` with its row of ``new``, from its own start on.
+
+    The caller sees to the room: XLA moves a start back whose row would run over the end.
+    """
+    write = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(write)(buffer, new, starts)
+
+
 def argmax_probs(logits: Float[Array, "*rows vocab"]) -> Float32[Array, "*rows vocab"]:
     """All mass on the likeliest token (the first of several)."""
     return jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=jnp.float32)

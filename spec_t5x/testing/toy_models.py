@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from jax import lax
 from jaxtyping import UInt32
 
 from spec_t5x.errors import InputError
@@ -32,7 +31,7 @@ from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.models.t5gemma import T5GemmaConfig
-from spec_t5x.sampling.distributions import Sampling, standardize
+from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 
 # What a cache holds where nothing was written; no token.
@@ -77,7 +76,7 @@ class PrefixTarget:
         tokens = jnp.full((batch, max_length), UNWRITTEN, jnp.int32)
         lengths = jnp.zeros(batch, jnp.int32)
         if prompts is not None:
-            tokens = _write(tokens, prompts[:, :max_length], lengths)
+            tokens = write_rows(tokens, prompts[:, :max_length], lengths)
         return PrefixCache(jnp.asarray(inputs, jnp.int32), tokens, lengths)
 
     def score(
@@ -91,7 +90,7 @@ class PrefixTarget:
         Logits beyond the end of the cache are NaN.
         """
         new = tokens.shape[1]
-        written = _write(cache.tokens, tokens, cache.lengths)
+        written = write_rows(cache.tokens, tokens, cache.lengths)
         positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
         logits = self.next_logits(cache.sources, written)
         logits = jnp.take_along_axis(logits, positions[..., None], axis=1)
@@ -128,7 +127,7 @@ class PrefixTarget:
     ) -> PrefixCache:
         """The cache with the contents of ``slots`` copied to the slots from ``starts`` on."""
         moved = jnp.take_along_axis(cache.tokens, slots, axis=1)
-        return cache.replace(tokens=_write(cache.tokens, moved, starts))
+        return cache.replace(tokens=write_rows(cache.tokens, moved, starts))
 
     def rollback(self, cache: PrefixCache, lengths: Int[Array, "batch"]) -> PrefixCache:
         """The cache with each row's length set to ``lengths``; keeps the rest."""
@@ -250,7 +249,7 @@ class TableDraft(Draft):
             probs.append(standardize(here, settings))
             token, draws = draws.next(probs[i], settings)
             tokens.append(token)
-            text = _write(text, token[:, None], lengths + i + 1)
+            text = write_rows(text, token[:, None], lengths + i + 1)
         return Proposal(jnp.stack(tokens, 1), jnp.stack(probs, 1), draws.drawn), state
 
     def commit(self, state: PrefixCache, outcome: Outcome) -> PrefixCache:
@@ -507,12 +506,6 @@ def _random_params(
     shapes = sorted(expected_shapes(config).items())
     flat = {path: scaled(path, rng.normal(size=shape)) for path, shape in shapes}
     return unflatten_dict({path: x.astype(np.float32) for path, x in flat.items()}, sep="/")
-
-
-@jax.vmap
-def _write(row: Int[Array, "length"], tokens: Int[Array, "new"], start: Int[Array, ""]) -> Array:
-    """The row with tokens from a place on."""
-    return lax.dynamic_update_slice(row, tokens, (start,))
 
 
 def _contexts(

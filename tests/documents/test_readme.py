@@ -3,14 +3,12 @@
 import re
 from pathlib import Path
 
-import flax
 import jax
 import jax.numpy as jnp
 import pytest
 
-from spec_t5x.generation import GenerateOptions, Generator
-from spec_t5x.interfaces import Draft, Proposal
-from spec_t5x.types import Array, Int
+from spec_t5x.generation import GenerateOptions
+from spec_t5x.testing import laws
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -45,20 +43,14 @@ def test_answers_errors_ids_and_a_stream(capsys):
     assert last.startswith("Wo ist der Bahnhof? ")
 
 
-def test_a_draft_of_your_own_keeps_the_text():
-    (example,) = examples("docs/extending.md")
-    names = {
-        "Array": Array,
-        "Draft": Draft,
-        "Generator": Generator,
-        "Int": Int,
-        "Proposal": Proposal,
-        "flax": flax,
-        "jax": jax,
-        "jnp": jnp,
-    }
-    exec(example, names)
-    assert len(example.strip().splitlines()) <= 20
+def test_drafts_and_a_target_of_your_own_keep_the_text():
+    parrot, sampling_draft, target = examples("docs/extending.md")
+    exec(parrot, names := {})
+    exec(sampling_draft, names)
+    exec(target, names)
+    laws.check_draft(names["Frequencies"](jnp.zeros(laws.VOCAB_SIZE)))
+    embedding = jax.random.normal(jax.random.key(0), (9, 4))
+    laws.check_target(names["BagOfWords"](embedding), jnp.array([[5, 6, 1], [7, 1, 0]]))
     generator, options = names["generator"], GenerateOptions(gamma=2, max_decode_len=24)
     texts = ["Where is the station?"]
     (ours,), (plain,) = (

@@ -1,5 +1,6 @@
 """The speculative loop: the target's text and law, whatever the draft."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -709,3 +710,30 @@ def test_a_draft_that_lacks_what_the_loops_call_is_refused(unchecked):
 
     with pytest.raises(InputError, match="Bare has no traits, .*prefill.*catch_up.*Draft"):
         decode(WRITER, Bare(), 2)
+
+
+def test_models_of_an_older_shape_are_told_what_they_lack(unchecked):
+    class Flagged(ConstantDraft):
+        varies = True
+
+    class OldTarget(Untouchable):
+        state_size, max_positions = 0, None
+
+        def prefill(self, inputs, max_length):
+            raise AssertionError("the arguments should have been refused")
+
+        score = prefill
+
+    class OlderTarget:
+        vocab_size, prefill, score, rollback = VOCAB, None, None, None
+
+    for kind in (Flagged, OldTarget):
+        jax.tree_util.register_dataclass(kind, [], [f.name for f in dataclasses.fields(kind)])
+    jax.tree_util.register_dataclass(OlderTarget, [], [])
+    draft = ConstantDraft(jnp.int32(1), VOCAB)
+    with pytest.raises(InputError, match=r"Flagged has varies: .* Traits\(varies=…\)"):
+        decode(WRITER, Flagged(1, VOCAB), 2)
+    with pytest.raises(InputError, match=r"OldTarget has no prefill\(…, prompts=None\), score"):
+        decode(OldTarget(VOCAB), draft, 2)
+    with pytest.raises(InputError, match="OlderTarget has no state_size, max_positions: see"):
+        autoregressive_decode(OlderTarget(), SOURCES, no_prompts(5), KEY, GREEDY, max_decode_len=4)
