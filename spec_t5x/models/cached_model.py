@@ -171,8 +171,8 @@ class TextModel(CachedModel):
 
 
 def by_width(
-    score: Callable, cache: Cache, tokens: Int[Array, "batch new"], num: Int[Array, ""]
-) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
+    score: Callable, cache: PyTree, tokens: Int[Array, "batch new"], num: Int[Array, ""]
+) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], PyTree]:
     """``score`` of the first ``num`` tokens or a few more; the results for others are zeros.
 
     A program for each of ``call_widths``, of which one runs.

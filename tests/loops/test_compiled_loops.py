@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.loops import slots
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -96,6 +97,14 @@ def test_plain_decoding_and_trees_on_a_cpu():
     check(on_cpu(target, None, 1, 0.0), target.config, 1)
     tree = on_cpu(target, draft, 3, 1.0, verifier=TREE)
     check(tree, target.config, 3, TREE.num_nodes(GAMMA))
+
+
+def test_states_that_no_draft_uses_leave_no_trace_in_a_call_over_several_widths():
+    target = tiny_t5(0, emb_dim=40)
+    target = target.replace(weights=target.params, kernels=False)
+    program = on_cpu(target, CopyDraft(target.vocab_size), 3, 1.0)
+    (call,) = [line for line in loop_instructions(program) if " conditional(" in line]
+    assert f"{target.vocab_size}]" in call and "40]" not in call.partition("conditional(")[0]
 
 
 def test_on_a_cpu_at_a_pace():
