@@ -12,7 +12,7 @@ The rules are those of ``t5x.decoding.beam_search``. For each row:
   the worst finished one, even if it went on for nothing until ``max_decode_len``;
 * it returns its finished hypotheses or, if there is none, the live ones.
 
-A ``Ranking`` by transformers' rules differs in three places:
+A ``TransformersRanking`` differs in three places:
 
 * of the candidates that end, only the ``beams`` likeliest of all candidates count;
 * a score is the log-probability divided by ``generated tokens ** length_penalty``, and at its limit
@@ -81,43 +81,63 @@ class Beams:
 
 @flax.struct.dataclass(kw_only=True)
 class Ranking:
-    """The order of hypotheses, and the point at which a search has found enough of them."""
+    """The order of hypotheses, and the point at which a search has found enough of them: T5X's."""
 
-    # Exponent of the penalty on short texts: of T5X's (alpha), or of transformers'.
+    # Exponent of the penalty on short texts (alpha).
     exponent: Float[Array, ""] | float = 0.6
-    # Whether the rules are those of transformers.
-    of_transformers: bool = flax.struct.field(pytree_node=False, default=False)
-    # Theirs: True ends a row with its first ``beams`` finished hypotheses; "never" bounds what a
-    # live hypothesis may reach by the row's limit, False by its present length.
-    early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
 
     def penalty(
         self, lengths: Int[Array, "batch"], starts: Int[Array, "batch"]
     ) -> Float32[Array, "batch"]:
         """The divisor of the log-probabilities of hypotheses of these lengths."""
-        if self.of_transformers:
-            exponent = jnp.asarray(self.exponent, jnp.float32)
-            return (lengths - starts).astype(jnp.float32) ** exponent
         return brevity_penalty(self.exponent, lengths)
 
-    def counted(self, ends: Bool[Array, "batch top"], beams: int) -> Bool[Array, "batch top"]:
-        """The candidates, best first, that count as finished, of those that end."""
-        if not self.of_transformers:
-            return ends
-        return ends & (jnp.arange(ends.shape[1]) < beams)[None, :]
+    def counted(
+        self, ends: Bool[Array, "batch top"], found: "Candidates", beams: "Beams"
+    ) -> Bool[Array, "batch top"]:
+        """The candidates, best first, that count as finished; ``ends`` are those that end."""
+        return ends
 
-    def within_reach(self, beams: "Beams") -> Float32[Array, "batch"]:
-        """The best score that a row's live hypotheses may still get."""
-        likeliest = beams.live_log_probs[:, -1]
-        if not self.of_transformers:
-            # The largest penalty that T5X reckons with; its sequences count the start token.
-            longest = jnp.asarray(beams.live_sequences.shape[2])
-            return likeliest / brevity_penalty(self.exponent, longest)
-        now = self.penalty(beams.lengths, beams.starts)
+    def is_settled(self, beams: "Beams") -> Bool[Array, "batch"]:
+        """Whether no live hypothesis of a row can displace its worst finished one."""
+        # The largest penalty that T5X reckons with; its sequences count the start token.
+        longest = jnp.asarray(beams.live_sequences.shape[2])
+        within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)
+        # False while there is an empty place.
+        return jnp.min(beams.finished_scores, axis=1) > within_reach
+
+
+@flax.struct.dataclass(kw_only=True)
+class TransformersRanking(Ranking):
+    """The rules of transformers; ``exponent`` is its ``length_penalty``."""
+
+    # True ends a row with its first ``beams`` finished hypotheses; "never" bounds what a live
+    # hypothesis may reach by the row's limit, False by its present length.
+    early_stopping: bool | str = flax.struct.field(pytree_node=False, default=False)
+
+    def penalty(self, lengths, starts):
+        """A power of the number of generated tokens."""
+        exponent = jnp.asarray(self.exponent, jnp.float32)
+        return (lengths - starts).astype(jnp.float32) ** exponent
+
+    def counted(self, ends, found, beams):
+        """The ``beams`` likeliest candidates alone, and at its limit a row's as they are."""
+        num = beams.live_log_probs.shape[1]
+        is_last = beams.lengths + 1 >= beams.limits
+        ends = ends | (is_last[:, None] & (found.log_probs > -jnp.inf))
+        return ends & (jnp.arange(ends.shape[1]) < num)[None, :]
+
+    def is_settled(self, beams):
+        """By the penalty at the present length, unless ``early_stopping`` says otherwise."""
+        is_full = jnp.all(beams.finished_lengths > 0, axis=1)
+        if self.early_stopping is True:
+            return is_full
+        penalty = self.penalty(beams.lengths, beams.starts)
         if self.early_stopping == "never":
             at_last = self.penalty(beams.limits, beams.starts)
-            now = jnp.where(jnp.asarray(self.exponent) > 0, at_last, now)
-        return likeliest / now
+            penalty = jnp.where(jnp.asarray(self.exponent) > 0, at_last, penalty)
+        within_reach = beams.live_log_probs[:, -1] / penalty
+        return is_full & (jnp.min(beams.finished_scores, axis=1) >= within_reach)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -281,7 +301,8 @@ def extend(
         lengths=lengths,
         **_finished(beams, found, lengths, ranking, eos_id),
     )
-    extended = extended.replace(ended=_has_ended(extended, ranking))
+    settled = ranking.is_settled(extended) | (live.log_probs[:, -1] == -jnp.inf)
+    extended = extended.replace(ended=(lengths >= extended.limits) | settled)
     return where_rows(beams.ended, beams, extended), live.parents
 
 
@@ -289,10 +310,7 @@ def _finished(
     beams: Beams, found: Candidates, lengths, ranking: Ranking, eos_id: EndOfSequence
 ) -> dict[str, Array]:
     """The best of the finished hypotheses and of the candidates that end."""
-    ends = outputs_lib.ends(found.tokens, eos_id)
-    if ranking.of_transformers:
-        ends |= (lengths >= beams.limits)[:, None] & (found.log_probs > -jnp.inf)
-    ends = ranking.counted(ends, beams.live_log_probs.shape[1])
+    ends = ranking.counted(outputs_lib.ends(found.tokens, eos_id), found, beams)
     penalty = ranking.penalty(lengths, beams.starts)[:, None]
     new_scores = jnp.where(ends, found.log_probs / penalty, EMPTY_SCORE)
     new_lengths = jnp.where(ends, lengths[:, None], 0)
@@ -312,18 +330,6 @@ def _finished(
             best,
         ),
     }
-
-
-def _has_ended(beams: Beams, ranking: Ranking) -> Bool[Array, "batch"]:
-    likeliest = beams.live_log_probs[:, -1]
-    worst, within_reach = jnp.min(beams.finished_scores, axis=1), ranking.within_reach(beams)
-    # Not while there is an empty place.
-    if ranking.of_transformers:
-        is_full = jnp.all(beams.finished_lengths > 0, axis=1)
-        settled = is_full & ((worst >= within_reach) | (ranking.early_stopping is True))
-    else:
-        settled = worst > within_reach
-    return (beams.lengths >= beams.limits) | settled | (likeliest == -jnp.inf)
 
 
 def finish(beams: Beams, stats: BeamStats) -> BeamResult:

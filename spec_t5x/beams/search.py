@@ -1,7 +1,7 @@
 """Plain beam search: one target call for each step of all hypotheses.
 
 T5X's search (``hypotheses.py`` has its rules) over a cache of slots that is never copied
-(``slots.py``). All hypotheses of an input are one row of the cache and share the
+(``cache_slots.py``). All hypotheses of an input are one row of the cache and share the
 encoder's side of it. The baseline of speculative beam search, and its oracle.
 """
 
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.beams import cache_slots
 from spec_t5x.beams import hypotheses as beams_lib
-from spec_t5x.beams import slots
 from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Ranking
 from spec_t5x.interfaces import Cache, Target, check_positions
 from spec_t5x.loops import outputs as outputs_lib
@@ -56,7 +56,7 @@ def init(
     zeros = jnp.zeros(batch, jnp.int32)
 
     def prefill(model):
-        return slots.prefill(model, inputs, prompts, num_positions, draft_beams or beams)
+        return cache_slots.prefill(model, inputs, prompts, num_positions, draft_beams or beams)
 
     return SearchState(
         beams=beams_lib.start(prompts, beams, max_decode_len, max_decode_steps),
@@ -80,9 +80,9 @@ def step(
     beams = state.beams
     batch, num = beams.live_log_probs.shape
     places = jnp.arange(num)
-    lineages = slots.settle(state.lineages, beams.lengths, places)
+    lineages = cache_slots.settle(state.lineages, beams.lengths, places)
     positions = jnp.tile(beams.lengths[:, None], (1, num))
-    nodes = slots.nodes(
+    nodes = cache_slots.nodes(
         beams.last_tokens,
         positions,
         jnp.tile(places[None], (batch, 1)),
@@ -168,7 +168,7 @@ def check_arguments(
     target: Target, prompts, beams: int, max_decode_len: int, eos_id: EndOfSequence
 ) -> None:
     """Raises ``InputError`` for arguments that cannot be searched with."""
-    slots.check_scores_nodes(target)
+    cache_slots.check_scores_nodes(target)
     beams_lib.check_beams("beams", beams, target.vocab_size, eos_id)
     outputs_lib.check_prompts(prompts, max_decode_len)
     check_positions(target, max_decode_len)

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.beams import cache_slots, search
 from spec_t5x.beams import hypotheses as beams_lib
-from spec_t5x.beams import search, slots
 from spec_t5x.beams.hypotheses import BeamResult, Beams, BeamStats, Continuations, Ranking
 from spec_t5x.beams.search import SearchState, done
 from spec_t5x.errors import InputError
@@ -37,7 +37,7 @@ _NO_NODE = -1
 
 
 @flax.struct.dataclass(kw_only=True)
-class Tree:
+class BeamTree:
     """Hypotheses, each by its last token: one level of a tree, or the whole of it.
 
     The whole has the live hypotheses first, then gamma levels of ``draft_beams`` nodes
@@ -53,7 +53,7 @@ class Tree:
     # infinity for an empty place.
     log_probs: Float32[Array, "*levels batch nodes"]
     # Each token's position in the text, its place there, and the places of the whole
-    # hypothesis (``slots.py``).
+    # hypothesis (``cache_slots.py``).
     positions: Int[Array, "*levels batch nodes"]
     places: Int[Array, "*levels batch nodes"]
     lineages: Int[Array, "*levels batch nodes positions"]
@@ -62,7 +62,7 @@ class Tree:
 
     def nodes(self, width: int) -> Nodes:
         """What ``score_nodes`` takes, for ``width`` places at a position."""
-        return slots.nodes(self.tokens, self.positions, self.places, self.lineages, width)
+        return cache_slots.nodes(self.tokens, self.positions, self.places, self.lineages, width)
 
 
 def step(
@@ -99,7 +99,7 @@ def step(
 
 
 def _continuations(
-    beams: Beams, nodes: Tree, logits: Array, num: int, rules: Rules | None
+    beams: Beams, nodes: BeamTree, logits: Array, num: int, rules: Rules | None
 ) -> Continuations:
     """The likeliest tokens after each node, by the rules of decoding."""
     if rules is None:
@@ -108,7 +108,7 @@ def _continuations(
     return beams_lib.continuations(logits, num, rules, places)
 
 
-def _live_hypotheses(state: SearchState, width: int, with_texts: bool) -> Tree:
+def _live_hypotheses(state: SearchState, width: int, with_texts: bool) -> BeamTree:
     """The live hypotheses, whose last tokens are about to be cached.
 
     And empty places: as many nodes as a level that the draft proposes.
@@ -122,13 +122,13 @@ def _live_hypotheses(state: SearchState, width: int, with_texts: bool) -> Tree:
         return jnp.pad(values, extra, constant_values=fill)
 
     places = jnp.arange(width)
-    return Tree(
+    return BeamTree(
         tokens=widen(beams.last_tokens, PAD_ID),
         parents=jnp.full((batch, width), _NO_NODE),
         log_probs=widen(beams.live_log_probs, -jnp.inf),
         positions=jnp.tile(beams.lengths[:, None], (1, width)),
         places=jnp.tile(places[None], (batch, 1)),
-        lineages=slots.settle(widen(state.lineages, 0), beams.lengths, places),
+        lineages=cache_slots.settle(widen(state.lineages, 0), beams.lengths, places),
         sequences=widen(beams.live_sequences, PAD_ID) if with_texts else None,
     )
 
@@ -141,7 +141,7 @@ def propose(
     width: int,
     eos_id: EndOfSequence,
     rules: Rules | None = None,
-) -> tuple[Tree, Cache]:
+) -> tuple[BeamTree, Cache]:
     """The live hypotheses and the ``gamma`` levels to follow them, if the draft is right.
 
     Levels have ``width`` nodes. The draft's cache comes back with all of them but the last
@@ -170,7 +170,7 @@ def propose(
     return jax.tree.map(join, live, levels), cache
 
 
-def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tree:
+def _next_level(level: BeamTree, expected: beams_lib.Candidates, first_parent) -> BeamTree:
     """The nodes that continue a level, whose own nodes are numbered from ``first_parent``."""
     batch, num = expected.tokens.shape
     places = jnp.arange(num)
@@ -181,21 +181,21 @@ def _next_level(level: Tree, expected: beams_lib.Candidates, first_parent) -> Tr
     sequences = level.sequences
     if sequences is not None:
         sequences = beams_lib.continued(sequences, expected, positions)
-    return Tree(
+    return BeamTree(
         tokens=expected.tokens,
         # What is none must not be taken for a child of another level's node.
         parents=jnp.where(is_one, first_parent + expected.parents, _NO_NODE),
         log_probs=expected.log_probs,
         positions=jnp.tile(positions[:, None], (1, num)),
         places=jnp.tile(places[None], (batch, 1)),
-        lineages=slots.settle(lineages, positions, places),
+        lineages=cache_slots.settle(lineages, positions, places),
         sequences=sequences,
     )
 
 
 def replay(
     state: SearchState,
-    tree: Tree,
+    tree: BeamTree,
     following: Continuations,
     ranking: Ranking,
     eos_id: EndOfSequence,
@@ -238,7 +238,7 @@ def replay(
 
 
 def _find(
-    tree: Tree, parents: Int[Array, "batch beams"], tokens: Int[Array, "batch beams"]
+    tree: BeamTree, parents: Int[Array, "batch beams"], tokens: Int[Array, "batch beams"]
 ) -> tuple[Int[Array, "batch beams"], Bool[Array, "batch beams"]]:
     """The node that continues each parent with its token, and whether there is one."""
     is_it = (tree.parents[:, None, :] == parents[:, :, None]) & (
@@ -248,7 +248,7 @@ def _find(
 
 
 def _feed_last_level(
-    draft_model: Target, cache: Cache, tree: Tree, draft_beams: int, was_reached: Array
+    draft_model: Target, cache: Cache, tree: BeamTree, draft_beams: int, was_reached: Array
 ) -> Cache:
     """Feeds the draft the level that it proposed but did not need to go on from.
 
@@ -331,7 +331,7 @@ def check_draft(
     eos_id: EndOfSequence,
 ) -> None:
     """Raises ``InputError`` for a draft, or settings of it, that cannot be used."""
-    slots.check_scores_nodes(draft_model)
+    cache_slots.check_scores_nodes(draft_model)
     if gamma < 1:
         raise InputError(
             f"gamma is {gamma}: give at least 1, or search without a draft (beam_search)"

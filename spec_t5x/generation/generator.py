@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spec_t5x.beams.hypotheses import BeamResult, Ranking
+from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.huggingface import generation_config
@@ -476,7 +476,7 @@ class Generator:
         """
         arguments, ranking = (batch.tokens, batch.prompts), self._ranking(options)
         # When a search of T5X's ends depends on the longest text that it has room for.
-        room = self.room if ranking.of_transformers else self.longest
+        room = self.room if isinstance(ranking, TransformersRanking) else self.longest
         common = {
             "beams": options.beams,
             "ranking": ranking,
@@ -501,9 +501,8 @@ class Generator:
         settled = options.settled(self.defaults)
         if settled["length_penalty"] is None:
             return Ranking(exponent=options.beam_alpha)
-        return Ranking(
+        return TransformersRanking(
             exponent=settled["length_penalty"],
-            of_transformers=True,
             early_stopping=settled["early_stopping"],
         )
 

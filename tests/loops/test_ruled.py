@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.beams.hypotheses import Ranking
+from spec_t5x.beams.hypotheses import Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -148,7 +148,7 @@ def test_coupled_samples_are_those_of_plain_decoding(name):
 
 RANKINGS = {
     "of T5X": Ranking(exponent=0.6),
-    "of transformers": Ranking(exponent=2.0, of_transformers=True, early_stopping=True),
+    "of transformers": TransformersRanking(exponent=2.0, early_stopping=True),
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.beams import slots
+from spec_t5x.beams import cache_slots
 from spec_t5x.loops import outputs
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.tree_shapes import Tree
@@ -105,7 +105,10 @@ def test_hypotheses_of_a_beam(name):
     inputs = blocks(batch, 7)
     cache = prefill(model, inputs, length * width)
     alone = [prefill(model, inputs, ROOM) for _ in range(width)]
-    nodes_of, settle = jax.jit(functools.partial(slots.nodes, width=width)), jax.jit(slots.settle)
+    nodes_of, settle = (
+        jax.jit(functools.partial(cache_slots.nodes, width=width)),
+        jax.jit(cache_slots.settle),
+    )
     lineages = jnp.zeros((batch, width, length), jnp.int32)
     texts = np.asarray(blocks(batch, width * length)).reshape(batch, width, length)
     for position in range(length):
