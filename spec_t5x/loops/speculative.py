@@ -491,6 +491,11 @@ def check_arguments(target: Target, draft: Draft, prompts, gamma: int, max_decod
     check_parts(draft, Draft)
     check_vocabularies(draft, target)
     depths = draft.traits.depths
+    if draft.traits.uses_target_states and not target.state_size:
+        raise InputError(
+            f"{type(draft).__name__} needs the target's states and {type(target).__name__} has "
+            "none (state_size is 0): use another draft"
+        )
     if depths and not hasattr(target, "showing"):
         raise InputError(
             f"{type(draft).__name__} needs the states of the target's layers {list(depths)} "
