@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.beams import hypotheses, slots
+from spec_t5x.beams import cache_slots, hypotheses
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.checkpoints.convert import convert
@@ -121,7 +121,7 @@ def assert_finds(result, row, expected, atol=1e-4):
 
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
     """The two of ``slots.py``' docstring."""
-    nodes = slots.nodes(
+    nodes = cache_slots.nodes(
         tokens=jnp.array([[7, 8]]),
         positions=jnp.array([[3, 3]]),
         places=jnp.array([[0, 1]]),
