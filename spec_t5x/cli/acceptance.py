@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
+    """Measures, prints a table, keeps the figures as JSON if asked to."""
     from spec_t5x.errors import InputError
     from spec_t5x.labs.benchmark.acceptance import AcceptanceOptions
     from spec_t5x.labs.benchmark.text_source import TextSource
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.checkpoints.make_draft import find_models, make_draft
     from spec_t5x.generation import Generator
     from spec_t5x.labs.benchmark import results
-    from spec_t5x.labs.benchmark.acceptance import conclusion, measure, table
+    from spec_t5x.labs.benchmark.acceptance import best, measure, table
     from spec_t5x.machine.compilation_cache import enable
     from spec_t5x.machine.progress import Progress
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             dataclasses.asdict(row) | {"draft": results.without_folder(row.draft)} for row in rows
         ]
         results.save(args.json, shown, models=models, source=source, options=options)
-    results.show(table(rows), conclusion(rows))
+    results.show(*filter(None, (table(rows), best(rows))))
     return 0
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table and what to do, keeps the figures as JSON if asked to."""
+    """Measures, prints a table, keeps the figures as JSON if asked to."""
     from spec_t5x.labs.benchmark import benchmark, results
     from spec_t5x.labs.benchmark.reliability import caution
     from spec_t5x.labs.benchmark.text_source import TextSource
@@ -61,6 +61,6 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 results.save(args.json, rows, **shown)
     table = benchmark.table(rows) if rows else None
-    parts = table, benchmark.remark(rows), benchmark.conclusion(rows), caution(rows)
+    parts = table, benchmark.best(rows), caution(rows)
     results.show(*filter(None, parts))
     return 0

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles, prints tables and what they come to, keeps the figures as JSON if asked to."""
+    """Compiles, prints tables, keeps the figures as JSON if asked to."""
     from spec_t5x.labs.benchmark.results import show
     from spec_t5x.labs.tpu import chips, compilation
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print()
         show(*compilation.tables(result))
     print()
-    show(compilation.FOOTNOTES, compilation.conclusion(options, results))
+    show(compilation.FOOTNOTES)
     return 0
 
 

@@ -57,8 +57,9 @@ def print_comparison(comparison: Comparison) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    if comparison.remark:
-        console.print(comparison.remark, markup=False)
+    if comparison.left_out is not None:
+        why = f"gamma auto came to 0, so both sides are plain decoding: {comparison.left_out}"
+        console.print(f"{why}; give gamma a number to see the draft at work", markup=False)
     for divergence in comparison.divergences:
         console.print(
             f"differs at token {divergence.position}: plain {divergence.plain_token}, "

@@ -53,8 +53,7 @@ def command(tiny_pair, tmp_path, monkeypatch):
     (tmp_path / "pairs.tsv").write_text(f"{TEXTS[0]}\t{TEXTS[1]}\n", encoding="utf-8")
     for module in (benchmark, compilation):
         monkeypatch.setattr(module, "run", lambda *_, **__: iter(()))
-        monkeypatch.setattr(module, "conclusion", lambda *_: "Twice as fast: 2 ×, — or ▁…")
-    monkeypatch.setattr(benchmark, "remark", lambda _: None)
+    monkeypatch.setattr(benchmark, "best", lambda _: "Twice as fast: 2 ×, — or ▁…")
     places = {name: tiny_pair / name for name in ("target", "draft")}
     places |= {"texts": tmp_path / "texts", "pairs": tmp_path / "pairs.tsv"}
     numbers = iter(range(9))
@@ -121,7 +120,7 @@ def test_output_is_utf8_in_every_locale(command, name, encoding, monkeypatch):
         monkeypatch.setattr(sys, "stdout", stream)
         assert command(name) == 0
         written.append(stream.buffer.getvalue().decode())
-    # Some hold times, and a comparison the remark that follows from them.
+    # Some hold times, and a comparison what follows from them.
     usual, here = (text.count("\n") for text in written)
     assert usual == here > 0 or (name == "compare" and here > 0)
     if name in ("generate", "json", "trace", "benchmark", "reproduce"):

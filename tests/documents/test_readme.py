@@ -1,5 +1,6 @@
 """The Python examples of README and docs run as they stand."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -58,3 +59,22 @@ def test_drafts_and_a_target_of_your_own_keep_the_text():
     )
     assert ours.output_ids == plain.output_ids
     assert ours.proposed == 2 * ours.target_calls
+
+
+ALGORITHM = {
+    "loops/speculative.py": ("step", "verify"),
+    "verifiers.py": ("TokenVerifier",),
+    "sampling/verification.py": ("token_verification", "count_accepted", "emission_rows"),
+}
+
+
+def test_the_algorithm_has_as_many_lines_as_is_said():
+    lines = 0
+    for file, names in ALGORITHM.items():
+        tree = ast.parse((REPOSITORY / "spec_t5x" / file).read_text(encoding="utf-8"))
+        parts = {getattr(node, "name", None): node for node in tree.body}
+        lines += sum(parts[name].end_lineno - parts[name].lineno + 1 for name in names)
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"The algorithm is under (\d+) lines", text)
+    assert int(said) - 25 < lines < int(said)
+    assert len(text.split()) <= 900

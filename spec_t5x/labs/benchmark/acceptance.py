@@ -13,7 +13,7 @@ several tokens at once (Medusa's heads) is worse at the later ones; alpha is of 
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.text_scores import score_texts
 from spec_t5x.theory import estimates
 from spec_t5x.theory.estimates import Bootstrap, Estimate
-from spec_t5x.theory.formulas import conditional_acceptance, expected_tokens
+from spec_t5x.theory.formulas import conditional_acceptance
 from spec_t5x.types import PAD_ID, Int
 
 # ``report(done, total, what)``: tokens.
@@ -251,58 +251,17 @@ def table(rows: Sequence[AcceptanceRow]) -> results.Table:
     )
 
 
-# Tokens of a target call below which a draft brings next to nothing.
-_NOTHING = 1.05
+def best(rows: Sequence[AcceptanceRow]) -> str | None:
+    """The closing sentence: the exact draft that brings most tokens a target call.
 
-
-def conclusion(rows: Sequence[AcceptanceRow]) -> str:
-    """Which draft to use, in a sentence: the one that brings most tokens a target call.
-
-    Rows with lenience are left out. What was not decoded brings what Equation 1 expects of the
-    share of the tokens for which it proposes.
+    None where no row without lenience was decoded.
     """
-    best: dict[str, AcceptanceRow] = {}
-    for row in rows:
-        known = best.get(row.sampling)
-        if row.lenience == 1 and (known is None or _efficiency(row) > _efficiency(known)):
-            best[row.sampling] = row
-    if not best:
-        return "No row is without lenience: none says what an exact draft brings."
-    useful = {sampling: row for sampling, row in best.items() if _efficiency(row) >= _NOTHING}
-    if not useful:
-        return "Decode plainly: no draft brings more than one token a target call."
-    # What the draft itself takes is not in these figures.
-    time = "; spec-t5x benchmark tells whether that is faster here"
-    if len({row.draft for row in best.values()}) == 1 and len(useful) == len(best):
-        draft = next(iter(best.values())).draft
-        brings = [f"{_brings(row)}{_at(sampling, best)}" for sampling, row in best.items()]
-        return f"Use {draft}: {', and '.join(brings)}{time}."
-    parts = [
-        f"use {row.draft}{_at(sampling, best)} ({_brings(row)})"
-        if sampling in useful
-        else f"decode plainly{_at(sampling, best)}"
-        for sampling, row in best.items()
-    ]
-    joined = ", and ".join(parts)
-    return f"{joined[0].upper()}{joined[1:]}{time}."
-
-
-def _efficiency(row: AcceptanceRow) -> float:
-    """Tokens a target call."""
-    if row.decoded is not None:
-        return row.decoded.block_efficiency.value
-    alpha = row.alpha.value if row.alpha else 0.0
-    return 1 + row.share_proposed * float(expected_tokens(min(alpha, 1.0), row.gamma) - 1)
-
-
-def _brings(row: AcceptanceRow) -> str:
-    # A draft may have proposed in decoding alone.
-    rate = f"acceptance rate {row.alpha.value:.2f}, " if row.alpha else ""
-    return f"{rate}about {_efficiency(row):.1f} tokens a target call"
-
-
-def _at(sampling: str, all_of_them: Collection[str]) -> str:
-    return f" at {sampling}" if len(all_of_them) > 1 else ""
+    exact = [row for row in rows if row.lenience == 1 and row.decoded]
+    if not exact:
+        return None
+    row = max(exact, key=lambda row: row.decoded.block_efficiency.value)
+    efficiency = cell(row.decoded.block_efficiency, digits=2)
+    return f"Best: {row.draft} at {row.sampling}, {efficiency} tokens a target call."
 
 
 def cell(estimate: Estimate | None, digits: int = 3) -> str | None:

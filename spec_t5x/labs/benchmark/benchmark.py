@@ -9,7 +9,6 @@ The inputs are texts; or, with an acceptance rate alpha, random ids, and the ver
 """
 
 import dataclasses
-import functools
 import itertools
 import logging
 import statistics
@@ -354,8 +353,6 @@ def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions)
         record["predicted"] = comparison.step_times.batch_speed_up(
             comparison.alpha, row.gamma, rows=row.batch_size, length=row.max_decode_len
         )
-    else:
-        record["remark"] = comparison.remark
     if setting.paper:
         record |= {"task": setting.paper.task, "paper": dataclasses.asdict(setting.paper)}
     return record
@@ -462,84 +459,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> results.Table:
     return results.table(_COLUMNS, rows, *notes)
 
 
-# --- what to do ------------------------------------------------------------------
-
-# What a reader has decided before: the advice is for each combination.
-_CASE = {
-    "task": "{}",
-    "temperature": "temperature {:g}",
-    "batch_size": "batch {}",
-    "max_decode_len": "{} tokens",
-}
-# So many cases are told one by one.
-_FEW = 4
-
-
-def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to do, in a sentence: the best draft of each case, or plain decoding.
-
-    A draft gains that was faster in every round.
-    """
+def best(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The closing sentence: the row with the highest speed-up, and its range over the rounds."""
     if not rows:
-        return "Decode plainly here: no draft pays, whatever it is accepted for."
-    cases: dict[tuple, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(tuple(row.get(name) for name in _CASE), []).append(row)
-    best = {case: max(of_case, key=_worth) for case, of_case in cases.items()}
-    gaining = {case: row for case, row in best.items() if _gains(row)}
-    way = functools.partial(_way, with_verifier=len({row["verifier"] for row in rows}) > 1)
-    most = max(best.values(), key=_worth)
-    if not gaining:
-        found = f"the best, {way(most)}, is {_times(most)}"
-        sure = "is sure to gain" if most["speed_up"] > 1 else "gains"
-        return f"Decode plainly here: no draft {sure} ({found})."
-    ways = {way(row) for row in best.values()}
-    if len(gaining) == len(best) and len(ways) == 1:
-        return f"Use {ways.pop()}: {_times(*best.values())}."
-    # By what the cases differ.
-    told = [n for n, name in enumerate(_CASE) if len({case[n] for case in cases}) > 1]
-    forms = list(_CASE.values())
-    where = {case: ", ".join(forms[n].format(case[n]) for n in told) for case in cases}
-    if len(cases) > _FEW:
-        case = max(best, key=lambda case: _worth(best[case]))
-        return (
-            f"A draft gains in {len(gaining)} of {len(cases)} cases, most at {where[case]}: "
-            f"{way(most)} is {_times(most)}."
-        )
-    parts = [
-        f"at {where[case]} use {way(row)}, {_times(row)}"
-        if case in gaining
-        else f"at {where[case]} decode plainly"
-        for case, row in best.items()
-    ]
-    return f"A{'; '.join(parts)[1:]}."
-
-
-def remark(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why the best row was not as fast as predicted, or faster; None where it nearly was."""
-    best = max(rows, key=_worth, default={})
-    return f"{_way(best)}: {best['remark']}." if best.get("remark") else None
-
-
-def _worth(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """By which rows are ordered: what is sure comes first."""
-    return _gains(row), row["speed_up"]
-
-
-def _gains(row: Mapping[str, Any]) -> bool:
-    return min(row["speed_up_range"]) > 1
-
-
-def _way(row: Mapping[str, Any], with_verifier: bool = False) -> str:
-    own = {OWN_DRAFT: "the pair's draft", ADAPTIVE: "the pair's draft, adaptive,"}
-    verifier = f" with verifier {row['verifier']}" if with_verifier else ""
-    return f"{own.get(row['draft'], row['draft'])}{verifier} at gamma {row['gamma']}"
-
-
-def _times(*rows: Mapping[str, Any]) -> str:
-    """
-    >>> _times({"speed_up": 1.31}, {"speed_up": 1.125})
-    '1.12 to 1.31 times plain decoding'
-    """
-    found = sorted({f"{row['speed_up']:.2f}" for row in rows}, key=float)
-    return f"{' to '.join(dict.fromkeys((found[0], found[-1])))} times plain decoding"
+        return "Best: plain decoding; no acceptance pays for a draft."
+    row = max(rows, key=lambda row: row["speed_up"])
+    low, high = row["speed_up_range"]
+    return (
+        f"Best: {row['draft']} with verifier {row['verifier']} at gamma {row['gamma']}, "
+        f"{row['speed_up']:.2f} times plain decoding ({low:.2f}–{high:.2f})."
+    )

@@ -32,9 +32,6 @@ from spec_t5x.tuning.interleaving import elapsed
 from spec_t5x.tuning.step_times import StepTimes, measure_step_times
 from spec_t5x.types import PAD_ID, PyTree
 
-# From this factor on prediction and measurement differ enough to say why.
-_MUCH = 1.25
-
 # Decodes one batch.
 Decode = Callable[[Batch], Decoded]
 
@@ -225,43 +222,6 @@ class Comparison:
     def oracle(self) -> float:
         """The speed-up of an oracle that knows when to stop drafting (section 3.5)."""
         return formulas.oracle_improvement(self.alpha, self.step_times.c)
-
-    @property
-    def remark(self) -> str | None:
-        """Why the speed-up is not the predicted one; None where it nearly is.
-
-        Prediction over measurement is a product of three, of which the largest is named: what
-        the prefill takes, which the theorem leaves out; tokens of an iteration, expected over
-        counted; an iteration's time over that of its parts.
-        """
-        if self.left_out is not None:
-            return (
-                f"gamma {AUTO} came to 0, so both sides are plain decoding: {self.left_out}; give "
-                "gamma a number to see the draft at work"
-            )
-        ratio = self.predicted_with_verification / self.speed_up
-        # Of a decoding of a moment what is subtracted may leave nothing.
-        if max(ratio, 1 / ratio) < _MUCH or self.gamma < 1 or self.loop_speed_up <= 0:
-            return None
-        expected = float(formulas.expected_tokens(min(self.alpha, 1.0), self.gamma))
-        tokens = expected / self.block_efficiency
-        prefill = self.loop_speed_up / self.speed_up
-        share = statistics.median(self.plain_setup_seconds) / statistics.median(self.plain_seconds)
-        length = self.plain_tokens / self.num_inputs
-        steps = f", {self.plain_steps / self.target_calls:.0%} of the calls being plain steps"
-        reasons = {
-            f"the prefill, which the prediction leaves out, takes {share:.0%} of plain decoding": (
-                prefill
-            ),
-            f"a target call brings {self.block_efficiency:.2f} tokens and not {expected:.2f}, "
-            f"in texts of {length:.0f} tokens{steps * (self.plain_steps > 0)}": tokens,
-            f"an iteration takes {ratio / prefill / tokens:.2f} times as long as its parts timed "
-            "alone": ratio / prefill / tokens,
-        }
-        # Towards where the prediction errs.
-        reason = max(reasons, key=lambda each: reasons[each] * (1 if ratio > 1 else -1))
-        found = f"predicted {self.predicted_with_verification:.2f}, measured {self.speed_up:.2f}"
-        return f"{found}: above all, {reason}"
 
     def to_dict(self) -> dict:
         """All of it but the outputs, as JSON can hold it."""

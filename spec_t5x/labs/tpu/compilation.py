@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import importlib.metadata
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,8 +38,6 @@ log = logging.getLogger(__name__)
 _GIB = 2**30
 # Acceptance rates that a pair's speed-up is given for.
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-# Of these, the one that the conclusion names.
-_USUAL_ALPHA = 0.8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +75,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class HbmUse:
     """Bytes of one chip that a loop takes."""
 
     # None of the plain loop.
@@ -128,7 +125,7 @@ class Result:
 
     data: int
     model: int
-    loops: tuple[Memory, ...]
+    loops: tuple[HbmUse, ...]
     steps: tuple[Step, ...]
     pairs: tuple[Prediction, ...]
     table_2: tuple[Prediction, ...]
@@ -197,7 +194,7 @@ class _Compiler:
         self.steps: dict[tuple[str, str, int], Step] = {}
         self.target = programs.abstract_model(size(options.target), mesh, options.weights)
 
-    def loop(self, draft: str | None) -> Memory:
+    def loop(self, draft: str | None) -> HbmUse:
         """The memory of a whole loop: plain, or speculative with a draft."""
         options, target = self.options, self.target
         gamma, proposer = (options.gamma, self.draft(draft)) if draft else (0, None)
@@ -215,7 +212,7 @@ class _Compiler:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return Memory(
+            return HbmUse(
                 draft=draft,
                 gamma=gamma,
                 arguments=bytes_per_device(leaves) - twice,
@@ -228,7 +225,7 @@ class _Compiler:
         temporaries = analysis.temp_size_in_bytes
         # Some outputs reuse the memory of arguments.
         outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        return Memory(
+        return HbmUse(
             draft=draft,
             gamma=gamma,
             arguments=arguments,
@@ -358,52 +355,17 @@ def header(options: Options) -> str:
 
 def tables(result: Result) -> list[results.Table | str]:
     """Memory, steps and predictions for one mesh, below a heading."""
-    chips = _chips(result.data * result.model)
-    parts = [f"## {chips} (data {result.data}, model {result.model}), each with:"]
-    parts.append(results.table(_MEMORY, result.loops))
-    parts += [results.table(_STEPS, result.steps), _pair_table(result.pairs)]
+    chips = result.data * result.model
+    mesh = f"(data {result.data}, model {result.model})"
+    parts = [f"## {chips} chip{'s' * (chips > 1)} {mesh}, each with:"]
+    parts += [
+        results.table(_MEMORY, result.loops),
+        results.table(_STEPS, result.steps),
+        _pair_table(result.pairs),
+    ]
     if result.table_2:
         parts.append(results.table(_TABLE_2, result.table_2))
     return parts
-
-
-def conclusion(options: Options, found: Sequence[Result]) -> str:
-    """Whether it fits, how many chips would do, and what the best draft brings, in a sentence."""
-    fitting = [result for result in found if all(loop.fits for loop in result.loops)]
-    if fitting:
-        result = min(fitting, key=lambda result: result.data * result.model)
-    else:
-        result = max(found, key=lambda result: result.data * result.model)
-    loop = max(result.loops, key=lambda loop: loop.total or math.inf)
-    chips, wanted = result.data * result.model, result.data * _model_axis(result.model, loop)
-    models = f"{options.target} with {' and '.join(options.drafts)}"
-    room = f"{_gib(loop.total)} of {loop.capacity / _GIB:.0f} GiB{' each' * (chips > 1)}"
-    where = f"{_chips(chips)} of {options.topology}, {room}"
-    if not fitting:
-        mesh = f"--mesh {result.data},{wanted // result.data}"
-        enough = f"{'about' if loop.total else 'at least'} {_chips(wanted)} would do, with {mesh}"
-        return f"{models} does not fit into {where}: {enough}."
-    fewer = f" (about {_chips(wanted)} would do)" if wanted < chips else ""
-    best = max(
-        (pair for pair in result.pairs if pair.alpha == _USUAL_ALPHA),
-        key=lambda pair: pair.speed_up,
-    )
-    brings = f"{best.draft} brings {best.speed_up:.2f} times plain decoding"
-    if best.speed_up <= 1:
-        brings = "no draft is faster than plain decoding"
-    return f"{models} fits into {where}{fewer}: at an acceptance rate of {best.alpha} {brings}."
-
-
-def _model_axis(model: int, loop: Memory) -> int:
-    """The smallest power of two of chips that have room for a loop which ``model`` chips share."""
-    num_bytes = model * (loop.total or loop.arguments)
-    wanted = 2 ** max(math.ceil(math.log2(num_bytes / loop.capacity)), 0)
-    # Where the compiler found no room, what it looked for is not known.
-    return wanted if loop.total else max(wanted, 2 * model)
-
-
-def _chips(count: int) -> str:
-    return f"{count} chip{'s' * (count > 1)}"
 
 
 def _gib(num_bytes: int | None) -> str:

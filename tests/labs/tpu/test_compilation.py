@@ -16,7 +16,7 @@ from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.tpu import chips as tpu_chips
 from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
-from spec_t5x.labs.tpu.compilation import Memory, Options, Prediction, Result, _Compiler, conclusion
+from spec_t5x.labs.tpu.compilation import Options, _Compiler
 from spec_t5x.labs.tpu.programs import Workload
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
@@ -284,54 +284,6 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
     verification_cost = seconds["verification", 4] / seconds["plain", 1]
     assert pair["verification_cost"] == verification_cost
     assert pair["speed_up"] == wall_time_improvement(0.8, 3, 1.0, verification_cost)
-
-
-def a_result(model: int, *gib: float | None, speed_up: float = 1.5) -> Result:
-    """Of loops that take so many of 16 GiB; None where the compiler found no room."""
-    loops = [
-        Memory(
-            draft=None if n == 0 else "int8",
-            gamma=4,
-            arguments=20 * 2**30,
-            total=None if each is None else int(each * 2**30),
-            capacity=16 * 2**30,
-        )
-        for n, each in enumerate(gib)
-    ]
-    pair = Prediction(
-        draft="int8", gamma=4, alpha=0.8, c=0.5, verification_cost=1.0, speed_up=speed_up
-    )
-    return Result(data=1, model=model, loops=tuple(loops), steps=(), pairs=(pair,), table_2=())
-
-
-@pytest.mark.parametrize(
-    ("results", "sentence"),
-    [
-        (
-            [a_result(1, 10, 12)],
-            "fits into 1 chip of v5e:4x4, 12.00 of 16 GiB: at an acceptance rate of 0.8 int8 "
-            "brings 1.50 times plain decoding.",
-        ),
-        (
-            [a_result(1, 20, 22), a_result(8, 2.5, 3.0, speed_up=0.9)],
-            "fits into 8 chips of v5e:4x4, 3.00 of 16 GiB each (about 2 chips would do): at an "
-            "acceptance rate of 0.8 no draft is faster than plain decoding.",
-        ),
-        (
-            [a_result(1, 20, 40), a_result(2, 10, 20)],
-            "does not fit into 2 chips of v5e:4x4, 20.00 of 16 GiB each: about 4 chips would do, "
-            "with --mesh 1,4.",
-        ),
-        (
-            [a_result(1, None, None)],
-            "does not fit into 1 chip of v5e:4x4, ? of 16 GiB: at least 2 chips would do, with "
-            "--mesh 1,2.",
-        ),
-    ],
-)
-def test_the_last_sentence_says_whether_it_fits(results, sentence):
-    options = Options(topology="v5e:4x4", target="t5_1_1_small", drafts=("int8",))
-    assert conclusion(options, results) == f"t5_1_1_small with int8 {sentence}"
 
 
 @pytest.mark.parametrize(
