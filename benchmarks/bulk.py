@@ -30,10 +30,10 @@ from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator, Run
 from spec_t5x.labs.benchmark import results
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.benchmark.reliability import caution, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
 from spec_t5x.machine.description import machine
-from spec_t5x.machine.other_programs import OtherPrograms
 
 # An input's place, text and ids.
 Inputs = list[tuple[int, str, list[int]]]

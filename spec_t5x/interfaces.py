@@ -373,8 +373,6 @@ class Traits:
     # from 0, behind the last one's (for a target with ``showing(layers)``, such as ``T5Model``).
     uses_target_states: bool = False
     depths: tuple[int, ...] = ()
-    # Whether ``catch_up`` takes steps of the draft for tokens that others wrote.
-    keeps_text: bool = False
 
 
 @runtime_checkable

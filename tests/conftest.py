@@ -114,9 +114,10 @@ def strict_rank_promotion():
 def known_costs(monkeypatch):
     """What gamma "auto" does depends on no clock, and nothing is remembered."""
 
-    def measure(decode, largest, *, whole=False):
+    def measure(target, draft, inputs, settings, loop):
         # Not the most that is ever drafted: each width of a call takes its time to compile.
-        return Costs.by_formula(c=0.1, position=0.05, largest=min(largest, 3), whole=whole)
+        largest, whole = min(loop.gamma, 3), loop.verifier.tree(loop.gamma) is not None
+        return Costs.by_formula(c=0.1, position=0.05, largest=largest, whole=whole)
 
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "remembered", lambda key, measure, store: measure())

@@ -46,7 +46,6 @@ from spec_t5x.drafts.heads import MedusaDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
@@ -79,8 +78,6 @@ class DraftOptions:
 
     # How the draft samples; None takes the target's settings.
     settings: Sampling | None = None
-    # Adapts gamma to each row and iteration; None always proposes gamma tokens.
-    stopping: Stopping | None = None
     # What its networks compute in; "auto" is the type that the platform is quick in.
     dtype: str = "auto"
     # Of a model that drafts: "auto" is what the checkpoint has; "int8", "int4" round its matrices.
@@ -148,11 +145,6 @@ class _Maker:
 
     def _check(self, name: str, text: str) -> None:
         """Refuses the options and the target that a draft cannot have."""
-        if self.options.stopping is not None and name not in _ADAPTIVE:
-            raise InputError(
-                f"gamma cannot adapt with draft {text!r}: use transformer or mixed, or leave "
-                "adaptive out"
-            )
         if self.options.settings is not None and name in _WITHOUT_TEMPERATURE:
             raise InputError(f"draft {text!r} has no temperature of its own: leave it out")
         if name in _OF_ENCODER_DECODERS and isinstance(self.target.config, GPTConfig):
@@ -184,7 +176,6 @@ class _Maker:
         return TransformerDraft(
             loaded.bind(self.options.weights),
             settings=self.options.settings,
-            stopping=self.options.stopping,
         )
 
     def _ngram(self, argument: str, order: int | None = None) -> Draft:
@@ -227,7 +218,6 @@ class _Maker:
             loaded.layers,
             self.model,
             settings=self.options.settings,
-            stopping=self.options.stopping,
             head=loaded.head,
         )
         weights = self.options.weights
@@ -301,7 +291,6 @@ FORMATS = {
     target_drafts.EAGLE: "eagle",
 }
 _WITH_DIRECTORY = ("transformer", "unigram", "bigram", "ngram", "medusa", "eagle")
-_ADAPTIVE = ("transformer", "mixed", "eagle", _SHARED)
 _WITHOUT_TEMPERATURE = ("copy", "uniform")
 _OF_ENCODER_DECODERS = ("medusa", "eagle", "early_exit", _SHARED)
 

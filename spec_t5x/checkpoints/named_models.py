@@ -31,12 +31,6 @@ class Models:
     draft_temperature: float | None = None
     draft_top_k: int = 0
     draft_top_p: float = 0.0
-    # Adapts gamma: the time of a draft step in target steps (c of the paper). None does
-    # not adapt.
-    adaptive: float | None = None
-    # With ``adaptive``: the time of one more position in the target's call, in target steps.
-    # None is 0.1 on a CPU and 0 elsewhere.
-    adaptive_position: float | None = None
 
     def __post_init__(self):
         # gin hands over whatever a file binds.
@@ -46,10 +40,6 @@ class Models:
                 raise InputError(f"Models.{name} is {value!r}: give a text in quotes")
         for name in ("weights", "draft_weights"):
             check_choice(name, getattr(self, name), WEIGHTS)
-        if self.adaptive is None and self.adaptive_position is not None:
-            raise InputError(
-                f"adaptive_position is {self.adaptive_position} without adaptive: give it too"
-            )
         if self.draft_temperature is None and (self.draft_top_k or self.draft_top_p):
             raise InputError(
                 f"draft_top_k is {self.draft_top_k} and draft_top_p {self.draft_top_p} without "
@@ -59,16 +49,12 @@ class Models:
     def draft_options(self):
         """Settings of the draft."""
         from spec_t5x.checkpoints.make_draft import DraftOptions
-        from spec_t5x.drafts.stopping import Stopping
         from spec_t5x.sampling.distributions import sampling
 
         temperature = self.draft_temperature
         own = (temperature, self.draft_top_k, self.draft_top_p)
         return DraftOptions(
             settings=None if temperature is None else sampling(*own),
-            stopping=None
-            if self.adaptive is None
-            else Stopping(c=self.adaptive, position=self.adaptive_position),
             dtype=self.dtype,
             weights=self.draft_weights,
         )

@@ -57,12 +57,8 @@ def run(args: argparse.Namespace) -> int:
     enable()
 
     from spec_t5x.generation import Generator
-    from spec_t5x.generation.left_out import Memory
 
-    # Drafts are shown at work by --trace, --compare and text that appears as it is accepted.
-    hidden = not (args.trace or args.compare or _streams(args, options))
-    memory = Memory.of(models, options) if hidden else None
-    command = _Command(args, Generator.load_named(models, memory=memory), options)
+    command = _Command(args, Generator.load_named(models), options)
     command.run(source)
     return 2 if command.failed else 0
 

@@ -82,12 +82,10 @@ def run(args: argparse.Namespace) -> int:
     hosts = join(HostOptions(**settings.given(args, HostOptions)))
 
     from spec_t5x.generation import Generator
-    from spec_t5x.generation.left_out import Memory
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.infer_options import InferOptions
     from spec_t5x.inference.signals import Stopped
     from spec_t5x.machine.compilation_cache import enable
-    from spec_t5x.machine.other_programs import OtherPrograms
 
     models, decoding, options = settings.read(args, InferOptions)
     options.check()
@@ -101,16 +99,12 @@ def run(args: argparse.Namespace) -> int:
     decoding = options.decoding(_with_batch_size(args, decoding))
     enable()
 
-    def load(placement, learned):
-        # Of several devices each is given its part of the draft as soon as it is loaded.
-        alone = placement.mesh is None and hosts.count == 1
-        memory = Memory.of(models, decoding, learned) if alone else None
+    def load(placement):
         shardings = placement.target if placement.mesh else None
-        return Generator.load_named(models, shardings=shardings, memory=memory)
+        return Generator.load_named(models, shardings=shardings)
 
     with hosts.together():
         of_models, source = _settings(models, options), _source(options, models)
-    others = OtherPrograms()
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
     except Stopped as stopped:
@@ -119,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     who = f"process {hosts.index} answered" if hosts.index else "answered"
     if report.merged is None and options.shard_count is not None:
         who = f"worker {options.shard_index} answered"
-    status = _tell(report, who, others.share)
+    status = _tell(report, who)
     # A scheduler takes another status for work to be done again. Of several processes the one that
     # has joined the shards speaks for all.
     return 0 if options.shard_count is not None or report.merged is None else status
@@ -170,14 +164,11 @@ def _settings(models, options) -> dict[str, Any]:
     return values | {"spec_t5x": spec_t5x.__version__}
 
 
-def _tell(report, who: str, beside: float | None = None) -> int:
+def _tell(report, who: str) -> int:
     """Says what is wrong and what was done, prints the figures, and returns the exit status.
 
-    It is 1 if an input could not be decoded. ``beside`` is the share of the processors that other
-    programs used; None of a merge.
+    It is 1 if an input could not be decoded.
     """
-    from spec_t5x.machine.other_programs import MUCH
-
     for text in report.named:
         log.error(text)
     if report.errors > len(report.named) > 0:
@@ -191,8 +182,6 @@ def _tell(report, who: str, beside: float | None = None) -> int:
             f"{report.tokens} tokens in {report.seconds:.1f} s ({rate:.0f} tokens/s, "
             f"block efficiency {report.block_efficiency:.2f}, occupancy {report.occupancy:.0%})"
         )
-        if beside and beside > MUCH:
-            decoded += f" while other programs used {beside:.0%} of the processors"
     log.info(f"{who} {report.inputs - report.errors} of {report.inputs} inputs{where}; {decoded}")
     if report.shards_left:
         left = report.shards_left
@@ -203,7 +192,7 @@ def _tell(report, who: str, beside: float | None = None) -> int:
         log.error(
             f"{report.errors} inputs have an error in place of an answer: fix them and run again"
         )
-    figures = dataclasses.asdict(report) | {"tokens_per_second": rate, "beside": beside}
+    figures = dataclasses.asdict(report) | {"tokens_per_second": rate}
     figures["merged"] = report.merged and str(report.merged)
     print(json.dumps({name: value for name, value in figures.items() if name != "named"}))
     return 1 if report.errors else 0

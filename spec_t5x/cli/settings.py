@@ -11,7 +11,7 @@ from typing import Any
 
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
 from spec_t5x.cli import standard_streams
-from spec_t5x.names import AUTO, DRAFTS, NO_DRAFT, VERIFIERS, WEIGHTS
+from spec_t5x.names import DRAFTS, NO_DRAFT, VERIFIERS, WEIGHTS
 
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
@@ -65,11 +65,6 @@ _MODELS = {
     "draft_temperature": (float, "the draft's own, with the two that follow (the target's)"),
     "draft_top_k": (int, "the draft's own (0)"),
     "draft_top_p": (float, "the draft's own (0)"),
-    "adaptive": (float, "adapt gamma; N is the time of a draft step in target steps"),
-    "adaptive_position": (
-        float,
-        "with --adaptive: the time of one more position in the target's call (0.1; 0 off CPUs)",
-    ),
     "dtype": (
         ("auto", "float32", "bfloat16"),
         "what the networks compute in; auto is float32 on a CPU, else bfloat16 (auto)",
@@ -248,8 +243,4 @@ def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
     """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
     from spec_t5x.generation import GenerateOptions
 
-    models, options, *others = configured(args, Models, GenerateOptions, *classes)
-    if models.adaptive is not None and options.gamma == AUTO:
-        # It decides by itself how much is drafted.
-        options = dataclasses.replace(options, gamma=FIXED_GAMMA)
-    return models, options, *others
+    return configured(args, Models, GenerateOptions, *classes)

@@ -19,7 +19,6 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
-    Traits,
     check_positions,
     check_vocabularies,
 )
@@ -64,9 +63,6 @@ class CascadeDraft(Draft):
     inner_gamma: int = flax.struct.field(pytree_node=False, default=2)
     # How the middle model samples; None takes the target's settings.
     settings: Sampling | None = None
-
-    # In the middle model's cache.
-    traits = Traits(keeps_text=True)
 
     @property
     def vocab_size(self) -> int:

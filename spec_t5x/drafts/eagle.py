@@ -4,8 +4,6 @@ See ``models/eagle.py`` for the network. A separate model has to work out what t
 already; this one starts from it, and reads the source where the target did.
 """
 
-import dataclasses
-
 import flax.struct
 import jax.numpy as jnp
 
@@ -32,7 +30,7 @@ class EagleDraft(SharedEncoderDraft):
     def traits(self) -> Traits:
         """It is fed the target's last states, and those of the layers that it was trained with."""
         depths = self.model.config.depths
-        return dataclasses.replace(super().traits, uses_target_states=True, depths=depths)
+        return Traits(uses_target_states=True, depths=depths)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.drafts import stopping as stopping_lib
-from spec_t5x.drafts.stopping import History, Stopping
 from spec_t5x.interfaces import Cache, Context, NodeTarget, Proposal, Target, TreeProposal
 from spec_t5x.loops.tree_nodes import ruled_nodes, tree_nodes
-from spec_t5x.sampling.distributions import Sampling, argmax, standardize, values_at
+from spec_t5x.sampling.distributions import Sampling, argmax, standardize
 from spec_t5x.sampling.draws import Draws
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Bool, Float32, Int, Shaped
@@ -24,7 +22,7 @@ def draft_tokens(
     settings: Sampling,
     gamma: int,
 ) -> tuple[Proposal, Cache]:
-    """``gamma`` tokens, or as many as are worth it, each given those before (Algorithm 1).
+    """``gamma`` tokens, each given those before (Algorithm 1).
 
     Args:
       model: what drafts.
@@ -50,62 +48,6 @@ def draft_tokens(
     cache, _, _, proposal = lax.fori_loop(1, num, draft_one, (cache, *first))
     # All of them were drawn, in every row: without a limit, a number while tracing.
     return proposal.replace(drawn=num), cache
-
-
-def draft_while_worth_it(
-    model: Target,
-    cache: Cache,
-    logits: Float32[Array, "batch vocab"],
-    context: Context,
-    settings: Sampling,
-    gamma: int,
-    stopping: Stopping,
-    history: History,
-) -> tuple[Proposal, Cache, History]:
-    """Up to ``gamma`` tokens: each row stops when one more is not worth its cost.
-
-    The model runs for as long as any live row drafts. The arguments are those of
-    ``draft_tokens``, and what ``stopping.py`` decides with.
-    """
-    batch, num = logits.shape[0], context.num_drafts(gamma)
-
-    def draft_one(carry):
-        offset, cache, logits, drafting, reach, draws, proposal, seen = carry
-        logits = context.ruled(logits[:, None], proposal.tokens, offset)[:, 0]
-        token, probs, draws = draw_token(logits, draws, settings)
-        # The model's own probability: at temperature 0 all of ``probs`` are certain.
-        confidence = values_at(jax.nn.softmax(logits, axis=-1), token)
-        proposal = _put(proposal, offset, token, probs)
-        proposal = proposal.replace(counts=proposal.counts + drafting)
-        reach = reach * stopping_lib.acceptance(history, confidence)
-        drafting &= stopping_lib.worth_another(history, stopping, reach)
-        seen = stopping_lib.observe(seen, confidence, offset)
-        logits, cache = lax.cond(
-            jnp.any(drafting & context.live) & (offset + 1 < num),
-            lambda cache: _after(model, cache, token),
-            lambda cache: (logits, cache),
-            cache,
-        )
-        return offset + 1, cache, logits, drafting, reach, draws, proposal, seen
-
-    def goes_on(carry):
-        offset, drafting = carry[0], carry[3]
-        return jnp.any(drafting & context.live) & (offset < num)
-
-    start = (
-        jnp.int32(0),
-        cache,
-        logits,
-        # The first draft costs little more than knowing whether to make it.
-        context.live,
-        jnp.ones(batch, jnp.float32),
-        context.draws,
-        _room(logits, gamma, settings).replace(counts=jnp.zeros(batch, jnp.int32)),
-        history,
-    )
-    _, cache, _, _, _, draws, proposal, seen = lax.while_loop(goes_on, draft_one, start)
-    proposal = proposal.replace(drawn=draws.drawn)
-    return proposal, cache, seen.replace(proposed=proposal.counts)
 
 
 def draft_tree(

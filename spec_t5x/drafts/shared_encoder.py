@@ -10,11 +10,9 @@ from typing import ClassVar
 
 import flax.struct
 
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Proposal, TreeProposal
-from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
@@ -46,7 +44,6 @@ class SharedEncoderDraft(TransformerDraft):
         layers: Sequence[int],
         target: T5Model,
         settings: Sampling | None = None,
-        stopping: Stopping | None = None,
         head: NarrowHead | None = None,
     ) -> "SharedEncoderDraft":
         """Binds a draft's own parameters to its target.
@@ -56,7 +53,7 @@ class SharedEncoderDraft(TransformerDraft):
           config: of the draft.
           layers: which decoder layer of the target's each of the draft's was.
           target: gives the embedding, too.
-          settings, stopping: as of ``TransformerDraft``.
+          settings: as of ``TransformerDraft``.
           head: which tokens the draft knows, where its output layer is a narrow one
             (``models.narrow_head.narrowed_params``).
 
@@ -80,7 +77,7 @@ class SharedEncoderDraft(TransformerDraft):
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])
-        return cls(model, settings, stopping, layers=tuple(layers))
+        return cls(model, settings, layers=tuple(layers))
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int
@@ -88,7 +85,7 @@ class SharedEncoderDraft(TransformerDraft):
         """Room for a text; neither source nor prompts are looked at."""
         config, batch = self.model.config, prompts.shape[0]
         cache = DecoderOnlyCache.empty(config, config.num_decoder_layers, batch, max_length)
-        return TransformerState(cache, self._new_history(prompt_lengths(prompts)))
+        return TransformerState(cache)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int

@@ -5,16 +5,12 @@ from collections.abc import Callable
 import flax.struct
 import jax.numpy as jnp
 
-from spec_t5x.drafts import stopping as stopping_lib
 from spec_t5x.drafts.sequential import (
     catch_up,
     draft_tokens,
     draft_tree,
-    draft_while_worth_it,
     slices,
 )
-from spec_t5x.drafts.stopping import History, Stopping
-from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -22,7 +18,6 @@ from spec_t5x.interfaces import (
     Outcome,
     Proposal,
     Target,
-    Traits,
     TreeProposal,
     check_positions,
 )
@@ -39,8 +34,6 @@ class TransformerState:
 
     # Holds a row's text up to its length at most; ``TransformerDraft`` says when less.
     cache: Cache
-    # None unless the draft adapts gamma.
-    history: History | None = None
 
 
 @flax.struct.dataclass
@@ -60,18 +53,11 @@ class TransformerDraft(Draft):
     # How this draft samples; None takes the target's settings. Any choice keeps the
     # target's distribution, and changes only how much is accepted (section 6).
     settings: Sampling | None = None
-    # Stops drafting early where it does not pay; None always proposes gamma tokens.
-    stopping: Stopping | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
     def vocab_size(self) -> int:
         """Number of logits of the model."""
         return self.model.vocab_size
-
-    @property
-    def traits(self) -> Traits:
-        """It keeps the text in its model's cache, and varies with a stopping rule."""
-        return Traits(keeps_text=True, varies=self.stopping is not None)
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Its own model needs positions, too."""
@@ -83,7 +69,7 @@ class TransformerDraft(Draft):
         """Encodes the inputs and feeds the prompts to the draft's own model."""
         lengths = prompt_lengths(prompts)
         cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
-        return TransformerState(cache, self._new_history(lengths))
+        return TransformerState(cache)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int
@@ -91,27 +77,15 @@ class TransformerDraft(Draft):
         """Up to ``gamma`` tokens, each sampled given the ones before it (Algorithm 1)."""
         settings = context.settings if self.settings is None else self.settings
         logits, cache = self._feed_last(state.cache, context, gamma, gamma)
-        history = state.history
-        if self.stopping is None:
-            proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
-        else:
-            proposal, cache, history = draft_while_worth_it(
-                self.model, cache, logits, context, settings, gamma, self.stopping, history
-            )
+        proposal, cache = draft_tokens(self.model, cache, logits, context, settings, gamma)
         # What a row lacks that was not asked for, it still lacks.
         lengths = jnp.where(context.live, cache.lengths, state.cache.lengths)
-        return proposal, TransformerState(self.model.rollback(cache, lengths), history)
+        return proposal, TransformerState(self.model.rollback(cache, lengths))
 
     def propose_tree(
         self, state: TransformerState, context: Context, tree: Tree
     ) -> tuple[TreeProposal, TransformerState]:
-        """A token for each node, drawn without replacement given the path to it.
-
-        Raises:
-          InputError: the draft adapts gamma, which a static tree cannot follow.
-        """
-        if self.stopping is not None:
-            raise InputError("gamma cannot adapt in a tree of drafts: leave one of them out")
+        """A token for each node, drawn without replacement given the path to it."""
         settings = context.settings if self.settings is None else self.settings
         logits, cache = self._feed_last(state.cache, context, tree.depth, tree.num_nodes)
         proposal, cache = draft_tree(self.model, cache, logits, context, settings, tree)
@@ -132,24 +106,14 @@ class TransformerDraft(Draft):
     def commit(self, state: TransformerState, outcome: Outcome) -> TransformerState:
         """Rolls back what was rejected; the cache may be one short of the text."""
         lengths = jnp.minimum(state.cache.lengths, outcome.lengths)
-        history = state.history
-        if history is not None:
-            history = stopping_lib.update(history, self.stopping, outcome)
-        return TransformerState(self.model.rollback(state.cache, lengths), history)
+        return TransformerState(self.model.rollback(state.cache, lengths))
 
     def catch_up(self, state: TransformerState, context: Context, width: int) -> TransformerState:
         """Feeds what is missing before the tokens that ``propose`` feeds."""
-        history = state.history
-        if history is not None:
-            # What others wrote says nothing of the drafts: what one can save is its own time.
-            history = history.replace(lengths=context.lengths)
         wanted = jnp.maximum(context.lengths + 1 - self._num_last(width - 1), 0)
         rows = context.sequences, wanted, context.live
         cache = catch_up(self.model, state.cache, *rows, width, self._score(context))
-        return TransformerState(cache, history)
-
-    def _new_history(self, lengths: Int[Array, "batch"]) -> History | None:
-        return None if self.stopping is None else stopping_lib.start(lengths)
+        return TransformerState(cache)
 
     def _num_last(self, depth: int) -> int:
         """How many tokens are fed before ``depth`` levels are drafted."""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from spec_t5x.generation.batches import Batch, prompt_lengths
 from spec_t5x.generation.bursts import Answered, Bursts
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.loops.pace import Pace
+from spec_t5x.loops.pace import OPTIMISM, Pace
 from spec_t5x.machine.programs import Kept
 from spec_t5x.names import AUTO
 
@@ -47,9 +46,6 @@ class Run:
     _uncredited: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self):
-        memory = self.generator.memory
-        if memory is not None and memory.generator is not None and not memory.steps_left:
-            self.generator = memory.generator
         if self.pace is None and self.options.repeats:
             self.pace = self.generator._paces.get(self.options)
 
@@ -64,7 +60,7 @@ class Run:
         return functools.partial(self.generator.collect, batch, self.decode(batch), self.options)
 
     def decoder(self, batch: Batch) -> Any:
-        """The ``Generator`` for a batch: without its draft where that waits or does not pay."""
+        """The ``Generator`` for a batch: without its draft where that does not pay."""
         return self.generator if self._drafts(batch) else self.generator.plain()
 
     def finish(self, batch: Batch, decoded: Decoded) -> Answer:
@@ -152,14 +148,14 @@ class Run:
             yield self._alone(*waiting)
 
     def _begun(self, places: tuple[int, ...], batch: Batch) -> Bursts:
-        """Slots of the first inputs, with the draft unless it waits or does not pay."""
+        """Slots of the first inputs, with the draft unless it does not pay."""
         if self._drafts(batch):
             return Bursts(self.generator, self.options, places, batch, self.pace)
         return Bursts(self.generator.plain(), self.options, places, batch)
 
     def _drafts(self, batch: Batch) -> bool:
         """Whether inputs that are to be decoded now are decoded with the draft."""
-        if self._waits_for_the_draft() or self.generator.draft is None:
+        if self.generator.draft is None:
             return False
         if self.options.gamma != AUTO:
             return True
@@ -184,16 +180,6 @@ class Run:
             return answered
 
         return counted
-
-    def _waits_for_the_draft(self) -> bool:
-        """Whether plain steps come before the draft is loaded; loads it when they have."""
-        memory = self.generator.memory
-        if self.generator.draft is not None or memory is None:
-            return False
-        if self._uncredited < memory.steps_left:
-            return True
-        self.generator, self._uncredited = self.generator.with_loaded_draft(), 0
-        return False
 
     def _leaves_out_the_draft(self, batch: Batch) -> bool:
         """Whether plain decoding is what the pace would do, in a program still to be made.
@@ -230,33 +216,16 @@ class Run:
 
     def remember(self) -> None:
         """Begins the generator's next run of these options at the pace of this one."""
-        memory = self.generator.memory
-        if memory is not None and self.generator.draft is None:
-            memory.steps += self._uncredited
-            self._uncredited = 0
-            return
         if self.pace is not None and self.options.repeats:
             self.generator._paces[self.options] = self.pace
-        if memory is not None:
-            # Once loaded, the draft serves all runs to come.
-            memory.steps += memory.steps_left
-        self.tell()
-
-    def tell(self) -> None:
-        """Keeps what was learned of the draft for other processes, if it was loaded here."""
-        memory, costs = self.generator.memory, self.generator._costs.get(self.options)
-        if memory is not None and self.generator.draft is not None and costs is not None:
-            memory.keep(costs, self.pace, self.generator.program_seconds)
 
     @property
     def verdict(self) -> str | None:
         """Why the draft was left out, where it mostly was."""
-        memory, costs = self.generator.memory, self.generator._costs.get(self.options)
-        if memory is not None and self.generator.draft is None:
-            return memory.learned.verdict
+        costs = self.generator._costs.get(self.options)
         if costs is None:
             return None
-        if math.isinf(costs.needed):
+        if costs.needed > OPTIMISM:
             at = f"at batch size {self.options.batch_size} {costs.where_it_pays}"
             return f"the draft was left out: {at}"
         if self.pace is None:

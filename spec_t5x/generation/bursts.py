@@ -11,7 +11,6 @@ from spec_t5x.generation.answers import Answer
 from spec_t5x.generation.batches import Batch, prompt_lengths
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.loops import slots
-from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Pace
 from spec_t5x.machine.programs import Kept
 from spec_t5x.names import AUTO
@@ -42,7 +41,7 @@ class Bursts:
         """
         self._generator, self._options, self._pace = generator, options, pace
         gamma = 0 if generator.draft is None else options.gamma
-        self._loop = _loop(generator, options, batch, gamma if pace is None else pace.largest)
+        self._loop = generator.loop(batch, options, gamma if pace is None else pace.largest)
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._widths = batch.tokens.shape[1], batch.prompts.shape[1]
@@ -133,7 +132,7 @@ def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
         gamma = generator.draft.traits.max_worthwhile if options.gamma == AUTO else options.gamma
     places = np.zeros(len(batch.tokens), np.int32)
     inputs = batch.tokens, batch.prompts, batch.keys, batch.max_decode_steps, places
-    loop = _loop(generator, options, batch, gamma)
+    loop = generator.loop(batch, options, gamma)
 
     def hold(target, draft, *inputs) -> list[jax.Array]:
         prepare = functools.partial(slots.prepare, target, draft, *inputs, loop=loop)
@@ -145,17 +144,6 @@ def bytes_needed(generator: Any, options: GenerateOptions, batch: Batch) -> int:
     # And what is sampled from, of either model.
     logits *= 1 if options.sampling().greedy else 3
     return logits + sum(leaf.size * leaf.dtype.itemsize for leaf in held)
-
-
-def _loop(generator: Any, options: GenerateOptions, batch: Batch, gamma: int) -> Loop:
-    return Loop(
-        gamma=gamma,
-        eos_id=generator.eos_id,
-        max_decode_len=generator.room(batch, options),
-        num_decodes=options.num_decodes,
-        verifier=options.make_verifier(),
-        rescale_log_probs=options.rescale_log_probs,
-    )
 
 
 _prepare = Kept(slots.prepare, ("loop", "paced", "waits"))

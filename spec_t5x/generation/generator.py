@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import math
 import numbers
 import os
 import sys
@@ -34,14 +33,13 @@ from spec_t5x.generation.answers import Answer, Answers, Generation
 from spec_t5x.generation.batch_run import Input, Run
 from spec_t5x.generation.batches import Batch, bucket, padded, prompt_lengths, random_keys
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
-from spec_t5x.generation.left_out import Memory
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.interfaces import Draft, check_positions
 from spec_t5x.loops.autoregressive import autoregressive_decode
-from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
 from spec_t5x.loops.outputs import UNSOUND, Decoded
-from spec_t5x.loops.pace import Costs, Pace
+from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration, speculative_decode, speculative_steps
 from spec_t5x.machine.programs import Kept
 from spec_t5x.models.binding import Model
@@ -70,8 +68,6 @@ class Generator:
     vocabulary: Vocabulary
     max_source_len: int
     draft: Draft | None = None
-    # What earlier processes learned of the draft, which it may keep from being loaded.
-    memory: Memory | None = None
     # Options that the checkpoint sets where a user does not (``GenerateOptions.settled``).
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # What speculation costs with some options, and the pace that texts were last decoded at.
@@ -96,7 +92,6 @@ class Generator:
         vocabulary: VocabularyLike | None = None,
         shardings: Shardings | None = None,
         weights: str = AUTO,
-        memory: Memory | None = None,
         task: str | None = None,
     ) -> "Generator":
         """Reads checkpoints: directories, the names of packaged models, or of the Hugging Face Hub.
@@ -113,7 +108,6 @@ class Generator:
           shardings: where the target's parameters are to lie (``checkpoints.loading``).
           weights: "int8" and "int4" round the target's matrices: another model, whose output it
             then is.
-          memory: what is known of the draft: one that did not pay is loaded when its turn comes.
           task: whose decoding settings the target's checkpoint is to be taken with
             (``task_specific_params`` of its config.json).
 
@@ -141,15 +135,7 @@ class Generator:
             return generator
         # The parameters are held once, as the model has them.
         loaded = dataclasses.replace(loaded, params=model.weights)
-
-        def make() -> Draft:
-            return make_draft(draft, loaded, model, options)
-
-        if memory is None:
-            return generator.with_draft(make())
-        memory.make = make
-        generator = dataclasses.replace(generator, memory=memory)
-        return generator if memory.steps_left else generator.with_loaded_draft()
+        return generator.with_draft(make_draft(draft, loaded, model, options))
 
     @classmethod
     def load_named(cls, models: Models, **options) -> "Generator":
@@ -173,24 +159,7 @@ class Generator:
 
     def plain(self) -> "Generator":
         """The same without its draft."""
-        return dataclasses.replace(self, draft=None, memory=None)
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether there is a draft, be it one that is not loaded yet."""
-        return self.draft is not None or self.memory is not None
-
-    def with_loaded_draft(self) -> "Generator":
-        """The same with the draft that was not loaded; always the same one."""
-        if self.memory.generator is None:
-            self.memory.generator = made = self.with_draft(self.memory.load())
-            made._costs.update(self._costs)
-        return self.memory.generator
-
-    @property
-    def program_seconds(self) -> float:
-        """What making or loading programs with a draft took this process."""
-        return _decode_speculatively.seconds
+        return dataclasses.replace(self, draft=None)
 
     def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
         """Ids of one input: a source's in the vocabulary's frame, a prompt's without.
@@ -386,6 +355,17 @@ class Generator:
             "rescale_log_probs": options.rescale_log_probs,
         }
 
+    def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
+        """The loop of a batch, with ``gamma`` drafts in an iteration at most."""
+        return Loop(
+            gamma=gamma,
+            eos_id=self.eos_id,
+            max_decode_len=self.room(batch, options),
+            num_decodes=options.num_decodes,
+            verifier=options.make_verifier(),
+            rescale_log_probs=options.rescale_log_probs,
+        )
+
     def room(self, batch: Batch, options: GenerateOptions) -> int:
         """The loops' ``max_decode_len``, which counts the prompt.
 
@@ -430,20 +410,12 @@ class Generator:
         return self._costs[options]
 
     def _measured_costs(self, batch: Batch, options: GenerateOptions) -> Costs:
-        chosen = options.make_verifier()
-
-        def decode(pace: Pace, tokens: int) -> Decoded:
-            # Not fewer than the program has room for, which other limits share.
-            most = min(self.room(batch, options) - batch.prompts.shape[1] + 1, tokens)
-            steps = np.where(np.asarray(batch.max_decode_steps) > 0, most, 0).astype(np.int32)
-            return self.decode(dataclasses.replace(batch, max_decode_steps=steps), options, pace)
-
-        def measure() -> Costs:
-            whole = chosen.tree(1) is not None
-            return costs_lib.measure(
-                decode, costs_lib.largest_limit(self.draft, chosen), whole=whole
-            )
-
+        loop = self.loop(
+            batch, options, costs_lib.largest_limit(self.draft, options.make_verifier())
+        )
+        measure = functools.partial(
+            costs_lib.measure, self.target, self.draft, batch.tokens, self.sampling(options), loop
+        )
         key = identity(
             target=fingerprint(self.target),
             draft=fingerprint(self.draft),
@@ -460,9 +432,7 @@ class Generator:
         if self.draft is None:
             return None
         costs = self.costs(batch, options)
-        if math.isinf(costs.needed):
-            return None
-        return Pace.start(costs, rows=options.batch_size * options.num_decodes)
+        return Pace.start(costs) if costs.needed <= OPTIMISM else None
 
     def run(self, options: GenerateOptions) -> Run:
         """Decodes batch after batch: with gamma "auto" each at the pace of those before it."""

@@ -20,9 +20,9 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator, Run
 from spec_t5x.generation.batch_run import Input
 from spec_t5x.generation.bursts import bytes_needed
-from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
+from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import free_memory
 
 
@@ -72,6 +72,21 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
     return tally
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a run found out about its draft before it began."""
+
+    costs: Costs
+    # Drafts per iteration for all of the run, where texts depend on when they are drafted; None
+    # where they do not, and the pace decides.
+    gamma: int | None = None
+
+    @classmethod
+    def parse(cls, values: Any) -> "Learned":
+        """Reads what ``dataclasses.asdict`` gave, after JSON."""
+        return cls(**{**values, "costs": Costs.parse(values["costs"])})
+
+
 @dataclasses.dataclass(kw_only=True)
 class Answerer:
     """A pair, its settings and its devices: inputs to lines of output."""
@@ -112,7 +127,6 @@ class Answerer:
         for some in ([one] for one in shards) if self.options.gamma == AUTO else (shards,):
             run = self.generator.run(self.options)
             yield from self._decoded(run, some, progress)
-            run.tell()
             self.verdict = run.verdict
 
     def _decoded(
@@ -161,8 +175,6 @@ class Answerer:
         Where texts depend on how many tokens are drafted when, a batch is decoded to see how many
         pay, for all of the run.
         """
-        if self.generator.draft is None:
-            return self.generator.memory.learned
         good, _ = self._prepared(items)
         self._window = good
         with self._on_devices():

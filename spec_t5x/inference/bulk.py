@@ -21,9 +21,8 @@ import jax
 
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
-from spec_t5x.generation.left_out import Learned
 from spec_t5x.inference import processes, run_directory
-from spec_t5x.inference.answering import Answerer, Tally, error_of
+from spec_t5x.inference.answering import Answerer, Learned, Tally, error_of
 from spec_t5x.inference.decoding_progress import DecodingProgress
 from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.placement import Placement
@@ -65,7 +64,7 @@ def infer(
     options: InferOptions,
     decoding: GenerateOptions,
     source: Source,
-    load: Callable[[Placement, Learned | None], Generator],
+    load: Callable[[Placement], Generator],
     *,
     settings: dict[str, Any],
     hosts: Hosts | None = None,
@@ -76,8 +75,7 @@ def infer(
       options: where to and how; ``check`` is called.
       decoding: how to decode.
       source: the inputs.
-      load: reads the pair for some devices, given what the run knows of the draft; not called
-        when all shards are there.
+      load: reads the pair for some devices; not called when all shards are there.
       settings: what else decides the answers, above all the checkpoints.
       hosts: this process among those of the run.
 
@@ -206,7 +204,7 @@ class _Run:
         self,
         shards: Shards,
         unfinished: list[int],
-        load: Callable[[Placement, Learned | None], Generator],
+        load: Callable[[Placement], Generator],
     ) -> str | None:
         """Decodes and writes this process's part of the unfinished shards.
 
@@ -219,9 +217,9 @@ class _Run:
             return None
         with self.hosts.together():
             placement = self._placement()
-            generator = placement.generator(load(placement, self._learned()))
+            generator = placement.generator(load(placement))
             answerer = Answerer(generator=generator, options=self.decoding, placement=placement)
-        if self.decoding.gamma == AUTO and generator.may_draft:
+        if self.decoding.gamma == AUTO and generator.draft is not None:
             self._share_costs(answerer, shards, unfinished[0])
         self.hosts.part()
         left = sum(len(shards.indices(shard)) for shard in unfinished)

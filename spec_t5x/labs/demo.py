@@ -23,9 +23,9 @@ from typing import Any
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, GenerateOptions, Generator, StreamEvent
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.machine.extras import needed
-from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.verifiers import VERIFIERS
 
 # Of an input. The target limits its tokens, too.

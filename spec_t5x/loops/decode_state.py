@@ -223,7 +223,7 @@ def init(
     outputs, target_cache, target_states = outputs_lib.repeat_rows(
         (outputs, target_cache, target_states), loop.num_decodes
     )
-    rows, keeps_text = outputs.lengths.shape[0], draft.traits.keeps_text
+    rows = outputs.lengths.shape[0]
 
     def make_draft_state() -> DraftState:
         return prefill_draft(draft, inputs, prompts, loop, room)
@@ -236,7 +236,7 @@ def init(
         target_states=target_states,
         stats=_no_stats(rows, loop.gamma),
         # Copied: the stepper donates its state, and this pace is the caller's.
-        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch(keeps_text)),
+        pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch()),
     )
 
 

@@ -226,9 +226,7 @@ class _Going:
         )
         if self._pace(carry) is None:
             return carry
-        carry = carry.with_state(
-            state.replace(pace=state.pace.new_batch(self.draft.traits.keeps_text))
-        )
+        carry = carry.with_state(state.replace(pace=state.pace.new_batch()))
         wanted = self._pace(carry).limit() > 0
         drafting = carry.slots.drafting & wanted
         carry = carry.replace(slots=carry.slots.replace(drafting=drafting))

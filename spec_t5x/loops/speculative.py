@@ -14,7 +14,7 @@ With a ``Pace`` an iteration has as many drafts as pay, and where none do, plain
 target call, no draft) take its place. That is two loops in a loop, in one program: a
 conditional would copy the caches. Between plain steps and iterations the draft is made
 ready: its prefill, which is its encoder, waits for the first iteration, and tokens that
-plain steps wrote are fed to it when it is asked again. Both are charged to the pace.
+plain steps wrote are fed to it when it is asked again.
 """
 
 import functools
@@ -65,28 +65,32 @@ from spec_t5x.verifiers import Verifier
 
 
 def step(
-    target: Target, draft: Draft, state: DecodeState, settings: Sampling, loop: Loop
+    target: Target,
+    draft: Draft,
+    state: DecodeState,
+    settings: Sampling,
+    loop: Loop,
+    *,
+    limit: Int[Array, ""] | None = None,
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
-    At a pace no row proposes more than its limit, and the draft must be ready (``prepare``).
+    No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
+    ready (``prepare``).
     """
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
-    limit = None if pace is None else pace.limit()
+    limit = limit if pace is None else pace.limit()
     context = make_context(state, settings, verifier.coupled, limit)
     if tree is None:
-        fill = None if pace is None else pace.is_forced
-        found = verify(
-            target, draft, state.draft_state, context, state.stream, gamma, verifier, fill
-        )
+        found = verify(target, draft, state.draft_state, context, state.stream, gamma, verifier)
     else:
         found = tree_lib.verify(target, draft, state.draft_state, context, state.stream, tree)
 
     tokens = emitted(found.drafts, found.verdict)
     log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)
     outputs, num_appended = outputs_lib.append(
-        old, tokens, found.verdict.num_accepted + 1, log_probs, _eos_id(loop, pace)
+        old, tokens, found.verdict.num_accepted + 1, log_probs, loop.eos_id
     )
     num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
     outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
@@ -119,7 +123,8 @@ def step(
     )
     if pace is not None:
         varies = draft.traits.varies and tree is None
-        state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, varies))
+        longest = jnp.max(iteration.num_proposed) if varies else limit
+        state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, longest))
     return state, iteration
 
 
@@ -131,14 +136,10 @@ def verify(
     stream: Stream,
     gamma: int,
     verifier: Verifier,
-    fill: Bool[Array, ""] | None = None,
 ) -> Verified:
-    """Proposes, scores and verifies one chain of tokens for each row.
-
-    Where ``fill`` is true, all rows propose as many as they may, whatever stands there.
-    """
+    """Proposes, scores and verifies one chain of tokens for each row."""
     settings = context.settings
-    proposal, draft_state = _propose(draft, draft_state, context, gamma, fill)
+    proposal, draft_state = _propose(draft, draft_state, context, gamma)
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
@@ -164,7 +165,7 @@ def verify(
     )
 
 
-def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int, fill):
+def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int):
     """The draft's proposal, as far as it may be verified, and its state."""
     if gamma == 0:
         nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
@@ -173,8 +174,6 @@ def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int
     proposal = proposal.checked()
     if context.limit is not None:
         counts = jnp.minimum(proposal.num_proposed, context.limit)
-        if draft.traits.varies and fill is not None:
-            counts = jnp.where(fill, context.limit, counts)
         proposal = proposal.replace(counts=counts)
     return proposal, draft_state
 
@@ -197,7 +196,7 @@ def plain_step(
         state.stream,
         settings,
         coupled=loop.verifier.coupled,
-        eos_id=_eos_id(loop, state.pace),
+        eos_id=loop.eos_id,
         rescale_log_probs=loop.rescale_log_probs,
     )
     state = state.replace(
@@ -243,30 +242,23 @@ def prepare(
     return state.replace(draft_state=draft_state, pace=pace.made_ready())
 
 
-def _charged(
-    pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, varies: bool
-) -> Pace:
-    """The pace after an iteration; ``varies`` if proposals may be shorter than the limit."""
+def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
+    """The pace after an iteration with proposals of ``longest`` tokens at most."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
     positions = jnp.arange(pace.largest)[None, :]
     return pace.speculative(
         _mean(iteration.num_appended, live),
-        longest=jnp.max(iteration.num_proposed) if varies else limit,
+        longest=longest,
         limit=limit,
         accepted=jnp.sum(positions < accepted, axis=0),
         # Not where the row ended with a draft.
         refused=jnp.sum((positions == accepted) & (appended > accepted), axis=0),
-        varies=varies,
     )
 
 
 def _mean(num_appended: Int[Array, "batch"], live: Bool[Array, "batch"]) -> Float32[Array, ""]:
     """Tokens for each live row."""
     return jnp.sum(num_appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
-
-
-def _eos_id(loop: Loop, pace: Pace | None) -> EndOfSequence:
-    return loop.eos_id if pace is None else pace.eos_id(loop.eos_id)
 
 
 # The loops

@@ -165,7 +165,7 @@ class SpeculativeModel:
             eos_id=settings.eos_id,
             rescale_log_probs=settings.rescale_log_probs,
             # What is learned ends with the batch, and so has to cost little.
-            pace=None if self._costs is None else Pace.start(self._costs, looks=1.0),
+            pace=None if self._costs is None else Pace.start(self._costs),
         )
 
 

@@ -1,5 +1,6 @@
 """Timing several programs in turn, so that drift of the machine affects all of them."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,11 @@ _MOST_CALLS = 2**14
 
 
 def interleaved(
-    programs: Sequence[Calls], rounds: int, clock: Clock = time.perf_counter
+    programs: Sequence[Calls],
+    rounds: int,
+    clock: Clock = time.perf_counter,
+    *,
+    budget: float = math.inf,
 ) -> Float[np.ndarray, "rounds programs"]:
     """Seconds of a call of each program, in rounds: all of them in turn, then again.
 
@@ -31,14 +36,16 @@ def interleaved(
       programs: what to time.
       rounds: timings of each program.
       clock: returns seconds.
+      budget: seconds after which no round begins but the first two.
     """
     for run in programs:
         elapsed(lambda run=run: run(1), clock)
     calls = [_enough_calls(run, clock) for run in programs]
-    times = [
-        [_seconds(run, count, clock) for run, count in zip(programs, calls, strict=True)]
-        for _ in range(rounds)
-    ]
+    begun, times = clock(), []
+    while len(times) < rounds and (len(times) < 2 or clock() - begun < budget):
+        times.append(
+            [_seconds(run, count, clock) for run, count in zip(programs, calls, strict=True)]
+        )
     return np.asarray(times, np.float64)
 
 

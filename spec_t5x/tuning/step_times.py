@@ -1,4 +1,4 @@
-"""How long one call of a model takes: the measured c and verification cost."""
+"""How long one call of a model, one step or one iteration takes: c, T(m) and their overhead."""
 
 import dataclasses
 import functools
@@ -9,16 +9,17 @@ import numpy as np
 
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Draft, Outcome, Target
-from spec_t5x.loops import decode_state
+from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, DecodeState, Loop
-from spec_t5x.loops.outputs import Outputs, row_keys
+from spec_t5x.loops.outputs import Outputs, row_keys, row_stream
 from spec_t5x.sampling.distributions import Sampling
-from spec_t5x.sampling.draws import RowStream
-from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.theory import formulas
 from spec_t5x.tuning.interleaving import Calls, interleaved
 from spec_t5x.types import EOS_ID, PAD_ID, Array, Int, PyTree
 from spec_t5x.verifiers import Verifier
+
+# No token ends a row: all steps are alike.
+_NO_EOS = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,76 +78,119 @@ def measure_step_times(
       settings: how both sample.
       verifier: sets how many tokens the target verifies, and whether in a tree.
     """
-    state = state_half_way(
-        target, draft, inputs, gamma=gamma, max_decode_len=max_decode_len, verifier=verifier
-    )
-    programs = (
-        target_calls(target, state.target_cache, new=1),
-        draft_calls(draft, state, settings, gamma=gamma, verifier=verifier),
-        target_calls(target, state.target_cache, new=verifier.num_nodes(gamma)),
-    )
+    loop = Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier)
+    timed = Timed.half_way(target, draft, inputs, settings, loop)
+    programs = timed.target_calls(1), timed.proposals(), timed.target_calls(loop.num_nodes)
     one, drafts, verification = np.median(interleaved(programs, 9), axis=0).tolist()
     return StepTimes(target=1e3 * one, draft=1e3 * drafts / gamma, verification=1e3 * verification)
 
 
-def state_half_way(
-    target: Target,
-    draft: Draft,
-    inputs: PyTree,
-    *,
-    gamma: int,
-    max_decode_len: int,
-    verifier: Verifier,
-) -> DecodeState:
-    """A decoding state whose rows hold varied tokens, half of ``max_decode_len``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A decode half way through its output, whose parts are done again and again."""
 
-    Its caches are empty: a call's time does not depend on their content. The arguments are
-    ``measure_step_times``'.
-    """
+    target: Target
+    draft: Draft
+    inputs: PyTree
+    state: DecodeState
+    settings: Sampling
+    loop: Loop
+
+    @classmethod
+    def half_way(
+        cls, target: Target, draft: Draft, inputs: PyTree, settings: Sampling, loop: Loop
+    ) -> "Timed":
+        """Makes a state whose rows hold varied tokens, half of ``loop.max_decode_len``.
+
+        The target's caches are empty: a call's time does not depend on their content. The draft
+        is up to the text.
+        """
+        batch, coupled = jax.tree.leaves(inputs)[0].shape[0], loop.verifier.coupled
+        stream = row_stream(
+            row_keys(jax.random.key(0), batch),
+            batch,
+            loop.num_decodes,
+            coupled,
+            loop.max_decode_len,
+        )
+        settings = settings.repeat(loop.num_decodes)
+        if coupled:
+            settings = settings.keep_ties()
+        loop = dataclasses.replace(loop, eos_id=_NO_EOS)
+        state = _half_way(target, draft, inputs, stream, settings, loop=loop)
+        return cls(
+            target=target, draft=draft, inputs=inputs, state=state, settings=settings, loop=loop
+        )
+
+    def target_calls(self, new: int) -> Calls:
+        """Target calls over ``new`` tokens per row, at the cache's length."""
+        return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
+
+    def proposals(self, *, scored: bool = False) -> Calls:
+        """Proposals of ``gamma`` drafts after the state's rows, none of them accepted.
+
+        They include the distributions that the verifier needs. ``scored`` has the target score
+        each proposal, and the next one follows the target's token; chains only.
+        """
+        if scored and self.loop.verifier.tree(self.loop.gamma) is not None:
+            raise InputError("the verifier is a tree verifier: choose one of chains")
+        target = self.target if scored else None
+        return lambda calls: _call_draft(
+            self.draft, self.state, self.settings, calls, target=target, loop=self.loop
+        )
+
+    def iterations(self, limit: int | None = None) -> Calls:
+        """Iterations with ``limit`` drafts, or with as many as the draft proposes up to gamma."""
+        return lambda calls: _iterate(
+            self.target, self.draft, self.state, self.settings, limit, calls, loop=self.loop
+        )
+
+    def plain_steps(self, calls: int) -> DecodeState:
+        """Makes plain steps."""
+        return _step_plainly(
+            self.target, self.draft, self.state, self.settings, calls, loop=self.loop
+        )
+
+    def prefills(self, calls: int) -> PyTree:
+        """Makes the draft's first state, again and again."""
+        state = None
+        for _ in range(calls):
+            state = _prefill(self.draft, self.inputs, loop=self.loop)
+        return state
+
+
+class _Full:
+    """A draft whose proposals are as long as they may be, whatever stands there."""
+
+    def __init__(self, draft: Draft):
+        self._draft = draft
+
+    def __getattr__(self, name: str):
+        return getattr(self._draft, name)
+
+    def propose(self, state, context, gamma: int):
+        """Proposes as the draft, and counts all of it."""
+        proposal, state = self._draft.propose(state, context, gamma)
+        return proposal.replace(counts=jnp.full_like(context.lengths, context.limit)), state
+
+
+@functools.partial(jax.jit, static_argnames="loop")
+def _half_way(target, draft, inputs, stream, settings, *, loop: Loop) -> DecodeState:
     batch = jax.tree.leaves(inputs)[0].shape[0]
-    state = _jit_init(
-        target,
-        draft,
-        inputs,
-        jnp.zeros((batch, 1), jnp.int32),
-        RowStream(row_keys(jax.random.key(0), batch)),
-        loop=Loop(gamma=gamma, max_decode_len=max_decode_len, verifier=verifier),
-    )
-    places = jnp.arange(state.outputs.sequences.shape[1])
+    state = decode_state.init(target, draft, inputs, jnp.zeros((batch, 1), jnp.int32), stream, loop)
+    old = state.outputs
+    places = jnp.arange(old.sequences.shape[1])
     first = EOS_ID + 1
     text = jnp.where(places == 0, PAD_ID, first + places % max(draft.vocab_size - first, 1))
-    lengths = jnp.full_like(state.outputs.lengths, max(max_decode_len // 2, 1))
-    outputs = state.outputs.replace(sequences=jnp.tile(text[None], (batch, 1)), lengths=lengths)
-    return state.replace(outputs=outputs, target_cache=target.rollback(state.target_cache, lengths))
-
-
-def target_calls(target: Target, cache: Cache, *, new: int) -> Calls:
-    """Target calls over ``new`` tokens per row, at the cache's length."""
-    return lambda calls: _call_target(target, cache, new, calls)
-
-
-def draft_calls(
-    draft: Draft,
-    state: DecodeState,
-    settings: Sampling,
-    *,
-    gamma: int,
-    verifier: Verifier = DEFAULT_VERIFIER,
-    target: Target | None = None,
-) -> Calls:
-    """Proposals of ``gamma`` drafts after the state's rows, none of them accepted.
-
-    They include the distributions that the verifier needs. With a target, each proposal is
-    scored, and the next one follows the target's token; chains only.
-    """
-    tree = verifier.tree(gamma)
-    if tree is not None and target is not None:
-        raise InputError("the verifier is a tree verifier: choose one of chains")
-    options = {"gamma": gamma, "tree": tree, "coupled": verifier.coupled}
-    return lambda calls: _call_draft(draft, state, settings, calls, target=target, **options)
-
-
-_jit_init = jax.jit(decode_state.init, static_argnames="loop")
+    lengths = jnp.full_like(old.lengths, max(loop.max_decode_len // 2, 1))
+    sequences = jnp.broadcast_to(text, old.sequences.shape).astype(old.sequences.dtype)
+    state = state.replace(
+        outputs=old.replace(sequences=sequences, lengths=lengths),
+        target_cache=target.rollback(state.target_cache, lengths),
+    )
+    context = decode_state.make_context(state, settings, loop.verifier.coupled)
+    draft_state = draft.catch_up(state.draft_state, context, width=loop.gamma + 1)
+    return state.replace(draft_state=draft_state)
 
 
 @functools.partial(jax.jit, static_argnames="new")
@@ -163,19 +207,18 @@ def _call_target(model: Target, cache: Cache, new: int, calls: Int[Array, ""] | 
     return jax.lax.fori_loop(0, calls, call, (cache, tokens))
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "tree", "coupled"))
+@functools.partial(jax.jit, static_argnames="loop")
 def _call_draft(
     draft: Draft,
     state: DecodeState,
     settings: Sampling,
     calls: Int[Array, ""] | int,
     *,
-    gamma: int,
-    tree: Tree | None,
-    coupled: bool,
     target: Target | None,
+    loop: Loop,
 ):
     """``calls`` proposals in a row, each following the first token of the one before it."""
+    gamma, tree, coupled = loop.gamma, loop.verifier.tree(loop.gamma), loop.verifier.coupled
     batch = state.outputs.lengths.shape[0]
     none_accepted = jnp.zeros(batch, jnp.int32)
 
@@ -198,20 +241,68 @@ def _call_draft(
             logits, _, cache = target.score(cache, block)
             cache = target.rollback(cache, outputs.lengths)
             tokens = _after(logits, block, target.vocab_size)[:, 0]
-        return draft_state, with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
+        return draft_state, _with_last(outputs, tokens), cache, jax.tree.leaves(proposal)
 
-    # A draft catches up once, before the calls that are timed.
     context = decode_state.make_context(state, settings, coupled)
-    draft_state = draft.catch_up(state.draft_state, context, width=gamma + 1)
     outcome = Outcome(lengths=state.outputs.lengths, num_accepted=none_accepted)
 
     def shapes_of(draft_state):
         return jax.tree.leaves(propose(draft_state, context, outcome)[0])
 
-    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.eval_shape(shapes_of, draft_state)]
+    nothing = [
+        jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.eval_shape(shapes_of, state.draft_state)
+    ]
     # The whole proposal is carried: XLA would remove what is unused.
-    carry = (draft_state, state.outputs, state.target_cache, nothing)
+    carry = (state.draft_state, state.outputs, state.target_cache, nothing)
     return jax.lax.fori_loop(0, calls, call, carry)
+
+
+@functools.partial(jax.jit, static_argnames="loop")
+def _iterate(target, draft, state, settings, limit, calls, *, loop: Loop) -> DecodeState:
+    """Iterations in a row, each at the state's lengths."""
+    if limit is not None and draft.traits.varies:
+        draft = _Full(draft)
+    return _again(
+        target,
+        state,
+        lambda state: speculative.step(target, draft, state, settings, loop, limit=limit),
+        calls,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="loop")
+def _step_plainly(target, draft, state, settings, calls, *, loop: Loop) -> DecodeState:
+    """Plain steps in a row, each at the state's lengths."""
+    return _again(
+        target,
+        state,
+        lambda state: speculative.plain_step(target, draft, state, settings, loop),
+        calls,
+    )
+
+
+def _again(target, state, step, calls) -> DecodeState:
+    lengths = state.outputs.lengths
+
+    def call(_, state):
+        state, _ = step(state)
+        # Rows of these lengths, whose last token is the first one that was appended.
+        tokens = state.outputs.sequences[jnp.arange(lengths.shape[0]), lengths + 1]
+        outputs = state.outputs
+        outputs = outputs.replace(lengths=lengths, ended=jnp.zeros_like(outputs.ended))
+        return state.replace(
+            outputs=_with_last(outputs, tokens),
+            target_cache=target.rollback(state.target_cache, lengths),
+        )
+
+    # The whole state is carried: XLA would remove what is unused.
+    return jax.lax.fori_loop(0, calls, call, state)
+
+
+@functools.partial(jax.jit, static_argnames="loop")
+def _prefill(draft, inputs, *, loop: Loop) -> PyTree:
+    prompts = jnp.zeros((jax.tree.leaves(inputs)[0].shape[0], 1), jnp.int32)
+    return decode_state.prefill_draft(draft, inputs, prompts, loop)
 
 
 def _after(logits, tokens, vocab_size: int):
@@ -220,7 +311,7 @@ def _after(logits, tokens, vocab_size: int):
     return jnp.where(jnp.isnan(largest), tokens, tokens + 1) % vocab_size
 
 
-def with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
+def _with_last(outputs: Outputs, tokens: Int[Array, "batch"]) -> Outputs:
     """The same rows with another last token, for a loop at a fixed length."""
     rows = jnp.arange(tokens.shape[0])
     return outputs.replace(

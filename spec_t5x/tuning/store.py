@@ -15,7 +15,7 @@ from spec_t5x.machine.atomic import write_whole
 from spec_t5x.machine.compilation_cache import user_cache
 
 # Raised whenever an entry's meaning changes: older entries are then ignored.
-_FORMAT = 4
+_FORMAT = 5
 
 T = TypeVar("T")
 

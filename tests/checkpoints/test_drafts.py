@@ -1,7 +1,5 @@
 """Drafts by name: what the command line says becomes the draft that it means."""
 
-import dataclasses
-
 import pytest
 
 from spec_t5x.checkpoints.loading import load
@@ -12,7 +10,6 @@ from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.drafts.self_draft import SelfDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
@@ -65,12 +62,10 @@ def test_arguments_follow_a_colon(packaged):
 
 
 def test_settings_reach_the_draft(packaged):
-    options = DraftOptions(settings=sampling(0.5), stopping=Stopping(c=0.3))
+    options = DraftOptions(settings=sampling(0.5))
     draft = make_draft("transformer", *packaged, options)
     assert float(draft.settings.temperature) == 0.5
-    assert draft.stopping.c == 0.3
-    alone = dataclasses.replace(options, stopping=None)
-    assert float(make_draft("bigram", *packaged, alone).settings.temperature) == 0.5
+    assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
 
 
 @pytest.mark.parametrize("name", ["transformer", "bigram", "eagle", "medusa"])
@@ -98,9 +93,3 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
 def test_what_cannot_be_made_is_refused(packaged, name, message):
     with pytest.raises(InputError, match=message):
         make_draft(name, *packaged)
-
-
-@pytest.mark.parametrize("name", ["ngram", "copy", "cascade"])
-def test_drafts_that_cannot_adapt_say_so(packaged, name):
-    with pytest.raises(InputError, match="gamma cannot adapt"):
-        make_draft(name, *packaged, DraftOptions(stopping=Stopping()))

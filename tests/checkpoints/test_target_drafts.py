@@ -20,7 +20,6 @@ from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.models.binding import bind
 from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
@@ -198,10 +197,10 @@ def test_layers_are_loaded_as_the_type_of_their_target(saved, target):
 @pytest.mark.parametrize("kind", ["layers"], indirect=True)
 def test_a_directory_of_layers_is_a_draft(saved, target, tmp_path):
     model = bind(target.params, target.config)
-    options = DraftOptions(settings=sampling(0.5), stopping=Stopping(c=0.1), dtype="float32")
+    options = DraftOptions(settings=sampling(0.5), dtype="float32")
     draft = make_draft(saved, target, model, options)
     assert type(draft) is SharedEncoderDraft and draft.layers == LAYERS
-    assert (draft.settings, draft.stopping) == (options.settings, options.stopping)
+    assert draft.settings == options.settings
     mixed = make_draft(f"mixed:{saved}", target, model)
     assert type(mixed) is MixedDraft and type(mixed.second) is SharedEncoderDraft
     save_model(tmp_path / "middle", target.params, target.config, target.vocabulary)

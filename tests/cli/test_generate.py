@@ -364,8 +364,6 @@ def test_bindings_that_cannot_be_are_refused(run, unchecked, binding, expected):
         (("x", "--compare", "--trace"), "both --trace and --compare"),
         (("x", "--trace", "--draft", "none"), "--trace needs a draft"),
         (("x", "--widths", "3,a"), "'3,a' is no list of numbers"),
-        (("x", "--verifier", "tree", "--adaptive", 0.1), "gamma cannot adapt in a tree"),
-        (("x", "--adaptive_position", 1), "adaptive_position is 1.0 without adaptive"),
         (("x", "--beams", 2, "--trace"), "--trace shows no beam search"),
         (("x", "--trace", "--num_decodes", 2, "--temperature", 1), "--trace shows 1"),
         (("x", "--num_decodes", 3), "is 3 and temperature 0, which gives one text"),

@@ -86,7 +86,7 @@ def test_greedy_text_is_that_of_plain_decoding():
 def test_proposals_come_from_the_states_of_the_text_so_far(paced):
     """Whatever was rejected or accepted before, or written by plain steps at a pace."""
     gamma, draft = 3, random_heads(num_heads=3)
-    costly = Pace.start(Costs.by_formula(c=0.6, largest=3), rows=5, tolerance=0.5)
+    costly = Pace.start(Costs.by_formula(c=0.6, largest=3), pause=2)
     iterations = list(
         speculative_steps(
             target(),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.loops.speculative import speculative_decode
@@ -61,10 +60,10 @@ def decode(target, draft, settings, **options):
     ("tied", "options", "decoding"),
     [
         # T5 1.0's output layer is the shared embedding.
-        (True, {"stopping": Stopping(c=0.2)}, {}),
+        (True, {}, {}),
         (False, {"settings": sampling(0.5)}, {"verifier": verifier("tree", widths=(2, 1))}),
     ],
-    ids=["tied, adaptive", "tree"],
+    ids=["tied", "tree"],
 )
 def test_it_proposes_what_a_whole_model_would(drafts, tied, options, decoding):
     """Token for token, and iteration by iteration, with the same random numbers."""

@@ -15,7 +15,6 @@ from spec_t5x.checkpoints.fingerprints import fingerprint
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
 from spec_t5x.inference import bulk, processes
-from spec_t5x.machine import other_programs
 from tests.inference.echo import Echo
 
 seqio = pytest.importorskip("seqio")
@@ -76,13 +75,6 @@ def test_exit_status_0_and_one_line_if_all_is_well(run, lines, tmp_path):
     # The command's own default.
     assert settings["batch_size"] == 16
     assert run("--input", lines)[2][0].endswith("; nothing was left to decode")
-
-
-@pytest.mark.parametrize("share", [0.1, 0.45])
-def test_a_rate_beside_other_programs_is_told_as_such(run, lines, share, monkeypatch):
-    monkeypatch.setattr(other_programs.OtherPrograms, "share", share)
-    _, _, (line,) = run("--input", lines)
-    assert line.endswith(" while other programs used 45% of the processors") == (share == 0.45)
 
 
 def test_exit_status_1_and_a_clear_report_if_a_line_is_bad(run, lines):

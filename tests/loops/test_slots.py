@@ -179,7 +179,7 @@ def test_a_decoder_alone_keeps_its_prompts():
 @pytest.mark.parametrize("c", [0.1, 0.8])
 def test_at_a_pace_texts_are_the_same_and_so_is_a_second_run(c):
     """Costs under which the draft is asked always, and now and then."""
-    pace = Pace.start(Costs.by_formula(c=c, largest=3), tolerance=0.3)
+    pace = Pace.start(Costs.by_formula(c=c, largest=3), pause=2)
     first, again = (in_slots(draft(), GROUPS, pace=pace) for _ in range(2))
     plain = in_a_batch(None)
     for place, found in first.found.items():

@@ -1,7 +1,6 @@
 """What an iteration costs, of timings that are given: by a clock that the decoding moves."""
 
 import math
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,9 @@ import pytest
 
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.store import Store
@@ -17,48 +18,54 @@ from spec_t5x.verifiers import verifier
 
 # The tests' own stands in its place elsewhere (``conftest.known_costs``).
 measure, remembered = costs_lib.measure, costs_lib.remembered
-
-
-class Machine:
-    """A set-up takes 7, a plain step 2, the draft's prefill 3, an iteration as it is told."""
-
-    def __init__(self, iteration, tokens_per_iteration=2):
-        self.iteration, self.per_iteration = iteration, tokens_per_iteration
-        self.now = 0.0
-
-    def decode(self, pace, tokens):
-        limit = int(pace.forced)
-        steps = tokens if limit == 0 else -(-tokens // min(self.per_iteration, limit + 1))
-        self.now += 7.0 + (2.0 * steps if limit == 0 else 3.0 + self.iteration(limit) * steps)
-        counted = pace.replace(
-            plain_steps=jnp.int32(steps if limit == 0 else 0),
-            iterations=jnp.int32(steps if limit else 0),
-        )
-        return types.SimpleNamespace(pace=counted)
-
-    def clock(self):
-        return self.now
+LIMITS = (1, 4, 8)
 
 
 def test_costs_by_hand():
-    machine = Machine(lambda limit: 3.0 + 0.5 * limit)
-    costs = measure(machine.decode, 8, clock=machine.clock)
+    """A plain step takes 2 s, the prefill 3 s, an iteration 3 s and half a second a draft."""
+    costs = costs_lib.of_seconds(LIMITS, 2.0, 3.0, [3.5, 5.0, 7.0])
     np.testing.assert_allclose(costs.iteration, [1.5, *(1.5 + 0.25 * n for n in range(1, 9))])
     assert costs.prefill == pytest.approx(1.5)
-    assert costs.step == pytest.approx(2.0)
 
 
 def test_a_first_draft_is_not_cheaper_than_later_ones():
     """Timed as one that costs nothing, it would be asked for again and again."""
-    machine = Machine(lambda limit: 2.0 if limit == 1 else 3.0 + 0.5 * limit)
-    costs = measure(machine.decode, 8, clock=machine.clock)
+    costs = costs_lib.of_seconds(LIMITS, 2.0, 0.0, [2.0, 5.0, 7.0])
     np.testing.assert_allclose(costs.iteration[1:5:3], [1 + 1.5 / 4, 2.5])
 
 
 def test_a_tree_is_measured_whole():
-    machine = Machine(lambda limit: 5.0)
-    costs = measure(machine.decode, 3, whole=True, clock=machine.clock)
+    costs = costs_lib.of_seconds([3], 2.0, 0.0, [5.0], whole=True)
     np.testing.assert_allclose(costs.iteration, [1.0, math.inf, math.inf, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(None, "coupled"), (CopyDraft, "block"), (None, "tree")]
+)
+def test_what_is_timed_is_what_decodes(monkeypatch, make, name):
+    """Each program runs, so often as it is asked to, with as many drafts as its limit says."""
+    target, choice = tiny_t5(0), verifier(name, widths=(2, 1) if name == "tree" else ())
+    draft = TransformerDraft(tiny_t5(1)) if make is None else make(target.vocab_size)
+    proposed = []
+
+    def interleaved(programs, rounds, *, budget):
+        plain, prefill, *iterations = programs
+        assert prefill(2) is not None
+        for run, calls in ((plain, 2), *((run, 3) for run in iterations)):
+            stats = run(calls).stats
+            assert (stats.target_calls == calls).all()
+            proposed.append(stats.proposed.tolist())
+        return np.asarray([[2.0, 1.0, *range(3, 3 + len(iterations))]])
+
+    monkeypatch.setattr(costs_lib, "interleaved", interleaved)
+    inputs = jnp.ones((2, 5), jnp.int32)
+    loop = Loop(gamma=3, max_decode_len=16, num_decodes=2, verifier=choice)
+    costs = measure(target, draft, inputs, sampling(1.0), loop)
+    assert costs.largest == 3 and costs.prefill == 0.5
+    if name == "tree":
+        assert proposed[0] == [0] * 4 and len(proposed) == 2 and min(proposed[1]) > 0
+    else:
+        assert proposed == [[0] * 4, [3] * 4, [9] * 4]
 
 
 def test_what_was_measured_is_measured_once(tmp_path, caplog):
@@ -77,38 +84,6 @@ def test_what_was_measured_is_measured_once(tmp_path, caplog):
     (tmp_path / "file").touch()
     remembered({"a": 1}, measured, Store(tmp_path / "file"))
     assert "which is not remembered" in caplog.text
-
-
-def test_what_was_measured_beside_other_programs_is_measured_again_without_them(
-    tmp_path, monkeypatch, caplog
-):
-    caplog.set_level("INFO")
-    calls = []
-
-    def others_use(share):
-        others = types.SimpleNamespace(share=share)
-        monkeypatch.setattr(costs_lib, "OtherPrograms", lambda: others)
-        monkeypatch.setattr(costs_lib, "_since_import", others)
-
-    def costs():
-        def measured():
-            calls.append(0)
-            return Costs(iteration=(1.0, 1.5))
-
-        return remembered({"a": 1}, measured, Store(tmp_path))
-
-    others_use(0.5)
-    assert costs().beside == costs().beside == 0.5
-    # Timed as busy as it is now: that is what it costs.
-    assert len(calls) == 1 and "while other programs are as busy" in caplog.text
-    assert "costs here while other programs used 50% of the processors" in caplog.text
-    said = costs().where_it_pays
-    assert said.endswith(" (timed while other programs used 50% of the processors)")
-    others_use(0.01)
-    assert costs().beside == costs().beside == 0.01
-    others_use(0.5)
-    assert costs().beside == 0.01 and len(calls) == 2
-    assert "timed while" not in costs().where_it_pays
 
 
 def test_the_most_that_may_be_drafted():

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.machine import programs
+from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.tuning import costs
 from spec_t5x.tuning.identity import fingerprint
@@ -28,8 +28,7 @@ def test_a_fingerprint_is_of_content_and_settings():
         disturbed(model, 1e-3),
         jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model),
         draft,
-        TransformerDraft(model, stopping=Stopping(c=0.1)),
-        TransformerDraft(model, stopping=Stopping(c=0.2)),
+        TransformerDraft(model, settings=sampling(0.5)),
         CopyDraft(30),
         CopyDraft(31),
         None,

@@ -22,7 +22,6 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import find_models, make_draft
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.drafts.copying import CopyDraft
-from spec_t5x.drafts.stopping import Stopping
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError, as_lists, check_at_least
 from spec_t5x.generation import AUTO, GenerateOptions, Generator
@@ -31,6 +30,7 @@ from spec_t5x.labs.benchmark import paper_tables, results
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.drawn_verdicts import DrawnVerifier, compare_drawn
 from spec_t5x.labs.benchmark.iteration_parts import measure_parts, overhead
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.benchmark.random_models import (
     check_fits,
     check_vocabulary,
@@ -39,7 +39,6 @@ from spec_t5x.labs.benchmark.random_models import (
 )
 from spec_t5x.labs.benchmark.reliability import doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
-from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.verifiers import VERIFIERS
@@ -48,8 +47,8 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, str], None]
 
-# The run's own draft, the same with a gamma that adapts, and the run's own verifier.
-OWN_DRAFT, ADAPTIVE, OWN_VERIFIER = "draft", "adaptive", "own"
+# The run's own draft, and the run's own verifier.
+OWN_DRAFT, OWN_VERIFIER = "draft", "own"
 # Before a name of ``models.sizes``: random weights.
 RANDOM = "random:"
 # A draft that needs no weights.
@@ -74,8 +73,8 @@ class BenchmarkOptions:
     # The first inputs that the encoder takes; of a task, of its first examples.
     num_inputs: int = 60
     repeats: int = 5
-    # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``adaptive`` the same
-    # with a gamma that adapts, ``random:SIZE`` one of random weights.
+    # ``DRAFT`` or ``DRAFT/VERIFIER``. ``draft`` is the run's own draft, ``random:SIZE`` one of
+    # random weights.
     pairs: tuple = (OWN_DRAFT,)
     temperatures: tuple = (0.0, 1.0)
     # Whole numbers from 1, or "auto".
@@ -267,7 +266,7 @@ class _Loaded:
     def __init__(self, models: Models, seed: int, settings: Sequence[Setting]):
         self._seed, self._options = seed, models.draft_options()
         names = {setting.draft for setting in settings}
-        self._own = models.draft_name() if names & {OWN_DRAFT, ADAPTIVE} else None
+        self._own = models.draft_name() if OWN_DRAFT in names else None
         # One draft on the device at a time.
         self._made: tuple[str, Draft] | None = None
         self._loaded, self.generator = None, None
@@ -293,16 +292,14 @@ class _Loaded:
 
     def _text(self, name: str) -> str:
         """What ``make_draft`` makes a row's draft of."""
-        return self._own or "transformer" if name in (OWN_DRAFT, ADAPTIVE) else name
+        return self._own or "transformer" if name == OWN_DRAFT else name
 
     def _make(self, name: str) -> Draft:
         options = self._options
-        if name == ADAPTIVE:
-            options = dataclasses.replace(options, stopping=Stopping())
         name = self._text(name)
         if name.startswith(RANDOM):
             model = random_model(_size(name), options.dtype, self._seed + 1)
-            return TransformerDraft(model, settings=options.settings, stopping=options.stopping)
+            return TransformerDraft(model, settings=options.settings)
         if self._loaded is None:
             # Of drawn verdicts: it copies random sources.
             return CopyDraft(self.target.vocab_size)

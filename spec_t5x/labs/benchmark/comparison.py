@@ -22,9 +22,9 @@ from spec_t5x.generation import (
 )
 from spec_t5x.interfaces import Draft, Target
 from spec_t5x.labs.benchmark.acceptance import achieved
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
-from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.sampling import rules
 from spec_t5x.sampling.rules import Places
 from spec_t5x.theory import formulas

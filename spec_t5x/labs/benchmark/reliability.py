@@ -8,7 +8,7 @@ that drafts can bring. A row without them was timed before they were recorded, o
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_t5x.machine.other_programs import MUCH
+from spec_t5x.labs.benchmark.other_programs import MUCH
 
 Row = Mapping[str, Any]
 

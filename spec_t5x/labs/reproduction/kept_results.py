@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.reproduction import provenance
-from spec_t5x.machine.other_programs import OtherPrograms
 from spec_t5x.tuning.store import Store
 
 # What items call to measure: ``Results.__call__`` or ``Results.kept``.

@@ -7,8 +7,8 @@ import pytest
 
 from spec_t5x.cli.trace import print_comparison
 from spec_t5x.labs.benchmark import benchmark, comparison
+from spec_t5x.labs.benchmark.other_programs import MUCH
 from spec_t5x.labs.benchmark.reliability import caution, doubt
-from spec_t5x.machine.other_programs import MUCH
 from tests.labs.benchmark.test_benchmark import a_row, made_up, tiny_sizes  # noqa: F401
 
 QUIET, BUSY = {"beside": 0.02, "noise": False}, {"beside": 0.45, "noise": False}

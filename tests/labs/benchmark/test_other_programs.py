@@ -6,7 +6,7 @@ import types
 import psutil
 import pytest
 
-from spec_t5x.machine.other_programs import OtherPrograms
+from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 
 
 def test_what_others_use_counts_and_what_this_one_uses_does_not(monkeypatch):
