@@ -9,20 +9,20 @@ from spec_t5x.machine.extras import needed
 Decoding = TypeVar("Decoding")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """To be mixed into options that have these fields.
+    """Options of a seqio task, by T5X's names; the base class of whatever reads one."""
 
-    ``task_modules`` are names of modules (or one name) that register tasks,
-    ``task_feature_lengths`` is ``{"inputs": N, "targets": N}`` or part of it, and
-    ``use_cached_tasks`` reads what seqio's caching has written, also in
-    ``seqio_additional_cache_dirs``: T5X's names.
-    """
-
-    mixture_or_task: str | None
-    task_modules: Any
-    task_feature_lengths: dict[str, int] | None
-    use_cached_tasks: bool
-    seqio_additional_cache_dirs: Any
+    # A name in seqio's registry; a mixture's tasks follow each other.
+    mixture_or_task: str | None = None
+    # Modules that register tasks when imported; the paper's tasks are known without.
+    # T5X's macro holds one name or None.
+    task_modules: tuple | list | str | None = ()
+    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
+    task_feature_lengths: dict | None = None
+    # As T5X's macro and flag: read the cached tasks, also those in these folders.
+    use_cached_tasks: bool = False
+    seqio_additional_cache_dirs: tuple | list | str = ()
 
     @property
     def modules(self) -> tuple[str, ...]:

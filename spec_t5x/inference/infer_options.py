@@ -22,17 +22,8 @@ class InferOptions(TaskOptions):
     # The field of a JSON line that holds the text; None takes inputs, input or text, where the
     # file's name ends in .jsonl, .json or .ndjson.
     field: str | None = None
-    # A name in seqio's registry; a mixture's tasks follow each other.
-    mixture_or_task: str | None = None
+    # Of a task.
     split: str = "validation"
-    # Modules that register tasks when imported; the paper's tasks are known without.
-    # T5X's macro holds one name or None.
-    task_modules: tuple | list | str | None = ()
-    # As T5X's macro: inputs are cut to ``inputs`` tokens, outputs end after ``targets``.
-    task_feature_lengths: dict | None = None
-    # As T5X's macro and flag: read the cached tasks, also those in these folders.
-    use_cached_tasks: bool = False
-    seqio_additional_cache_dirs: tuple | list | str = ()
     # Inputs in a shard: what a kill costs at most.
     shard_size: int = 1024
     # Delete an earlier run's answers and start over.

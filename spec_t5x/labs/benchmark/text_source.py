@@ -36,16 +36,8 @@ class TextSource(TaskOptions):
     prefix: str = ""
     # Of a file: a name of ``data.metrics.METRICS``. A task has its own.
     metric: str = "bleu"
-    # A name in seqio's registry.
-    mixture_or_task: str | None = None
+    # Of a task.
     split: str = "validation"
-    # Modules that register tasks when imported. T5X's macro holds one name or None.
-    task_modules: tuple | str | None = ()
-    # As T5X's macro: sources are cut to ``inputs`` tokens, outputs end after ``targets``.
-    task_feature_lengths: dict | None = None
-    # As T5X's macro and flag: read the cached tasks, also those in these folders.
-    use_cached_tasks: bool = False
-    seqio_additional_cache_dirs: tuple | list | str = ()
     # Take the first N pairs only.
     limit: int | None = None
     # Of a file: take the first N words of each source only, as a language model's prompt.

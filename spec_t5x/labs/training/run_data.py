@@ -263,15 +263,7 @@ class DataOptions(TrainingData):
 class TaskDataOptions(TrainingData, TaskOptions):
     """A seqio task or mixture, whose own vocabularies are not looked at."""
 
-    mixture_or_task: str
-    # Modules that register tasks when imported; the paper's tasks are known without.
-    # T5X's macro holds one name or None.
-    task_modules: tuple | str | None = ()
-    # As T5X's macro: sources and targets are cut to so many tokens, EOS included.
-    task_feature_lengths: dict | None = None
-    # As T5X's macro and flag: read the cached tasks, also those in these folders.
-    use_cached_tasks: bool = False
-    seqio_additional_cache_dirs: tuple | list | str = ()
+    mixture_or_task: str = dataclasses.field()
     train_split: str = "train"
     dev_split: str | None = "validation"
     # Take the first so many of each task's dev split; None takes all.
