@@ -10,7 +10,7 @@ from typing import Any
 
 from spec_t5x.labs.benchmark import acceptance, paper_tables
 from spec_t5x.labs.reproduction import columns, pairs
-from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import Pair
 
@@ -101,12 +101,12 @@ _RATE_COLUMNS = (
 # --- Table 3 -----------------------------------------------------------------------
 
 
-def _tables_3(options: ReproduceOptions, results: Measure) -> list[Table]:
+def _tables_3(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     asked = _num_tokens(options)
     return [_table_3(pair, measure_rates(pair, options, results), asked) for pair in pairs.PAIRS]
 
 
-def _table_3(pair: Pair, rows: Sequence[Any], asked: int) -> Table:
+def _table_3(pair: Pair, rows: Sequence[Any], asked: int) -> ReportTable:
     printed = {
         (row.draft, row.temperature): row.alpha
         for row in paper_tables.TABLE_3
@@ -118,7 +118,7 @@ def _table_3(pair: Pair, rows: Sequence[Any], asked: int) -> Table:
     names = [*drafts.items()]
     present = {row["draft"] for row in rows}
     names += [(None, name) for name in _DRAFTS if name in present - set(drafts.values())]
-    return Table(
+    return ReportTable(
         caption=f"{pair.stands_for} and our {pair.target}"
         + (f", both behind a top-{pair.top_k} filter" if pair.top_k else ""),
         columns=(
@@ -159,7 +159,7 @@ def _few_tokens(rows: Sequence[Any], asked: int) -> str:
 # --- Table 5 -----------------------------------------------------------------------
 
 
-def _tables_5(options: ReproduceOptions, results: Measure) -> list[Table]:
+def _tables_5(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     rates = measure_rates(pairs.ENDE, options, results)
     return [
         _lenience_table(
@@ -179,9 +179,9 @@ def _tables_5(options: ReproduceOptions, results: Measure) -> list[Table]:
 
 def _lenience_table(
     caption: str, temperature: float, printed: Sequence[paper_tables.Lenient], rates: Sequence[Any]
-) -> Table:
+) -> ReportTable:
     ours = {"unigram": "unigram", "bigram": "bigram", "T5-small": "transformer"}
-    return Table(
+    return ReportTable(
         caption=caption,
         columns=(
             columns.paper("draft", "draft"),
@@ -204,5 +204,5 @@ def _lenience_table(
     )
 
 
-TABLE_3 = Item("Table 3. Acceptance rate α for several targets and drafts", _tables_3)
-TABLE_5 = Item("Table 5. α by lenience, English-German", _tables_5)
+TABLE_3 = Exhibit("Table 3. Acceptance rate α for several targets and drafts", _tables_3)
+TABLE_5 = Exhibit("Table 5. α by lenience, English-German", _tables_5)

@@ -14,7 +14,7 @@ import numpy as np
 from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.paper_tables import AcceptanceRate, Lenient, SpeedUp
 from spec_t5x.labs.reproduction import columns
-from spec_t5x.labs.reproduction.contents import Item, Table
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable
 from spec_t5x.theory import formulas
 
 # The paper prints alpha and c with two decimals.
@@ -34,7 +34,7 @@ def same_digits(ours: float, printed: str | Decimal) -> bool:
 # --- Table 1 -----------------------------------------------------------------
 
 
-def _table_1(*_) -> list[Table]:
+def _table_1(*_) -> list[ReportTable]:
     rows = []
     for row in paper_tables.TABLE_1:
         operations = float(formulas.operations_factor(row.alpha, row.gamma, 0.0))
@@ -43,7 +43,7 @@ def _table_1(*_) -> list[Table]:
         same = all(same_digits(ours, f"{printed:.2f}") for ours, printed in pairs)
         ours = {"our_operations": operations, "our_speed": speed, "same": "yes" if same else "no"}
         rows.append(vars(row) | ours)
-    table = Table(
+    table = ReportTable(
         caption="Operations and speed against plain decoding, for c = ĉ = 0.",
         columns=(
             columns.label("alpha", "α"),
@@ -87,8 +87,8 @@ def _row_4(row: SpeedUp) -> dict[str, Any]:
     }
 
 
-def _table_4(*_) -> list[Table]:
-    printed = Table(
+def _table_4(*_) -> list[ReportTable]:
+    printed = ReportTable(
         caption="T5-XXL (11B) on one TPU-v4, as in the paper, and EXP computed again.",
         columns=(
             *columns.SETTING,
@@ -147,7 +147,7 @@ def _factor(
     }
 
 
-def _factors(*_) -> list[Table]:
+def _factors(*_) -> list[ReportTable]:
     (bigram,) = (
         row
         for row in paper_tables.TABLE_3
@@ -169,7 +169,7 @@ def _factors(*_) -> list[Table]:
     for row in paper_tables.ARGMAX_LENIENCE:
         factor = _factor("A.5, argmax", "T5-small, EnDe", row, c, gamma, row.speed_up)
         rows.append(factor | {"lenience": row.lenience})
-    text = Table(
+    text = ReportTable(
         caption="Improvement factors that the text gives, and what the formulas give.",
         columns=(
             columns.label("where"),
@@ -192,8 +192,10 @@ def _factors(*_) -> list[Table]:
     return [text]
 
 
-TABLE_1 = Item("Table 1. Arithmetic operations and inference speed against the baseline", _table_1)
-TABLE_4 = Item(
+TABLE_1 = Exhibit(
+    "Table 1. Arithmetic operations and inference speed against the baseline", _table_1
+)
+TABLE_4 = Exhibit(
     "Table 4. Expected improvement factor (EXP) and empirically measured (EMP)", _table_4
 )
-FACTORS = Item("Factors in the text: sections 3.5, 3.6 and A.5", _factors)
+FACTORS = Exhibit("Factors in the text: sections 3.5, 3.6 and A.5", _factors)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.figure import Figure
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.benchmark.traces import TraceLine
@@ -13,7 +13,7 @@ from spec_t5x.labs.reproduction.columns import Column, Origin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """A row for each dictionary, with the values that the columns name."""
 
     caption: str
@@ -28,14 +28,14 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Figure:
+class ReportFigure:
     """A plot, saved as SVG and PNG; or the lines of a decode."""
 
     # Of the files: "figure2".
     name: str
     caption: str
     origins: Sequence[Origin]
-    plot: MatplotlibFigure | None = None
+    plot: Figure | None = None
     trace: Sequence[TraceLine] | None = None
 
 
@@ -61,11 +61,11 @@ class ReproduceOptions:
             object.__setattr__(self, "data_dir", Path(self.data_dir))
 
 
-class Item(NamedTuple):
+class Exhibit(NamedTuple):
     """A table or figure of the paper."""
 
     title: str
     # ``content(options, results)`` is what the report shows. It calls ``results``
     # (``kept_results.Results``) to measure, which keeps each result; where that gives None, as in
     # a plan or after a failure, it shows the rest.
-    content: Callable[[ReproduceOptions, Any], Sequence[Table | Figure]]
+    content: Callable[[ReproduceOptions, Any], Sequence[ReportTable | ReportFigure]]

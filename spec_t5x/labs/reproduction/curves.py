@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.figure import Figure
 
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import speed_ups
 from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import Figure, Item, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.plots import COLOURS, MARKERS, new_figure
 from spec_t5x.theory import formulas
@@ -36,12 +36,12 @@ _MARKERS = dict(zip(_SERIES, MARKERS, strict=True))
 
 
 def _figure(
-    name: str, caption: str, points: str, rows: Sequence[Row], plot: MatplotlibFigure
-) -> Figure:
+    name: str, caption: str, points: str, rows: Sequence[Row], plot: Figure
+) -> ReportFigure:
     """Curves of formulas; where rows were measured, with points that the caption explains."""
     if not rows:
-        return Figure(name=name, caption=caption, origins=(Origin.CLOSED_FORM,), plot=plot)
-    return Figure(
+        return ReportFigure(name=name, caption=caption, origins=(Origin.CLOSED_FORM,), plot=plot)
+    return ReportFigure(
         name=name,
         caption=f"{caption} Points, hollow at temperature 0: {points}",
         origins=(Origin.CLOSED_FORM, Origin.MEASURED),
@@ -78,7 +78,7 @@ def _draw_by_gamma(
     label: str,
     title: str,
     bound: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> MatplotlibFigure:
+) -> Figure:
     """A curve over alpha for each gamma; the points of a gamma in its curve's colour."""
     figure, axes = new_figure(_ALPHA_LABEL, label, **_SIZE)
     gammas = sorted({*GAMMAS, *(row["gamma"] for row in rows)})
@@ -98,7 +98,7 @@ def _draw_by_gamma(
     return figure
 
 
-def _figure_2(options: ReproduceOptions, results: Measure) -> list[Figure]:
+def _figure_2(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
     rows = speed_ups.measure_all(options, results.kept)
     plot = _draw_by_gamma(
         rows,
@@ -132,7 +132,7 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _figure_3(options: ReproduceOptions, results: Measure) -> list[Figure]:
+def _figure_3(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
     best = fastest(speed_ups.measure_all(options, results.kept))
     plot, axes = new_figure(_ALPHA_LABEL, "optimal γ", **_SIZE)
     lines = []
@@ -152,7 +152,7 @@ def _figure_3(options: ReproduceOptions, results: Measure) -> list[Figure]:
     return [_figure("figure3", caption, points, best, plot)]
 
 
-def _figure_4(options: ReproduceOptions, results: Measure) -> list[Figure]:
+def _figure_4(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
     rows = speed_ups.measure_all(options, results.kept)
     speed = _draw_by_gamma(
         rows,
@@ -188,8 +188,8 @@ def _figure_4(options: ReproduceOptions, results: Measure) -> list[Figure]:
     ]
 
 
-FIGURE_2 = Item("Figure 2. Expected number of generated tokens as a function of α", _figure_2)
-FIGURE_3 = Item("Figure 3. The optimal γ as a function of α for various values of c", _figure_3)
-FIGURE_4 = Item(
+FIGURE_2 = Exhibit("Figure 2. Expected number of generated tokens as a function of α", _figure_2)
+FIGURE_3 = Exhibit("Figure 3. The optimal γ as a function of α for various values of c", _figure_3)
+FIGURE_4 = Exhibit(
     "Figure 4. Speed-up and the increase in arithmetic operations as a function of α", _figure_4
 )

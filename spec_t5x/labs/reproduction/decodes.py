@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from spec_t5x.generation import GenerateOptions, StreamEvent
@@ -14,7 +14,7 @@ from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import pairs
 from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import Figure, Item, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.plots import new_figure
 
@@ -40,7 +40,7 @@ def _generator():
 # --- Figure 1 ------------------------------------------------------------------------
 
 
-def _figure_1(options: ReproduceOptions, results: Measure) -> list[Figure]:
+def _figure_1(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
     decoding = {"gamma": _GAMMA_1, "max_decode_len": _MAX_DECODE_LEN, "verifier": "token"}
 
     def measure() -> dict[str, Any]:
@@ -57,13 +57,13 @@ def _figure_1(options: ReproduceOptions, results: Measure) -> list[Figure]:
         "by the draft and accepted. Red, struck out: rejected. Blue: the target's own token. "
         f"Target `{_PAIR.target}`, γ = {_GAMMA_1}, temperature 0, input “{_SENTENCE}”"
     )
-    return [Figure(name="figure1", caption=caption, origins=(Origin.MEASURED,), trace=trace)]
+    return [ReportFigure(name="figure1", caption=caption, origins=(Origin.MEASURED,), trace=trace)]
 
 
 # --- Figure 5 ------------------------------------------------------------------------
 
 
-def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
+def _figure_5(options: ReproduceOptions, results: Measure) -> list[ReportFigure]:
     repeats = 3 if options.quick else 9
 
     def measure() -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _figure_5(options: ReproduceOptions, results: Measure) -> list[Figure]:
     if doubts := caution(runs):
         caption += f" {doubts}"
     plot = _draw_timeline(runs)
-    return [Figure(name="figure5", caption=caption, origins=(Origin.MEASURED,), plot=plot)]
+    return [ReportFigure(name="figure5", caption=caption, origins=(Origin.MEASURED,), plot=plot)]
 
 
 def _run(gamma: int, comparison: Comparison, events: list[StreamEvent]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def blocks(run: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     return found
 
 
-def _draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
+def _draw_timeline(runs: list[Mapping[str, Any]]) -> Figure:
     """A row for each run, a bar for each block."""
     figure, axes = new_figure("milliseconds", "", width=11.0, height=1.6 + 0.7 * len(runs))
     axes.grid(visible=False)
@@ -148,5 +148,5 @@ def _draw_timeline(runs: list[Mapping[str, Any]]) -> MatplotlibFigure:
     return figure
 
 
-FIGURE_1 = Item("Figure 1. One decode, a line for each call of the target", _figure_1)
-FIGURE_5 = Item("Figure 5. When encoders, draft and target ran", _figure_5)
+FIGURE_1 = Exhibit("Figure 1. One decode, a line for each call of the target", _figure_1)
+FIGURE_5 = Exhibit("Figure 5. When encoders, draft and target ran", _figure_5)

@@ -16,7 +16,7 @@ import matplotlib
 
 from spec_t5x.labs.reproduction import provenance
 from spec_t5x.labs.reproduction.columns import Origin
-from spec_t5x.labs.reproduction.contents import Figure, Table
+from spec_t5x.labs.reproduction.contents import ReportFigure, ReportTable
 from spec_t5x.machine.atomic import write_whole
 
 PAPER = (
@@ -54,7 +54,7 @@ def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
     (output / "figures").mkdir(parents=True, exist_ok=True)
     for section in sections:
         for content in section["content"]:
-            if isinstance(content, Figure) and content.plot:
+            if isinstance(content, ReportFigure) and content.plot:
                 _save_plot(output / "figures", content)
     run = {**origin, "date": provenance.now()}
     for name, text in {
@@ -64,7 +64,7 @@ def write(output: Path, sections: Sections, origin: Mapping[str, Any]) -> None:
         write_whole(output / name, [text.encode()])
 
 
-def _save_plot(folder: Path, figure: Figure) -> None:
+def _save_plot(folder: Path, figure: ReportFigure) -> None:
     svg, png = io.BytesIO(), io.BytesIO()
     # The same data give the same file: no date, and ids that do not depend on chance.
     with matplotlib.rc_context({"svg.hashsalt": figure.name}):
@@ -74,8 +74,8 @@ def _save_plot(folder: Path, figure: Figure) -> None:
     write_whole(folder / f"{figure.name}.png", [png.getvalue()])
 
 
-def _origins(content: Table | Figure) -> list[Origin]:
-    if isinstance(content, Figure):
+def _origins(content: ReportTable | ReportFigure) -> list[Origin]:
+    if isinstance(content, ReportFigure):
         return [origin for origin in LEGEND if origin in content.origins]
     return [origin for origin in LEGEND if origin in {column.origin for column in content.columns}]
 
@@ -131,12 +131,12 @@ def _cell(value: float | int | str | None, fmt: str) -> str:
     return value if isinstance(value, str) else format(value, fmt)
 
 
-def _cells(table: Table) -> list[list[str]]:
+def _cells(table: ReportTable) -> list[list[str]]:
     formats = [column.format for column in table.columns]
     return [list(map(_cell, row, formats)) for row in table.values]
 
 
-def _numeric(table: Table) -> list[bool]:
+def _numeric(table: ReportTable) -> list[bool]:
     """Of each column: whether numbers stand in it."""
     return [
         any(isinstance(row[index], int | float) for row in table.values)
@@ -167,8 +167,8 @@ def _json(sections: Sections, run: Mapping[str, Any]) -> str:
     return text + "\n"
 
 
-def _json_content(content: Table | Figure) -> dict[str, Any]:
-    if isinstance(content, Table):
+def _json_content(content: ReportTable | ReportFigure) -> dict[str, Any]:
+    if isinstance(content, ReportTable):
         return {
             "table": content.caption,
             "columns": [{"title": c.title, "origin": str(c.origin)} for c in content.columns],

@@ -20,7 +20,7 @@ from spec_t5x.labs.reproduction import (
     report,
     speed_ups,
 )
-from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Results, one_line
 from spec_t5x.labs.reproduction.provenance import duration
 from spec_t5x.machine.atomic import remove_unfinished
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ALL = "all"
 
 # In the paper's order. Measured in this order, too: the curves show what Table 2 has measured.
-ITEMS: dict[str, Item] = {
+ITEMS: dict[str, Exhibit] = {
     "table1": closed_forms.TABLE_1,
     "table2": speed_ups.TABLE_2,
     "table3": acceptance_rates.TABLE_3,
@@ -45,7 +45,7 @@ ITEMS: dict[str, Item] = {
 }
 
 
-def select(names: Sequence[str]) -> dict[str, Item]:
+def select(names: Sequence[str]) -> dict[str, Exhibit]:
     """The items of those names, in the report's order; ``all`` stands for every one.
 
     Raises:
@@ -57,7 +57,7 @@ def select(names: Sequence[str]) -> dict[str, Item]:
     return {name: item for name, item in ITEMS.items() if name in names or ALL in names}
 
 
-def reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
+def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
     """Measures what is not kept in ``output`` yet, and writes the report there.
 
     Args:
@@ -93,7 +93,7 @@ def reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -
         ) from error
 
 
-def _reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) -> int:
+def _reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path) -> int:
     origin = provenance.origin(options)
     cache, numbers = output / "cache", itertools.count(1)
     # What a killed run was writing.
@@ -127,7 +127,9 @@ def _reproduce(items: dict[str, Item], options: ReproduceOptions, output: Path) 
     return 1 if any(section["not_computed"] for section in sections) else 0
 
 
-def _section(name: str, item: Item, options: ReproduceOptions, results: Results) -> dict[str, Any]:
+def _section(
+    name: str, item: Exhibit, options: ReproduceOptions, results: Results
+) -> dict[str, Any]:
     """What the report says of an item; one that fails does not stop the others."""
     results.asked.clear()
     content, problems = [], []
@@ -148,7 +150,7 @@ def _section(name: str, item: Item, options: ReproduceOptions, results: Results)
     }
 
 
-def listing(items: dict[str, Item], options: ReproduceOptions) -> str:
+def listing(items: dict[str, Exhibit], options: ReproduceOptions) -> str:
     """A line for each item, with what it takes where nothing is kept."""
     lines = []
     for name, item in items.items():

@@ -15,7 +15,7 @@ from spec_t5x.labs.benchmark import paper_tables
 from spec_t5x.labs.benchmark.comparison import Comparison, compare
 from spec_t5x.labs.benchmark.reliability import caution, doubt
 from spec_t5x.labs.reproduction import columns, compiled_steps, pairs
-from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Measure
 from spec_t5x.labs.reproduction.pairs import ENDE, SUMMARIES, Pair
 from spec_t5x.theory import formulas
@@ -114,11 +114,11 @@ def _row(pair: Pair, draft: str, comparison: Comparison, best: int) -> dict[str,
     }
 
 
-def _table_2(options: ReproduceOptions, results: Measure) -> list[Table]:
+def _table_2(options: ReproduceOptions, results: Measure) -> list[ReportTable]:
     ours = measure_all(options, results)
     predicted = compiled_steps.measure(options, results)
     predictions = {tuple(row["key"]): row for row in predicted}
-    printed = Table(
+    printed = ReportTable(
         caption="Target T5-XXL, one TPU-v4 chip: measured by the paper, and predicted.",
         columns=(
             *columns.SETTING,
@@ -154,9 +154,9 @@ def _beside_the_paper(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **theirs, "range": row["range"] + (" †" if doubt(row) else "")}
 
 
-def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _measured_table(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     doubts = caution(rows)
-    return Table(
+    return ReportTable(
         caption="Small pairs on this machine, batch 1, float32 on a CPU and bfloat16 elsewhere.",
         columns=(
             *columns.SETTING,
@@ -186,4 +186,6 @@ def _measured_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-TABLE_2 = Item("Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _table_2)
+TABLE_2 = Exhibit(
+    "Table 2. Speed-up of speculative decoding over plain decoding, batch 1", _table_2
+)

@@ -137,28 +137,11 @@ def distill(
     directory = Path(output_dir)
     check_settings(optimizer, options, export_dtype, directory / "draft")
     _check(data, layers, model, initial_checkpoint)
-    if distillation.patience and not options.eval_period:
-        raise InputError(
-            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
-        )
+    _check_objective(options, distillation, layers)
     loaded = load(target, vocabulary=vocabulary, dtype=resolve_dtype("auto"))
     check_kind(loaded.config, data)
-    size = layers and layers.draft_vocab_size
-    is_lm = not loaded.config.has_source
-    if options.label_smoothing and (size or is_lm):
-        kind = "a language model" if is_lm else "a draft that does not have all tokens"
-        raise InputError(f"label_smoothing is {options.label_smoothing}: leave it 0 for {kind}")
-    if is_lm and (distillation.outputs == "target" or distillation.on_policy):
-        raise InputError(
-            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
-            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
-            "source to write an output for"
-        )
-    if layers is not None and layers.unrolled_steps and distillation.on_policy:
-        raise InputError(
-            f"on_policy is {distillation.on_policy} and unrolled_steps {layers.unrolled_steps}: a "
-            "draft that goes on from the target's states writes no texts, leave one of them 0"
-        )
+    if not loaded.config.has_source:
+        _check_language_model(options, distillation)
     student = _student(loaded, layers, model, initial_checkpoint, options)
     bound = loaded.bind()
     if layers is not None and layers.depths:
@@ -169,8 +152,9 @@ def distill(
         target=bound, vocabulary=loaded.vocabulary, max_source_len=max(data.longest[0], 2)
     )
     train_pairs, held_out = _texts(data, generator, cache, options, distillation)
-    if size is not None:
-        ids = likeliest_ids(train_pairs.target_ids, size, loaded.config.vocab_size)
+    if layers is not None and layers.draft_vocab_size is not None:
+        sizes = layers.draft_vocab_size, loaded.config.vocab_size
+        ids = likeliest_ids(train_pairs.target_ids, *sizes)
         student = student.narrowed(loaded.params, ids)
     result = fit(
         DraftLearner(student=student, target=bound, distillation=distillation, options=options),
@@ -211,6 +195,40 @@ def _check(
         raise InputError(
             f"initial_checkpoint is {initial_checkpoint!r} and the draft starts as layers of its "
             "target: give distill.model instead of distill.layers, or leave it out"
+        )
+
+
+def _check_objective(
+    options: TrainOptions, distillation: DistillOptions, layers: KeptLayers | None
+) -> None:
+    if distillation.patience and not options.eval_period:
+        raise InputError(
+            f"patience is {distillation.patience} and eval_period 0: give a period of evaluations"
+        )
+    if layers is None:
+        return
+    if options.label_smoothing and layers.draft_vocab_size:
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a draft that does not "
+            "have all tokens"
+        )
+    if layers.unrolled_steps and distillation.on_policy:
+        raise InputError(
+            f"on_policy is {distillation.on_policy} and unrolled_steps {layers.unrolled_steps}: a "
+            "draft that goes on from the target's states writes no texts, leave one of them 0"
+        )
+
+
+def _check_language_model(options: TrainOptions, distillation: DistillOptions) -> None:
+    if options.label_smoothing:
+        raise InputError(
+            f"label_smoothing is {options.label_smoothing}: leave it 0 for a language model"
+        )
+    if distillation.outputs == "target" or distillation.on_policy:
+        raise InputError(
+            f"DistillOptions.outputs is {distillation.outputs!r} and on_policy "
+            f"{distillation.on_policy}: give 'references' and 0 for a language model, which has no "
+            "source to write an output for"
         )
 
 

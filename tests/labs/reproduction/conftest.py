@@ -8,7 +8,7 @@ from spec_t5x.labs.benchmark.traces import TraceLine
 from spec_t5x.labs.reproduction import closed_forms, curves, decodes, speed_ups
 from spec_t5x.labs.reproduction import run as running
 from spec_t5x.labs.reproduction.columns import Origin, compiled, label, measured
-from spec_t5x.labs.reproduction.contents import Figure, Item, ReproduceOptions, Table
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportFigure, ReportTable, ReproduceOptions
 from spec_t5x.theory import formulas
 
 
@@ -104,9 +104,9 @@ def content():
 HOSTILE = "a <b>|bar|</b> & `x|y` *stars* _under_ [link](to) \\ # $x^2$"
 
 
-def hostile(*_) -> list[Table | Figure]:
+def hostile(*_) -> list[ReportTable | ReportFigure]:
     """Texts that must be escaped, a decode and an empty cell."""
-    table = Table(
+    table = ReportTable(
         caption=HOSTILE,
         columns=(
             label("name", HOSTILE),
@@ -119,11 +119,11 @@ def hostile(*_) -> list[Table | Figure]:
         ],
         note=HOSTILE,
     )
-    trace = Figure(name="trace", caption=HOSTILE, origins=(Origin.MEASURED,), trace=_TRACE)
+    trace = ReportFigure(name="trace", caption=HOSTILE, origins=(Origin.MEASURED,), trace=_TRACE)
     return [table, trace]
 
 
-def made_up(item: Item) -> Item:
+def made_up(item: Exhibit) -> Exhibit:
     """The item, with the made-up results in place of measurements."""
 
     def content(options, results):
@@ -151,7 +151,7 @@ def report(tmp_path_factory) -> Path:
         "figure4": made_up(curves.FIGURE_4),
         "figure5": made_up(decodes.FIGURE_5),
         "factors": closed_forms.FACTORS,
-        "hostile": Item(HOSTILE, hostile),
+        "hostile": Exhibit(HOSTILE, hostile),
     }
     assert running.reproduce(items, ReproduceOptions(), output) == 0
     return output

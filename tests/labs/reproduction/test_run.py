@@ -14,7 +14,7 @@ import pytest
 from spec_t5x.errors import InputError
 from spec_t5x.labs.reproduction import run as running
 from spec_t5x.labs.reproduction.columns import label
-from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions, Table
+from spec_t5x.labs.reproduction.contents import Exhibit, ReportTable, ReproduceOptions
 from spec_t5x.labs.reproduction.kept_results import Results
 
 REPOSITORY = Path(__file__).parents[3]
@@ -28,16 +28,16 @@ class Workshop:
         # Name to what it raises.
         self.broken: dict[str, BaseException] = {}
 
-    def item(self, *names: str, only_kept: bool = False) -> Item:
+    def item(self, *names: str, only_kept: bool = False) -> Exhibit:
         def content(options, results):
             get = results.kept if only_kept else results
             found = {
                 name: get(name, {"n": 1}, 60.0, lambda n=name: self.measure(n)) for name in names
             }
             rows = [{"name": f"has {name}"} for name in names if found[name]]
-            return [Table(caption="c", columns=(label("name"),), rows=rows)]
+            return [ReportTable(caption="c", columns=(label("name"),), rows=rows)]
 
-        return Item("title", content)
+        return Exhibit("title", content)
 
     def measure(self, name: str) -> dict:
         if name in self.broken:
@@ -107,7 +107,7 @@ def test_an_item_that_cannot_be_shown_is_reported(shop, run, tmp_path):
         shop.item("a").content(options, results)
         raise RuntimeError("no such luck")
 
-    status, said = run(ill=Item("t", fail), well=shop.item("b"))
+    status, said = run(ill=Exhibit("t", fail), well=shop.item("b"))
     assert (status, shop.measured) == (1, ["a", "b"])
     assert "ill not computed: RuntimeError: no such luck" in said
     assert "has b" in report_of(tmp_path)
@@ -148,7 +148,7 @@ def test_a_curve_shows_what_is_kept_and_measures_nothing(shop, run, tmp_path):
 STOPPED_RUN = """
 import os, sys
 from pathlib import Path
-from spec_t5x.labs.reproduction.contents import Item, ReproduceOptions
+from spec_t5x.labs.reproduction.contents import Exhibit, ReproduceOptions
 from spec_t5x.labs.reproduction.run import reproduce
 
 output, deadly, number = sys.argv[1:]
@@ -166,7 +166,7 @@ def content(options, results):
         results(name, {"n": 1}, 1.0, lambda: measure(name))
     return []
 
-sys.exit(reproduce({"one": Item("one", content)}, ReproduceOptions(), Path(output)))
+sys.exit(reproduce({"one": Exhibit("one", content)}, ReproduceOptions(), Path(output)))
 """
 
 
@@ -204,7 +204,7 @@ def test_the_list_says_what_there_is_and_how_long_it_takes(shop):
     items = {
         "one": shop.item("a", "b"),
         "curve": shop.item("a", only_kept=True),
-        "broken": Item("broken", fail),
+        "broken": Exhibit("broken", fail),
     }
     assert running.listing(items, ReproduceOptions()).splitlines() == [
         "one     title (about 2 min)",
