@@ -6,7 +6,7 @@ import pytest
 
 from spec_t5x.cli.main import main
 from spec_t5x.labs.reproduction import run as running
-from spec_t5x.labs.reproduction.contents import Item
+from spec_t5x.labs.reproduction.contents import Exhibit
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def item(seen=None):
         results("part", {}, 1.0, dict)
         return []
 
-    return Item("title", content)
+    return Exhibit("title", content)
 
 
 def test_closed_forms_by_name(reproduce, tmp_path):
@@ -97,7 +97,7 @@ def test_mistakes_are_told_in_a_line_before_anything_is_computed(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    planned = Item("title", plan_nothing)
+    planned = Exhibit("title", plan_nothing)
     only(one=planned, two=planned)
     assert reproduce(*arguments) == (2, "", f"spec-t5x: error: {message}\n")
     assert not (tmp_path / "x").exists()
