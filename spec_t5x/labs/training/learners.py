@@ -21,6 +21,7 @@ from spec_t5x.models.binding import ModelConfig, network_of
 from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
 from spec_t5x.models.partitioning import declared_shardings, param_shardings
 from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import Transformer
 from spec_t5x.types import Array, Float, Float32, Key, PyTree
 
 
