@@ -28,21 +28,32 @@ from benchmarks.other_implementations import implementations
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.cli.settings import gamma
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generator, Run
+from spec_t5x.generation import AUTO, Answer, Engine, GenerateOptions, Generator
 from spec_t5x.labs.benchmark import results
 from spec_t5x.labs.benchmark.other_programs import OtherPrograms
 from spec_t5x.labs.benchmark.reliability import caution, doubt
 from spec_t5x.labs.benchmark.text_source import TextSource, read_texts
+from spec_t5x.loops.pace import Costs
 from spec_t5x.machine.description import machine
 
 # An input's place, text and ids.
 Inputs = list[tuple[int, str, list[int]]]
 
 
-class StaticBatches(Run):
+class StaticBatches(Engine):
     """Batches that run until their slowest row has ended."""
 
     in_slots = False
+
+
+class Unanswered(Engine):
+    """Slots, with answers made of the last burst alone."""
+
+    def collect(self):
+        """Forgets what came before the last burst."""
+        while len(self.under_way) > 1:
+            self.under_way.popleft()
+        yield from ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,6 +133,7 @@ class _Line:
         self.options = GenerateOptions(gamma=gamma, batch_size=batch_size)
         self.seconds: dict[str, list[float]] = {"batches": [], "slots": [], "bursts": []}
         self.answers: dict[str, dict[int, Answer]] = {}
+        self.costs: dict[GenerateOptions, Costs] = {}
         self.occupancy: dict[str, float] = {}
         # The largest share of the processors that other programs used in a round.
         self.beside = 0.0
@@ -129,18 +141,18 @@ class _Line:
     def time(self, *, keep: bool = False) -> None:
         """Decodes everything in each way."""
         others = OtherPrograms()
-        for way, kind in (("batches", StaticBatches), ("slots", Run)):
-            run, start, found = kind(self.generator, self.options), time.perf_counter(), {}
-            for places, answers in run.answers([self.inputs]):
+        for way, kind in (("batches", StaticBatches), ("slots", Engine), ("bursts", Unanswered)):
+            engine = kind(self.generator, self.options, self.costs)
+            start, found = time.perf_counter(), {}
+            for places, answers in engine.answers(
+                self.generator.by_length(self.inputs, self.options)
+            ):
                 found.update(zip(places, answers, strict=True))
             self._keep(way, start, keep)
-            self.answers[way] = found
-            calls = sum(answer[0].target_calls for answer in found.values())
-            self.occupancy[way] = calls / run.row_calls
-        # Answers are made of the last burst alone.
-        run, start = Run(self.generator, self.options), time.perf_counter()
-        list(run.started([self.inputs]))[-1]()
-        self._keep("bursts", start, keep)
+            if way != "bursts":
+                self.answers[way] = found
+                calls = sum(answer[0].target_calls for answer in found.values())
+                self.occupancy[way] = calls / engine.row_calls
         if keep:
             self.beside = max(self.beside, others.share)
 

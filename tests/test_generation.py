@@ -27,9 +27,9 @@ from spec_t5x.generation import (
     GenerateOptions,
     Generator,
     bucket,
-    bursts,
+    decoder,
+    programs,
 )
-from spec_t5x.generation import generator as generator_lib
 from spec_t5x.labs.benchmark import comparison as comparison_lib
 from spec_t5x.labs.benchmark.comparison import compare
 from spec_t5x.labs.benchmark.evaluation import evaluate
@@ -218,7 +218,7 @@ def test_where_no_acceptance_pays_the_draft_is_left_out_and_it_is_said(generator
     which.assume(auto, Costs.by_formula(c=1.0, position=0.1))
     (outputs,) = which.generate(TEXTS[:1], auto)
     assert outputs[0].proposed is None
-    assert "which no acceptance pays for" in which.run(auto).verdict
+    assert "which no acceptance pays for" in which.verdict(auto)
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 1.0}, {"batch_size": 2}])
@@ -865,8 +865,8 @@ _MANY = {
 def rooms(monkeypatch):
     """The room of each program that is called."""
     found = []
-    places = [(generator_lib, "_decode_plainly"), (generator_lib, "_decode_speculatively")]
-    places += [(bursts, "_prepare"), (bursts, "_burst"), (generator_lib, "beam_search")]
+    names = ("decode_plainly", "decode_speculatively", "prepare_slots", "burst")
+    places = [*((programs, name) for name in names), (decoder, "beam_search")]
 
     def noted(function, *args, **named):
         found.append(

@@ -213,7 +213,7 @@ class _Command:
                     self._print(line, answer)
                     count(answer)
                     place += 1
-        verdict = self.generator.run(self.options).verdict
+        verdict = self.generator.verdict(self.options)
         if verdict and place > 1:
             log.info(verdict)
 

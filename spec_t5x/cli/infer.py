@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from spec_t5x.generation import Generator
     from spec_t5x.inference.bulk import infer, merge
     from spec_t5x.inference.infer_options import InferOptions
-    from spec_t5x.inference.signals import Stopped
+    from spec_t5x.inference.signals import Interrupted
     from spec_t5x.machine.compilation_cache import enable
 
     models, decoding, options = settings.read(args, InferOptions)
@@ -107,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
         of_models, source = _settings(models, options), _source(options, models)
     try:
         report = infer(options, decoding, source, load, settings=of_models, hosts=hosts)
-    except Stopped as stopped:
-        log.error(f"stopped by {stopped} {stopped.how_far}")
-        return 128 + stopped.number
+    except Interrupted as interrupted:
+        log.error(f"stopped by {interrupted} {interrupted.how_far}")
+        return 128 + interrupted.number
     who = f"process {hosts.index} answered" if hosts.index else "answered"
     if report.merged is None and options.shard_count is not None:
         who = f"worker {options.shard_index} answered"

@@ -9,8 +9,8 @@ prompt, which may be empty, and what comes out is how the text goes on, without 
 """
 
 from spec_t5x.generation.answers import Answer, Answers, Generation, all_answered
-from spec_t5x.generation.batch_run import Run
 from spec_t5x.generation.batches import Batch, bucket
+from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.generator import DEFAULT_MAX_SOURCE_LENGTH, Generator
 from spec_t5x.generation.streaming import StreamEvent
@@ -23,10 +23,10 @@ __all__ = [
     "Answer",
     "Answers",
     "Batch",
+    "Engine",
     "GenerateOptions",
     "Generation",
     "Generator",
-    "Run",
     "StreamEvent",
     "all_answered",
     "bucket",

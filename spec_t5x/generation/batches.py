@@ -9,6 +9,8 @@ import numpy as np
 
 from spec_t5x.types import PAD_ID
 
+# Place among all inputs (which random numbers depend on), text and ids.
+Input = tuple[int, str, list[int]]
 _SMALLEST_BUCKET = 16
 
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
-from spec_t5x.generation.answers import Generation
-from spec_t5x.generation.batch_run import Run
+from spec_t5x.generation.answers import Answer, Generation
 from spec_t5x.generation.batches import Batch
+from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.stop_strings import first_stop, settled
-from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.speculative import Iteration
 
 
@@ -51,14 +50,14 @@ class StreamEvent:
         return self.accepted if self.own is None else [*self.accepted, self.own]
 
 
-def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
-    """The events of ``Generator.stream``; the batch is of one input."""
-    generator, stop, vocabulary = run.decoder(batch), run.options.stop, run.generator.vocabulary
+def stream(engine: Engine, batch: Batch, ended: Callable[[], None]) -> Iterator[StreamEvent]:
+    """The events of ``Generator.stream``; the batch is of one input, ``ended`` is called last."""
+    stop, vocabulary = engine.options.stop, engine.decoder.vocabulary
     decode = vocabulary.decode
     began = time.perf_counter()
-    steps = generator.steps(batch, run.options, run.pace)
+    steps = engine.steps(batch)
     prefill = seconds = time.perf_counter() - began
-    ids, calls, generation = generator.prefix_ids(run.options), 0, None
+    ids, calls, generation = engine.decoder.prefix_ids(engine.options), 0, None
     while generation is None:
         began = time.perf_counter()
         iteration = next(steps)
@@ -70,10 +69,8 @@ def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
             new = new[: stopped.count]
         ids.extend(new)
         if stopped is not None or iteration.ended[0]:
-            decoded = _ended(steps)
-            if generator.draft is None:
-                decoded = decoded.replace(stats=None)
-            generation = run.finish(batch, decoded)[0]
+            generation = _ended(steps)[0]
+            ended()
         text = settled(decode(ids), stop)
         if vocabulary.cleans_up:
             # What follows may take away the space before the last word.
@@ -91,8 +88,8 @@ def stream(run: Run, batch: Batch) -> Iterator[StreamEvent]:
         )
 
 
-def _ended(steps: Iterator[Iteration]) -> Decoded:
-    """The result of a decode that goes no further."""
+def _ended(steps: Generator[Iteration, bool, Answer]) -> Answer:
+    """The answer of a decode that goes no further."""
     try:
         steps.send(True)
     except StopIteration as end:

@@ -17,9 +17,9 @@ import jax
 
 from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
-from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator, Run
-from spec_t5x.generation.batch_run import Input
-from spec_t5x.generation.bursts import bytes_needed
+from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator
+from spec_t5x.generation.batches import Batch, Input
+from spec_t5x.generation.engine import Engine, bytes_needed
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
@@ -125,13 +125,13 @@ class Answerer:
           InputError: a batch does not fit into the devices' memory.
         """
         for some in ([one] for one in shards) if self.options.gamma == AUTO else (shards,):
-            run = self.generator.run(self.options)
-            yield from self._decoded(run, some, progress)
-            self.verdict = run.verdict
+            engine = self.generator.engine(self.options)
+            yield from self._decoded(engine, some, progress)
+            self.verdict = engine.verdict
 
     def _decoded(
         self,
-        run: Run,
+        engine: Engine,
         shards: Iterable[tuple[int, Sequence[Item]]],
         progress: Callable[[Tally], None],
     ) -> Iterator[tuple[int, list[bytes]]]:
@@ -142,13 +142,14 @@ class Answerer:
         left: dict[int, tuple[int, Item]] = {}
         counted = 0
 
-        def windows() -> Iterator[list[Input]]:
+        def batches() -> Iterator[tuple[tuple[int, ...], Batch]]:
             for shard, items in shards:
                 begun[shard] = items, {}
                 left.update((item.index, (shard, item)) for item in items)
                 self._window, refused = self._prepared(items)
                 record(refused.keys(), list(refused.values()))
-                yield self._window
+                for places, batch in self.generator.by_length(self._window, self.options):
+                    yield places, self.placement.batch(batch)
 
         def record(indices: Iterable[int], answers: list[Answer]) -> None:
             nonlocal counted
@@ -156,11 +157,11 @@ class Answerer:
                 shard, item = left.pop(index)
                 begun[shard][1][index] = line_of(item, answer)
             tally = tally_of(answers, searched=self.options.beams > 0)
-            tally.row_calls, counted = run.row_calls - counted, run.row_calls
+            tally.row_calls, counted = engine.row_calls - counted, engine.row_calls
             progress(tally)
 
         with self._on_devices():
-            answered = run.answers(windows(), self.placement.batch)
+            answered = engine.answers(batches())
             # Once more at the end: inputs that come to no text may be the last.
             for indices, answers in itertools.chain(answered, [((), [])]):
                 record(indices, answers)
@@ -180,10 +181,11 @@ class Answerer:
         with self._on_devices():
             for _, batch in self.generator.by_length(good, self.options):
                 batch = self.placement.batch(batch)
-                costs = self.generator.costs(batch, self.options)
+                engine = self.generator.engine(self.options)
+                costs = engine.costs(batch)
                 if self.options.repeats or self.options.beams:
                     return Learned(costs=costs)
-                pace = self.generator.decode(batch, self.options).pace
+                pace = engine.decode(batch).pace
                 return Learned(costs=costs, gamma=0 if pace is None else pace.best_limit)
         return None
 

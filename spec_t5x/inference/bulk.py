@@ -28,7 +28,7 @@ from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.processes import Hosts
 from spec_t5x.inference.run_directory import COSTS, MANIFEST, Manifest, Shards, read_manifest
-from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.inference.sources import Item, Source, digest, read_shards, survey
 from spec_t5x.machine import atomic
 
@@ -81,7 +81,7 @@ def infer(
 
     Raises:
       InputError: an option, an input or a file that cannot be used. Finished shards stay.
-      Stopped: SIGTERM or SIGINT came, with how far the run is. Finished shards stay.
+      Interrupted: SIGTERM or SIGINT came, with how far the run is. Finished shards stay.
     """
     options.check()
     progress = DecodingProgress()
@@ -92,8 +92,8 @@ def infer(
                 shards, unfinished = run.start(settings, held)
                 verdict = run.decode(shards, unfinished, load)
                 return dataclasses.replace(run.finish(shards, unfinished), verdict=verdict)
-        except Stopped as stopped:
-            raise Stopped(stopped.number, run.how_far()) from stopped
+        except Interrupted as interrupted:
+            raise Interrupted(interrupted.number, run.how_far()) from interrupted
 
 
 def merge(directory: Path) -> Report:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Stopped(BaseException):
+class Interrupted(BaseException):
     """A signal asked the run to end. No ``Exception``: nothing else is to catch it."""
 
     def __init__(self, number: int, how_far: str = ""):
@@ -16,7 +16,7 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Within it, SIGTERM and SIGINT raise ``Stopped`` in the main thread."""
+    """Within it, SIGTERM and SIGINT raise ``Interrupted`` in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread gets signals.
         yield
@@ -29,7 +29,7 @@ def stopping() -> Iterator[None]:
     def stop(number, frame):
         # A second one is not waited for.
         restore()
-        raise Stopped(number)
+        raise Interrupted(number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -5,7 +5,8 @@ import functools
 from pathlib import Path
 
 from spec_t5x.errors import InputError
-from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator, Run
+from spec_t5x.generation import Answer, GenerateOptions, Generation, Generator
+from spec_t5x.generation.engine import Engine
 from spec_t5x.inference.bulk import infer
 from spec_t5x.inference.infer_options import InferOptions
 from spec_t5x.inference.sources import file_source
@@ -30,8 +31,8 @@ class Echo(Generator):
             raise InputError(f"the text has {len(text)} tokens: shorten it")
         return [*(3 + ord(character) % 100 for character in text), EOS_ID]
 
-    def run(self, options):
-        return Echoing(self, options)
+    def engine(self, options, pace=None):
+        return Echoing(self, options, self._costs)
 
     def collect(self, batch, decoded, options):
         width = decoded.tokens.shape[1]
@@ -49,16 +50,16 @@ class Echo(Generator):
             )
 
 
-class Echoing(Run):
+class Echoing(Engine):
     """What ``Echo`` answers."""
-
-    def __post_init__(self):
-        """Of nobody's pace."""
 
     in_slots = False
 
     def start(self, batch):
-        return functools.partial(self.generator.collect, batch, batch, self.options)
+        return functools.partial(self.decoder.collect, batch, batch, self.options)
+
+    def costs(self, batch):
+        return self.decoder.costs(batch, self.options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.signals import Stopped
+from spec_t5x.inference.signals import Interrupted
 from tests.inference.echo import Echo
 
 
@@ -178,7 +178,7 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(runner, number):
             return super().make_batch(texts, ids, places, options)
 
     before = signal.getsignal(number)
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(Interrupted) as stopped:
         runner(load=Signalled)
     assert stopped.value.number == number
     # The next shard is begun before the last batch of the one before is waited for.

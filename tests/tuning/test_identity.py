@@ -52,7 +52,7 @@ def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):
     def key(which=generator, **changes):
         options = dataclasses.replace(GenerateOptions(), **changes)
         which = dataclasses.replace(which)
-        which.costs(which.batches(["ab"], options)[0], options)
+        which.engine(options).costs(which.batches(["ab"], options)[0])
         return keys[-1]
 
     assert key(seed=3, truncate=True, temperature=0.0) == key()

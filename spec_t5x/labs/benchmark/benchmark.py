@@ -330,7 +330,7 @@ def _leaves_out(generator: Generator, texts: Sequence[str], options: GenerateOpt
     if options.gamma != AUTO:
         return False
     batch = generator.batches(texts[: options.batch_size], options)[0]
-    return generator.pace(batch, options) is None
+    return generator.engine(options).first_pace(batch) is None
 
 
 def _record(setting: Setting, comparison: Comparison, options: BenchmarkOptions) -> dict[str, Any]:

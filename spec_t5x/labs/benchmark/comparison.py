@@ -261,8 +261,8 @@ def compare(
     batches = generator.batches(texts, options)
     plain, left_out = generator.plain(), _left_out(generator, batches[0], options)
     times, decoded = time_in_turn(
-        lambda: plain.run(options).decode,
-        lambda: (generator if left_out is None else plain).run(options).decode,
+        lambda: plain.engine(options).decode,
+        lambda: (generator if left_out is None else plain).engine(options).decode,
         [batches] * repeats,
     )
     plain_outputs, outputs = (
@@ -299,9 +299,10 @@ def compare(
 
 def _left_out(generator: Generator, batch: Batch, options: GenerateOptions) -> str | None:
     """Why gamma "auto" comes to 0; None where it does not."""
-    if options.gamma != AUTO or generator.pace(batch, options) is not None:
+    engine = generator.engine(options)
+    if options.gamma != AUTO or engine.first_pace(batch) is not None:
         return None
-    return generator.costs(batch, options).where_it_pays
+    return engine.costs(batch).where_it_pays
 
 
 def _mean_gamma(options: GenerateOptions, pace: Pace | None, left_out: str | None) -> int:

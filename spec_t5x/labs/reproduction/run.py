@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
-from spec_t5x.inference.signals import Stopped, stopping
+from spec_t5x.inference.signals import Interrupted, stopping
 from spec_t5x.labs.benchmark.reliability import caution
 from spec_t5x.labs.reproduction import (
     acceptance_rates,
@@ -80,7 +80,7 @@ def reproduce(items: dict[str, Exhibit], options: ReproduceOptions, output: Path
         (output / ".probe").unlink()
         with stopping():
             return _reproduce(items, options, output)
-    except Stopped as signal:
+    except Interrupted as signal:
         log.error(
             f"stopped by {signal}: what was finished is kept in {output / 'cache'}, and the same "
             "command resumes from there"

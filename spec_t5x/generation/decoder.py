@@ -1,0 +1,472 @@
+"""A target, its draft and their vocabulary: texts to batches, and what is decoded to texts."""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from spec_t5x.beams.hypotheses import BeamResult, Ranking
+from spec_t5x.beams.search import beam_search
+from spec_t5x.beams.speculative_search import speculative_beam_search
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.drafts.uniform import UniformDraft
+from spec_t5x.errors import InputError
+from spec_t5x.generation import programs
+from spec_t5x.generation.answers import Answer, Generation
+from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_lengths, random_keys
+from spec_t5x.generation.generate_options import GenerateOptions
+from spec_t5x.generation.stop_strings import first_stop
+from spec_t5x.interfaces import Draft, check_positions
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
+from spec_t5x.loops.outputs import UNSOUND, Decoded
+from spec_t5x.loops.pace import Pace
+from spec_t5x.loops.speculative import Iteration, speculative_steps
+from spec_t5x.models.binding import Model
+from spec_t5x.models.cached_model import TextModel
+from spec_t5x.names import AUTO
+from spec_t5x.sampling.distributions import Sampling
+from spec_t5x.sampling.rules import Rules, rules
+from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Decoder:
+    """A target, an optional draft and their vocabulary."""
+
+    target: Model
+    vocabulary: Vocabulary
+    max_source_len: int
+    draft: Draft | None = None
+    # Options that the checkpoint sets where a user does not (``GenerateOptions.settled``).
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        sizes = {"target": _num_parameters(self.target)}
+        if self.draft is not None:
+            sizes[type(self.draft).__name__] = _num_parameters(self.draft)
+        models = ", ".join(
+            f"{name} of {size / 1e6:.1f}M parameters" for name, size in sizes.items()
+        )
+        return f"{type(self).__name__}({models}, {self.vocabulary.vocab_size} ids)"
+
+    def with_draft(self, draft: Draft | None) -> Self:
+        """The same with another draft."""
+        return dataclasses.replace(self, draft=draft)
+
+    def plain(self) -> Self:
+        """The same without its draft."""
+        return dataclasses.replace(self, draft=None)
+
+    @property
+    def is_decoder_only(self) -> bool:
+        """Whether the target continues a text instead of answering it."""
+        return isinstance(self.target, TextModel)
+
+    # Texts to batches
+
+    def tokenize(self, text: str | InputError, options: GenerateOptions) -> list[int]:
+        """Ids of one input: a source's in the vocabulary's frame, a prompt's without.
+
+        Raises:
+          InputError: no Unicode text, an empty source, or without ``options.truncate`` text
+            that is longer than ``max_source_len`` or the target's positions.
+        """
+        if isinstance(text, InputError):
+            raise text
+        if not isinstance(text, str):
+            raise InputError(f"a text is {text!r}: give a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # Bytes that Python could not decode, from a pipe or the command line.
+            raise InputError(f"the text {text[:40]!r} is not UTF-8: give UTF-8 text") from error
+        if self.is_decoder_only:
+            return self._tokenize_prompt(text, options)
+        if not text.strip():
+            raise InputError("the text is empty: give at least one word")
+        return self.fit(self.vocabulary.framed(self.vocabulary.encode(text)), text, options)
+
+    def fit(self, ids: list[int], text: str, options: GenerateOptions) -> list[int]:
+        """A source's ids, cut where they are too many and ``options.truncate`` allows it.
+
+        Raises:
+          InputError: they are too many.
+        """
+        limit = options.max_source_len or self.max_source_len
+        if len(ids) <= limit:
+            return ids
+        if options.truncate:
+            _, after = self.vocabulary.source_frame
+            return [*ids[: limit - len(after)], *after]
+        raise InputError(
+            f"the text has {len(ids)} tokens and the encoder takes {limit} ({text[:40]!r}…): "
+            "shorten it, raise max_source_len, or pass truncate"
+        )
+
+    def _tokenize_prompt(self, text: str, options: GenerateOptions) -> list[int]:
+        limit = self._longest_prompt(options)
+        ids = self.vocabulary.encode(text)
+        if len(ids) > limit and not options.truncate:
+            given = options.max_source_len == limit
+            change = "raise max_source_len" if given else "lower max_decode_len"
+            raise InputError(
+                f"the prompt has {len(ids)} tokens and there is room for {limit} ({text[:40]!r}…): "
+                f"shorten it, {change}, or pass truncate"
+            )
+        return ids[max(len(ids) - limit, 0) :]
+
+    def _longest_prompt(self, options: GenerateOptions) -> int:
+        max_decode_len = self.max_decode_len(options)
+        room = self.target.max_positions - max_decode_len
+        if room < 0:
+            raise InputError(
+                f"max_decode_len is {max_decode_len} and the target has "
+                f"{self.target.max_positions} positions: lower max_decode_len"
+            )
+        return room if options.max_source_len is None else min(room, options.max_source_len)
+
+    def batches(
+        self, texts: Sequence[str], options: GenerateOptions, first: int = 0
+    ) -> list[Batch]:
+        """The inputs in order, in batches of ``options.batch_size``.
+
+        Each input has a random key of its own, by its place among ``texts`` (the first
+        of which is at place ``first``): a sampled text does not depend on the batch it
+        is in.
+        """
+        ids = [self.tokenize(text, options) for text in texts]
+        places, size = range(first, first + len(texts)), options.batch_size
+        return [
+            self.make_batch(texts[i : i + size], ids[i : i + size], places[i : i + size], options)
+            for i in range(0, len(texts), size)
+        ]
+
+    def by_length(
+        self, inputs: Iterable[Input], options: GenerateOptions
+    ) -> Iterator[tuple[tuple[int, ...], Batch]]:
+        """Batches of inputs of about one length: a batch takes as long as its longest row.
+
+        The longest inputs come first: what does not fit into memory fails early. Yields the
+        places of each batch's inputs, and the batch.
+        """
+        ordered, size = sorted(inputs, key=lambda one: -len(one[2])), options.batch_size
+        for start in range(0, len(ordered), size):
+            places, texts, ids = zip(*ordered[start : start + size], strict=True)
+            yield places, self.make_batch(texts, ids, places, options)
+
+    def make_batch(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[list[int]],
+        places: Sequence[int],
+        options: GenerateOptions,
+    ) -> Batch:
+        """A batch of at most ``options.batch_size`` inputs.
+
+        ``places`` are those of the inputs among all, which their random keys depend on.
+        """
+        if self.is_decoder_only:
+            tokens, prompts = self._prompts(ids, options)
+        else:
+            tokens, prompts = self._sources(ids, options)
+        steps = np.zeros(options.batch_size, np.int32)
+        steps[: len(ids)] = self.max_decode_len(options)
+        # As many keys for every batch: their number is part of the program.
+        padded = np.zeros(options.batch_size, np.uint32)
+        padded[: len(places)] = places
+        return Batch(
+            texts=list(texts),
+            tokens=tokens,
+            prompts=prompts,
+            keys=random_keys(np.uint32(options.seed), padded),
+            max_decode_steps=steps,
+        )
+
+    def _sources(self, ids: Sequence[list[int]], options: GenerateOptions):
+        """Sources, and prompts of nothing but the start token."""
+        limit = options.max_source_len or self.max_source_len
+        width = bucket(max(map(len, ids)), limit)
+        tokens = padded(ids, options.batch_size, width)
+        # A padding row needs something to attend to.
+        tokens[:, 0] = np.where(tokens[:, 0] == PAD_ID, EOS_ID, tokens[:, 0])
+        start = [PAD_ID, *self.prefix_ids(options)]
+        return tokens, np.tile(np.asarray(start, np.int32), (options.batch_size, 1))
+
+    def prefix_ids(self, options: GenerateOptions) -> list[int]:
+        """Ids of the text that every output begins with; none of a decoder alone."""
+        if self.is_decoder_only or not options.output_prefix:
+            return []
+        return self.vocabulary.encode(options.output_prefix)
+
+    def _prompts(self, ids: Sequence[list[int]], options: GenerateOptions):
+        """A source of one token for each row, and prompts."""
+        longest = max(map(len, ids))
+        width = bucket(longest, self._longest_prompt(options)) if longest else 0
+        start = np.full((options.batch_size, 1), PAD_ID, np.int32)
+        prompts = np.hstack([start, padded(ids, options.batch_size, width)])
+        return np.full((options.batch_size, 1), EOS_ID, np.int32), prompts
+
+    # The loops
+
+    @property
+    def eos_id(self) -> EndOfSequence:
+        """What ends an output, as the loops take it."""
+        ids = self.vocabulary.eos_ids
+        return ids if len(ids) > 1 else ids[0]
+
+    def max_decode_len(self, options: GenerateOptions) -> int:
+        """Tokens generated at most."""
+        return options.settled(self.defaults)["max_decode_len"]
+
+    def longest(self, batch: Batch, options: GenerateOptions) -> int:
+        """Tokens of the longest row that a batch may come to, its prompt included."""
+        return batch.prompts.shape[1] - 1 + self.max_decode_len(options)
+
+    def room(self, batch: Batch, options: GenerateOptions) -> int:
+        """The loops' ``max_decode_len``, which counts the prompt.
+
+        Limits that are near one another share a program: the exact one is ``max_decode_steps``.
+        """
+        with contextlib.suppress(InputError):
+            room = batch.prompts.shape[1] - 1 + bucket(self.max_decode_len(options), sys.maxsize)
+            check_positions(self.target, room)
+            if self.draft is not None:
+                self.draft.check(self.target, room)
+            return room
+        # Models of fewer positions.
+        return self.longest(batch, options)
+
+    def loop(self, batch: Batch, options: GenerateOptions, gamma: int) -> Loop:
+        """The loop of a batch, with ``gamma`` drafts in an iteration at most."""
+        return Loop(
+            gamma=gamma,
+            eos_id=self.eos_id,
+            max_decode_len=self.room(batch, options),
+            num_decodes=options.num_decodes,
+            verifier=options.make_verifier(),
+            rescale_log_probs=options.rescale_log_probs,
+        )
+
+    def sampling(self, options: GenerateOptions) -> Sampling:
+        """The distribution to sample from, by the rules of decoding."""
+        settings, found = options.sampling(), self.rules(options)
+        return settings if found is None else settings.replace(rules=found)
+
+    def rules(self, options: GenerateOptions) -> Rules | None:
+        """The rules of decoding: the options', or the checkpoint's.
+
+        Raises:
+          InputError: tokens that the model does not have.
+        """
+        return _rules(
+            self.target.vocab_size,
+            self.vocabulary.eos_ids,
+            start_id=self.vocabulary.start_in_text,
+            **options.rules(self.defaults),
+        )
+
+    def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
+        """What every loop takes, by place and by name."""
+        return (batch.tokens, batch.prompts, batch.keys, self.sampling(options)), {
+            "eos_id": self.eos_id,
+            "max_decode_len": self.room(batch, options),
+            "max_decode_steps": batch.max_decode_steps,
+            "num_decodes": options.num_decodes,
+            "rescale_log_probs": options.rescale_log_probs,
+        }
+
+    def decode(self, batch: Batch, options: GenerateOptions, pace: Pace | None = None) -> Decoded:
+        """Decodes one batch on the device; returns at once, before it is done.
+
+        With gamma "auto" it drafts at ``pace``, and decodes plainly where there is none.
+
+        Raises:
+          InputError: the batch cannot be decoded.
+        """
+        rows, common = self._loop_arguments(batch, options)
+        if self.draft is None or (options.gamma == AUTO and pace is None):
+            coupled = options.make_verifier().coupled
+            return programs.decode_plainly(self.target, *rows, coupled=coupled, **common)
+        common |= _draft_options(options, pace)
+        return programs.decode_speculatively(self.target, self.draft, *rows, **common)
+
+    def steps(
+        self, batch: Batch, options: GenerateOptions, pace: Pace | None
+    ) -> Iterator[Iteration]:
+        """``decode``, driven from the host: yields each iteration, returns what it decoded.
+
+        With gamma "auto" and no ``pace`` it decodes plainly. Statistics are made even then.
+        """
+        rows, common = self._loop_arguments(batch, options)
+        if self.draft is None or (options.gamma == AUTO and pace is None):
+            verifier = options.make_verifier()
+            # A tree has no gamma 0.
+            common |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
+            nobody = UniformDraft(self.target.vocab_size)
+            return speculative_steps(self.target, nobody, *rows, **common)
+        common |= _draft_options(options, pace)
+        return speculative_steps(self.target, self.draft, *rows, **common)
+
+    def search(self, batch: Batch, options: GenerateOptions) -> BeamResult:
+        """Beam search for one batch on the device; returns at once, before it is done.
+
+        Raises:
+          InputError: a draft that is not a model.
+        """
+        arguments, ranking = (batch.tokens, batch.prompts), self._ranking(options)
+        # When a search of T5X's ends depends on the longest text that it has room for.
+        room = self.room if isinstance(ranking, TransformersRanking) else self.longest
+        common = {
+            "beams": options.beams,
+            "ranking": ranking,
+            "rules": self.rules(options),
+            "eos_id": self.eos_id,
+            "max_decode_len": room(batch, options),
+            "max_decode_steps": batch.max_decode_steps,
+        }
+        if self.draft is None or options.gamma in (0, AUTO):
+            return beam_search(self.target, *arguments, **common)
+        if type(self.draft) is not TransformerDraft:
+            raise InputError(
+                f"beams is {options.beams} and the draft a {type(self.draft).__name__}: search "
+                "with a transformer draft, or with none"
+            )
+        return speculative_beam_search(
+            self.target, self.draft.model, *arguments, gamma=options.gamma, **common
+        )
+
+    def _ranking(self, options: GenerateOptions) -> Ranking:
+        """The ranking of a search: by T5X's brevity penalty, or by transformers' rules."""
+        settled = options.settled(self.defaults)
+        if settled["length_penalty"] is None:
+            return Ranking(exponent=options.beam_alpha)
+        return TransformersRanking(
+            exponent=settled["length_penalty"],
+            early_stopping=settled["early_stopping"],
+        )
+
+    # Results to texts
+
+    def collect(self, batch: Batch, decoded: Decoded, options: GenerateOptions) -> Iterator[Answer]:
+        """Fetches a batch's results and turns them into text."""
+        # The pace stays on the device.
+        decoded = jax.device_get(decoded.replace(pace=None))
+        for row, (text, skipped) in enumerate(
+            zip(batch.texts, prompt_lengths(batch), strict=False)
+        ):
+            yield self.answer(text, skipped, decoded, row, options)
+
+    def answer(
+        self, text: str, skipped: int, decoded: Decoded, row: int, options: GenerateOptions
+    ) -> Answer:
+        """The answer to one input, without the ``skipped`` tokens of its prompt.
+
+        ``decoded`` is on the host; ``row`` is the input's there.
+        """
+        error = _unsound("target", text, decoded.scores[row])
+        if error is None and decoded.stats is not None:
+            error = _unsound("draft", text, decoded.stats.beta_sum[row])
+        # The loops have T5X's order, by increasing score.
+        decodes = () if error else reversed(range(decoded.tokens.shape[1]))
+        return Answer(
+            [
+                self._generation(text, decoded, (row, decode), skipped, options.stop)
+                for decode in decodes
+            ],
+            error,
+        )
+
+    def collect_beams(
+        self, batch: Batch, result: BeamResult, options: GenerateOptions
+    ) -> Iterator[Answer]:
+        """As ``collect``, of a search."""
+        result = jax.device_get(result)
+        speculative = self.draft is not None and options.gamma not in (0, AUTO)
+        skipped = prompt_lengths(batch)
+        for row, text in enumerate(batch.texts):
+            error = _unsound("target", text, result.scores[row])
+            efficiency = float(result.stats.block_efficiency[row]) if speculative else None
+            best = range(options.beams - options.num_decodes, options.beams)
+            outputs = [
+                Generation(
+                    **self._output(text, result, (row, beam), skipped[row]),
+                    target_calls=int(result.stats.target_calls[row]),
+                    block_efficiency=efficiency,
+                )
+                for beam in reversed(() if error else best)
+            ]
+            yield Answer(outputs, error)
+
+    def _output(
+        self,
+        text: str,
+        decoded: Decoded | BeamResult,
+        at: tuple[int, int],
+        skipped: int,
+        stop: tuple[str, ...] = (),
+    ) -> dict:
+        """Gives the fields of every output, without the ``skipped`` tokens that it continues."""
+        decode = self.vocabulary.decode
+        # The prefix of an encoder-decoder's output is part of it.
+        first = skipped if self.is_decoder_only else 0
+        ids = decoded.tokens[at][first : decoded.lengths[at]].tolist()
+        stopped = first_stop(decode, [], ids, stop)
+        if stopped is not None:
+            ids = ids[: stopped.count]
+        return {
+            "input": text,
+            "output": decode(ids) if stopped is None else stopped.text,
+            "output_ids": ids,
+            "score": float(decoded.scores[at]),
+        }
+
+    def _generation(
+        self,
+        text: str,
+        decoded: Decoded,
+        at: tuple[int, int],
+        skipped: int,
+        stop: tuple[str, ...],
+    ) -> Generation:
+        common = self._output(text, decoded, at, skipped, stop)
+        if decoded.stats is None:
+            return Generation(**common, target_calls=int(decoded.lengths[at]) - skipped)
+        stats = decoded.stats
+        verified = stats.verified[at]
+        return Generation(
+            **common,
+            target_calls=int(stats.target_calls[at]),
+            proposed=int(stats.proposed[at]),
+            accepted=int(stats.accepted[at]),
+            accepted_by_position=stats.accepted_by_position[at].tolist(),
+            verified_by_position=stats.verified_by_position[at].tolist(),
+            block_efficiency=float(stats.block_efficiency[at]),
+            alpha=float(stats.beta_sum[at] / verified) if verified else None,
+        )
+
+
+def _unsound(model: str, text: str, values: np.ndarray) -> InputError | None:
+    """Why an input has no text, where what a model computed for it is not finite."""
+    if np.all(np.isfinite(values)):
+        return None
+    return InputError(f"the {model}'s logits are not finite for {text[:40]!r}: {UNSOUND}")
+
+
+def _num_parameters(tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+# Kept: they hold device arrays.
+_rules = functools.lru_cache(rules)
+
+
+def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
+    """What the loops with a draft take beside that."""
+    gamma = options.gamma if pace is None else pace.largest
+    return {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}
