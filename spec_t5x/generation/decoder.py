@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from spec_t5x.beams.hypotheses import BeamResult, Ranking
+from spec_t5x.beams.hypotheses import BeamResult, Ranking, TransformersRanking
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.data.vocabulary import Vocabulary
