@@ -239,7 +239,7 @@ def test_where_no_acceptance_pays_plain_decoding_is_compared_with_itself(generat
 def test_a_program_with_the_draft_is_made_only_where_it_pays(generator, greedy_alone):
     auto = options(gamma="auto")
     hopeless = generator.with_draft(UniformDraft(generator.target.vocab_size))
-    hopeless.assume(auto, Costs.by_formula(c=0.9, position=0.05, largest=3))
+    hopeless.assume(auto, Costs.by_formula(c=0.3, position=0.05, largest=3))
     answers = list(hopeless.generate([*TEXTS, LONGER, TEXTS[0]], auto))
     # Lengths of their own have programs of their own; the shorter ones' was there.
     assert [answer[0].proposed is None for answer in answers] == [False] * 5 + [True, False]
