@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -34,6 +34,8 @@ from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
 from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
 
+Kind = TypeVar("Kind", bound="Decoder")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Decoder:
@@ -55,11 +57,11 @@ class Decoder:
         )
         return f"{type(self).__name__}({models}, {self.vocabulary.vocab_size} ids)"
 
-    def with_draft(self, draft: Draft | None) -> Self:
+    def with_draft(self: Kind, draft: Draft | None) -> Kind:
         """The same with another draft."""
         return dataclasses.replace(self, draft=draft)
 
-    def plain(self) -> Self:
+    def plain(self: Kind) -> Kind:
         """The same without its draft."""
         return dataclasses.replace(self, draft=None)
 
