@@ -73,7 +73,7 @@ class TokenisedPairs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
+class PairBatch:
     """One batch; rows past the last pair and positions past EOS hold padding."""
 
     encoder_input_tokens: np.ndarray  # [batch, source] int32
@@ -256,7 +256,7 @@ class Batches:
         """Writes the fingerprint: where a run stands follows from its step."""
         (directory / _FINGERPRINT_NAME).write_text(self.fingerprint)
 
-    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Batch ``start_step``, ``start_step + 1``, ... without end.
 
         Raises:
@@ -271,14 +271,14 @@ class Batches:
             )
         return self._from(start_step)
 
-    def _from(self, start_step: int) -> Iterator[Batch]:
+    def _from(self, start_step: int) -> Iterator[PairBatch]:
         first, offset = divmod(start_step, self.batches_per_epoch)
         for epoch in itertools.count(first):
             for bucket, indices in self._epoch_plan(epoch)[offset:]:
                 yield make_batch(self._pairs, bucket, indices)
             offset = 0
 
-    def one_pass(self) -> Iterator[Batch]:
+    def one_pass(self) -> Iterator[PairBatch]:
         """Yields every pair once, unshuffled; last batches have padding rows."""
         for bucket in self.buckets:
             for start in range(0, len(bucket.pairs), bucket.batch_size):
@@ -329,7 +329,7 @@ def _smallest(lengths: Sequence[int], longest: int) -> int:
     return int(lengths[np.searchsorted(lengths, longest)])
 
 
-def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> Batch:
+def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> PairBatch:
     """The pairs ``indices`` (at most ``bucket.batch_size``), padded to the bucket."""
     rows = bucket.batch_size
     source = _padded(pairs.source_ids, pairs.source_ends, indices, rows, bucket.source)
@@ -337,11 +337,11 @@ def make_batch(pairs: TokenisedPairs, bucket: Bucket, indices: np.ndarray) -> Ba
     return batch_of(source, target, num_pairs=len(indices))
 
 
-def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> Batch:
+def batch_of(source: np.ndarray, target: np.ndarray, *, num_pairs: int) -> PairBatch:
     """A batch of padded ids, [batch, source] and [batch, length]."""
     shifted = np.full_like(target, PAD_ID)
     shifted[:, 1:] = target[:, :-1]
-    return Batch(
+    return PairBatch(
         encoder_input_tokens=source,
         decoder_input_tokens=shifted,
         decoder_target_tokens=target,

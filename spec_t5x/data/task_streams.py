@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.data.batching import Batch, TokenisedPairs, batch_of, join_pairs
+from spec_t5x.data.batching import PairBatch, TokenisedPairs, batch_of, join_pairs
 from spec_t5x.data.task_examples import in_order, read_features, reading, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_numbers
@@ -189,7 +189,7 @@ class TaskStream:
         weakref.finalize(self, self._held.clear)
         self._taken = 0
 
-    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Batch ``start_step``, ``start_step + 1``, ... without end.
 
         Once for each object: read again, seqio shuffles otherwise, unless a position is given.
@@ -215,7 +215,7 @@ class TaskStream:
     def _iterator(self) -> Any:
         return self._held[0]
 
-    def _rest(self) -> Iterator[Batch]:
+    def _rest(self) -> Iterator[PairBatch]:
         while True:
             with reading(self.task.name, self.split):
                 arrays = self._next()

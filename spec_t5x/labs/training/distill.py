@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from spec_t5x.data.batching import Batch, Batches
+from spec_t5x.data.batching import Batches, PairBatch
 from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
@@ -264,7 +264,7 @@ class DraftLearner(Learner):
             **regularizers,
         )
 
-    def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: Batch) -> Inputs:
+    def inputs(self, params: PyTree, target_params: PyTree, step: int, batch: PairBatch) -> Inputs:
         """The batch; in a share of the steps, with texts that the draft samples itself.
 
         Which steps these are, and what is sampled, follows from seed, step and parameters, so

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_t5x.data.batching import Batch
+from spec_t5x.data.batching import PairBatch
 from spec_t5x.errors import InputError
 from spec_t5x.labs.training.losses import LossSums
 from spec_t5x.theory import estimates, formulas
@@ -29,7 +29,7 @@ class HeldOutAlpha:
     @classmethod
     def of(
         cls,
-        batches: Sequence[Batch],
+        batches: Sequence[PairBatch],
         scores: Sequence[tuple[LossSums, np.ndarray]],
         *,
         temperature: float,

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from spec_t5x.data.batching import Batch
+from spec_t5x.data.batching import PairBatch
 from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.training.accumulation import mean_gradient
 from spec_t5x.labs.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
@@ -117,7 +117,7 @@ class Positioned(Protocol):
     def save_position(self, directory: Path) -> None:
         """Writes into an empty directory what comes after the batches that were drawn."""
 
-    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[Batch]:
+    def batches(self, start_step: int = 0, position: Path | None = None) -> Iterator[PairBatch]:
         """Batch ``start_step``, ``start_step + 1``, ... without end.
 
         ``position`` is a directory that ``save_position`` wrote after so many batches; it may
@@ -155,7 +155,7 @@ class Learner(abc.ABC):
         """Sums over the tokens of a batch; without a dropout key, as in evaluation."""
 
     def inputs(
-        self, params: PyTree, target_params: PyTree | None, step: int, batch: Batch
+        self, params: PyTree, target_params: PyTree | None, step: int, batch: PairBatch
     ) -> Inputs:
         """The arrays that step ``step`` is trained on."""
         return model_inputs(batch)
@@ -248,7 +248,7 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def model_inputs(batch: Batch) -> Inputs:
+def model_inputs(batch: PairBatch) -> Inputs:
     """The arrays of a batch in the model's order."""
     return (
         batch.encoder_input_tokens,
@@ -346,7 +346,7 @@ class _Loop:
     # Sums of the newest step, which the device may still be computing, and what it was.
     pending: tuple[LossSums, int, Inputs] | None = None
 
-    def run(self, state: TrainState, batches: Iterator[Batch], deadline: float) -> TrainResult:
+    def run(self, state: TrainState, batches: Iterator[PairBatch], deadline: float) -> TrainResult:
         options, step = self.learner.options, int(state.step)
         # Another stream than the initialization's; on CPUs, dropout masks several times faster
         # than by JAX's default.
@@ -390,7 +390,7 @@ class _Loop:
         return step >= self.learner.options.steps or is_stale
 
     def _step(
-        self, state: TrainState, step: int, batch: Batch, run_key: Key[Array, ""]
+        self, state: TrainState, step: int, batch: PairBatch, run_key: Key[Array, ""]
     ) -> TrainState:
         inputs = self.learner.inputs(state.params, self.target_params, step, batch)
         placed = self.layout.rows(inputs, self.learner.options.accumulation_steps)
