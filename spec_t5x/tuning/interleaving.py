@@ -58,8 +58,8 @@ def elapsed(run: Callable[[], Any], clock: Clock = time.perf_counter) -> tuple[f
 
 def _seconds(run: Calls, calls: int, clock: Clock) -> float:
     before, _ = elapsed(lambda: run(0), clock)
-    # Noise may make the difference negative.
-    return max(elapsed(lambda: run(calls), clock)[0] - before, 0.0) / calls
+    # Noise may make the difference negative; times are divided by one another.
+    return max(elapsed(lambda: run(calls), clock)[0] - before, 1e-9) / calls
 
 
 def _enough_calls(run: Calls, clock: Clock) -> int:
