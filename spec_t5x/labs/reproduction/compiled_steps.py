@@ -6,7 +6,6 @@ keep their device.
 """
 
 import functools
-import importlib.util
 import json
 import subprocess
 import sys
@@ -35,8 +34,8 @@ def key(row: SpeedUp) -> tuple[str, str, float]:
 
 
 def measure(options: ReproduceOptions, results: Measure) -> list[dict[str, Any]]:
-    """Predictions for the rows, each with its key; none without libtpu."""
-    if importlib.util.find_spec("libtpu") is None:
+    """Returns predictions for the rows, each with its key; none where nothing can be compiled."""
+    if chips.no_compiler():
         return []
     rows = paper_tables.TABLE_2
     if options.quick:

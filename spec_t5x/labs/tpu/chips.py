@@ -17,8 +17,9 @@ and not counted: a step of a small model, or of many chips, takes longer than th
   speed of one link.
 """
 
+import contextlib
 import dataclasses
-import importlib.util
+import importlib.metadata
 import math
 import os
 import re
@@ -31,6 +32,7 @@ from jax.stages import Compiled
 
 from spec_t5x.errors import InputError
 from spec_t5x.machine.extras import EXTRAS
+from spec_t5x.machine.versions import requirements, unmet, version
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.partitioning import bytes_per_device
 from spec_t5x.models.seq2seq import T5Model
@@ -110,11 +112,23 @@ def prepare_environment() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+def no_compiler() -> str | None:
+    """Returns why nothing can be compiled for a TPU here, with the remedy; None if it can be."""
+    if version("libtpu") is None:
+        return f"libtpu is not installed: {EXTRAS['libtpu'].remedy} (Linux)"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for requirement in requirements("spec_t5x", [EXTRAS["libtpu"].name]):
+            # With libtpu 0.0.21, which Colab's TPUs run on, JAX 0.7 ends by a segmentation fault.
+            if requirement.name == "libtpu" and (reason := unmet(requirement)):
+                return f"{reason} in an environment without a TPU"
+    return None
+
+
 def topology(name: str) -> tuple[Chip, list[jax.Device]]:
     """The chip and the devices of a slice such as ``v4:2x2x1`` (a v4-8: 4 chips).
 
     Raises:
-      InputError: libtpu is not installed, or there is no such slice.
+      InputError: libtpu is not installed or too old, or there is no such slice.
     """
     kind, _, layout = name.partition(":")
     if kind not in CHIPS or not layout:
@@ -122,11 +136,8 @@ def topology(name: str) -> tuple[Chip, list[jax.Device]]:
             f"topology {name!r}: give a chip ({', '.join(CHIPS)}) and a layout, such as v5p:2x2x1 "
             "or v6e:2x2"
         )
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            f"topology {name!r} needs libtpu, which is not installed: {EXTRAS['libtpu'].remedy} "
-            "(Linux)"
-        )
+    if reason := no_compiler():
+        raise InputError(f"topology {name!r}: {reason}")
     chip = CHIPS[kind]
     try:
         description = topologies.get_topology_desc(

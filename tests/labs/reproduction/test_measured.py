@@ -19,8 +19,8 @@ def libtpu(monkeypatch):
     """``libtpu(there)``: whether it is installed."""
 
     def install(there):
-        found = "libtpu" if there else None
-        monkeypatch.setattr(compiled_steps.importlib.util, "find_spec", lambda name: found)
+        reason = None if there else "libtpu is not installed"
+        monkeypatch.setattr(compiled_steps.chips, "no_compiler", lambda: reason)
 
     return install
 

@@ -18,13 +18,15 @@ from spec_t5x.labs.tpu import programs
 from spec_t5x.labs.tpu.chips import CHIPS, Collective, StepCost, collectives, step_cost
 from spec_t5x.labs.tpu.compilation import Options, _Compiler
 from spec_t5x.labs.tpu.programs import Workload
+from spec_t5x.machine import versions
 from spec_t5x.models import sizes
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.theory.formulas import wall_time_improvement
 
-pytest.importorskip("libtpu", reason="needs libtpu, which PyPI has for Linux only")
+if reason := tpu_chips.no_compiler():
+    pytest.skip(reason, allow_module_level=True)
 
 # Whole tiles of a TPU, so that nothing is padded.
 CONFIG = T5Config(
@@ -313,7 +315,15 @@ def test_mistakes_are_a_line_before_anything_is_compiled(arguments, message, cap
     assert message in line
 
 
-def test_without_libtpu_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(tpu_chips.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'spec_t5x\[tpu-compile\]'"):
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, r"libtpu is not installed: pip install 'spec_t5x\[tpu-compile\]'"),
+        ("0.0.21.1", "libtpu is 0.0.21.1: pip install 'libtpu.*>=.*' in an environment without"),
+    ],
+)
+def test_without_a_libtpu_that_compiles_the_remedy_is_named(found, message, monkeypatch):
+    monkeypatch.setattr(tpu_chips, "version", lambda name: found)
+    monkeypatch.setattr(versions, "version", lambda name: found)
+    with pytest.raises(InputError, match=f"topology 'v4:2x2x1': {message}"):
         tpu_chips.topology("v4:2x2x1")
