@@ -4,11 +4,7 @@
 AUTO = "auto"
 # Of the draft's name: plain decoding.
 NO_DRAFT = "none"
-# Kinds of drafts and verifiers.
-DRAFTS = (
-    *("transformer", "unigram", "bigram", "ngram", "copy", "uniform", "medusa", "eagle"),
-    *("early_exit", "int8", "int4", "mixed", "cascade"),
-)
+# Kinds of verifiers; those of drafts are in the ``registry``.
 VERIFIERS = ("token", "block", "coupled", "rejection", "multi", "tree")
 # Of weights: matrices in 8 bits with a scale for each column, or in 4 for 64 rows of it.
 INT8 = "int8"

@@ -11,33 +11,35 @@ A program may register its own before it looks anything up.
 
 import functools
 import importlib
-import importlib.util
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 from spec_t5x.errors import InputError
 
-_CONTRIB = "spec_t5x.contrib"
 # Places by kind and name.
 _PLACES: dict[str, dict[str, str]] = {
-    "family": {
-        "t5": "spec_t5x.models.sizes:T5",
-        "t5gemma": "spec_t5x.models.t5gemma:T5GEMMA",
-        "gpt": "spec_t5x.models.gpt:FAMILY",
-    },
-    "training data": {"TextOptions": "spec_t5x.labs.training.run_data:TextOptions"},
-    "tokenizer": {
-        "unigram": "spec_t5x.data.unigram:UnigramVocabulary",
-        "wordpiece": "spec_t5x.data.wordpiece:WordPieceVocabulary",
+    "family": {"t5": "spec_t5x.models.sizes:T5"},
+    "draft": {
+        "transformer": "spec_t5x.checkpoints.make_draft:KIND",
+        "unigram": "spec_t5x.checkpoints.own.ngram_tables:UNIGRAM",
+        "bigram": "spec_t5x.checkpoints.own.ngram_tables:BIGRAM",
+        "ngram": "spec_t5x.checkpoints.own.ngram_tables:NGRAM",
+        "copy": "spec_t5x.drafts.copying:KIND",
+        "uniform": "spec_t5x.drafts.uniform:KIND",
+        "eagle": "spec_t5x.checkpoints.own.target_drafts:EAGLE_KIND",
+        "shared_encoder": "spec_t5x.checkpoints.own.target_drafts:SHARED_KIND",
+        "early_exit": "spec_t5x.drafts.self_draft:EARLY_EXIT",
+        "int8": "spec_t5x.drafts.self_draft:IN_INT8",
+        "int4": "spec_t5x.drafts.self_draft:IN_INT4",
+        "mixed": "spec_t5x.drafts.mixed:KIND",
     },
     "format": {
         "t5x": "spec_t5x.checkpoints.formats:T5X",
         "huggingface": "spec_t5x.checkpoints.formats:HUGGINGFACE",
         "native": "spec_t5x.checkpoints.formats:NATIVE",
-        "gpt2": "spec_t5x.checkpoints.huggingface.gpt2:FORMAT",
-        "t5gemma": "spec_t5x.checkpoints.huggingface.t5gemma:FORMAT",
-        "gemma": "spec_t5x.checkpoints.gemma.reading:FORMAT",
     },
+    "tokenizer": {"unigram": "spec_t5x.data.unigram:UnigramVocabulary"},
 }
 
 
@@ -84,7 +86,5 @@ def _at(place: str) -> Any:
 @functools.cache
 def _import_contrib() -> None:
     """Imports every folder of ``contrib``, each of which registers what it brings."""
-    if importlib.util.find_spec(_CONTRIB) is None:
-        return
-    for folder in pkgutil.iter_modules(importlib.import_module(_CONTRIB).__path__):
-        importlib.import_module(f"{_CONTRIB}.{folder.name}")
+    for folder in pkgutil.iter_modules([str(Path(__file__).with_name("contrib"))]):
+        importlib.import_module(f"spec_t5x.contrib.{folder.name}")

@@ -1,17 +1,17 @@
 """Every draft that has a name or a format, alone or in another, for the tests that all of them run.
 
-The list is that of ``checkpoints.make_draft``: a new name or format without a case here is an
-error of every such test.
+The names are the registry's: a new one without a case is an error of every such test.
 """
 
+import importlib
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import FORMATS, NAMES
 from spec_t5x.checkpoints.own import ngram_tables, target_drafts
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.kept_layers import keep_layers, own_params
@@ -21,8 +21,8 @@ from spec_t5x.types import EOS_ID
 
 # The last of the target's two.
 _LAYERS = (1,)
-# ``{}`` is the directory that ``write`` is given. A name or format without a case is
-# another's draft, or part of the mixed draft or of the cascade.
+# ``{}`` is the directory that ``write`` is given. A name without a case is another's draft, or part
+# of the mixed draft; what folders of contrib register has its cases in ``tests/contrib``.
 _CASES = {
     "transformer": [],
     "unigram": [],
@@ -30,20 +30,21 @@ _CASES = {
     "ngram": [],
     "copy": [],
     "uniform": ["uniform"],
-    "medusa": [],
     "eagle": ["eagle:{}/eagle"],
+    # What ``spec-t5x distill`` writes.
+    "shared_encoder": ["{}/narrow"],
     "early_exit": ["early_exit:1"],
     "int8": ["int8"],
     "int4": ["int4"],
     "mixed": ["mixed:{}/shared"],
-    "cascade": ["cascade:{}/draft,bigram:{}/ngrams", "cascade:int4,{}/draft"],
-    ngram_tables.FORMAT: [],
-    target_drafts.HEADS: ["{}/heads"],
-    # What ``spec-t5x distill`` writes.
-    target_drafts.SHARED: ["{}/narrow"],
-    target_drafts.EAGLE: [],
 }
-EVERY = [case for kind in (*NAMES, *FORMATS) for case in _CASES[kind]]
+_OTHERS = {
+    name: importlib.import_module(f"tests.contrib.{name}.named")
+    for name in registry.names("draft")
+    if name not in _CASES
+}
+EVERY = [case for cases in _CASES.values() for case in cases]
+EVERY += [case for other in _OTHERS.values() for case in other.CASES]
 # What has parameters of its own that several devices share in their own way.
 SPREAD = [case for case in EVERY if case not in ("uniform", "early_exit:1", "int4")]
 every_named_draft = pytest.mark.parametrize("draft", EVERY)
@@ -61,11 +62,6 @@ def write(directory: Path) -> None:
     counted = count_ngrams(join_texts(texts), target.vocabulary.vocab_size, order=3)
     ngram_tables.save_ngram(directory / "ngrams", counted, target.vocabulary)
 
-    width = target.config.emb_dim
-    shapes = {"wi": (2, 2 * width, 8), "wo": (2, 8, width)}
-    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    target_drafts.save_heads(directory / "heads", params, target)
-
     def noisy(leaf):
         return leaf * (1 + 0.1 * rng.normal(size=leaf.shape)).astype(np.float32)
 
@@ -74,10 +70,12 @@ def write(directory: Path) -> None:
     params = jax.tree.map(noisy, params)
     own, head = own_params(params), NarrowHead.create(np.arange(1, 128, 2), config.vocab_size)
     narrow = narrowed_params(own, params, config, head.ids)
-    eagle, its_config = tiny_head(target.bind(), _LAYERS, width - 8, (0,))
+    eagle, its_config = tiny_head(target.bind(), _LAYERS, target.config.emb_dim - 8, (0,))
     for name, tree, sizes, options in (
         ("shared", own, config, {}),
         ("narrow", narrow, config, {"head": head}),
         ("eagle", narrowed_params(eagle, eagle, its_config, head.ids), its_config, {"head": head}),
     ):
         target_drafts.save_shared_draft(directory / name, tree, sizes, _LAYERS, target, **options)
+    for other in _OTHERS.values():
+        other.write(directory, target)

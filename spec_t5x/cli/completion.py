@@ -7,7 +7,8 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 
-from spec_t5x.names import AUTO, DRAFTS, NO_DRAFT, VERIFIERS
+from spec_t5x import registry
+from spec_t5x.names import AUTO, NO_DRAFT, VERIFIERS
 
 Completer = Callable[..., list[str]]
 
@@ -29,7 +30,7 @@ def models(prefix: str, **_) -> list[str]:
 
 def drafts(prefix: str, **_) -> list[str]:
     """Kinds of drafts, and models."""
-    return _starting(prefix, (*DRAFTS, NO_DRAFT)) + models(prefix)
+    return _starting(prefix, (*registry.names("draft"), NO_DRAFT)) + models(prefix)
 
 
 def _words(*words: str) -> Completer:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spec_t5x import registry
 from spec_t5x.checkpoints.named_models import DEFAULT_TARGET, Models
 from spec_t5x.cli import standard_streams
-from spec_t5x.names import DRAFTS, NO_DRAFT, VERIFIERS, WEIGHTS
+from spec_t5x.names import NO_DRAFT, VERIFIERS, WEIGHTS
 
 # Where gamma has to be a number and none was given.
 FIXED_GAMMA = 4
@@ -54,7 +55,7 @@ _MODELS = {
     "draft": (
         "NAME_OR_DIR",
         "what proposes: a checkpoint's directory or name, or "
-        f"{', '.join(DRAFTS[:-1])} or {DRAFTS[-1]}, with :ARGUMENT; "
+        f"one of {', '.join(registry.names('draft'))}, with :ARGUMENT; "
         f"{NO_DRAFT} is plain decoding (default: a packaged target's own small model)",
     ),
     "task": (

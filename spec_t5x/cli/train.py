@@ -2,8 +2,11 @@
 
 import argparse
 import dataclasses
-import importlib
+import functools
+import pkgutil
+from collections.abc import Callable
 
+from spec_t5x import registry
 from spec_t5x.machine.extras import needed
 
 # Exit status of a run that TrainOptions.max_minutes ended before its steps were taken: that of
@@ -13,10 +16,10 @@ OUT_OF_TIME = 75
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A command that calls a gin configurable; its fields are those of a command's module."""
+    """A command that calls a gin configurable; its other fields are those of a command's module."""
 
-    module: str
-    function: str
+    # Imports it.
+    configurable: Callable[[], Callable]
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -29,7 +32,7 @@ class Training:
         from spec_t5x.errors import InputError
 
         with needed("optax"):
-            configurable = getattr(importlib.import_module(self.module), self.function)
+            configurable = self.configurable()
         parse_gin(args.gin_file, args.gin_bindings)
         try:
             result = configurable()
@@ -41,12 +44,20 @@ class Training:
         return 0 if result.finished else OUT_OF_TIME
 
 
-_RUN_TRAIN, _RUN_DISTILL = "spec_t5x.labs.training.run_train", "spec_t5x.labs.training.run_distill"
+def _of_labs(place: str) -> Callable[[], Callable]:
+    return functools.partial(pkgutil.resolve_name, f"spec_t5x.labs.training.{place}")
+
+
 _AS = "as a gin file says; the same command resumes it"
+# What the commands train that folders of ``contrib`` bring.
+_TRAINED = {"train-lm": "a language model", "train-heads": "draft heads for a target"}
 TRAININGS = {
-    "train": Training(_RUN_TRAIN, "train", f"train a model {_AS}"),
-    "distill": Training(_RUN_DISTILL, "distill", f"train a draft for a target {_AS}"),
-    "train-heads": Training(_RUN_TRAIN, "train_heads", f"train draft heads for a target {_AS}"),
-    # ``train`` under the name of what its gin file binds.
-    "train-lm": Training(_RUN_TRAIN, "train", f"train a language model {_AS}"),
+    "train": Training(_of_labs("run_train:train"), f"train a model {_AS}"),
+    "distill": Training(_of_labs("run_distill:distill"), f"train a draft for a target {_AS}"),
+} | {
+    name: Training(
+        functools.partial(registry.find, "training", name),
+        f"train {_TRAINED.get(name, 'what this command is named for')} {_AS}",
+    )
+    for name in registry.names("training")
 }

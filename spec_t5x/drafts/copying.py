@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_t5x.drafts.kinds import DraftKind, Request, whole_number
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int
@@ -210,3 +211,18 @@ class CopyDraft(Draft):
 
 def _before(text: Int[Array, "length"], end) -> Bool[Array, "length"]:
     return jnp.arange(text.shape[0]) < end
+
+
+def copy_draft(request: Request, argument: str = "") -> CopyDraft:
+    """The draft that copies after a match of so many tokens."""
+    min_match = whole_number("copy", argument) if argument else CopyDraft.min_match
+    vocabulary = request.target.vocabulary
+    return CopyDraft(
+        request.model.vocab_size,
+        min_match,
+        max(min_match, CopyDraft.max_match),
+        None if vocabulary is None else np.packbits(vocabulary.word_starts()).tobytes(),
+    )
+
+
+KIND = DraftKind(make=copy_draft, needs_network=False, has_temperature=False)

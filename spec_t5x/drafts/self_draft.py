@@ -9,12 +9,15 @@ import dataclasses
 
 import flax.struct
 
+from spec_t5x.drafts.kinds import DraftKind, Request, refuse_argument, whole_number
 from spec_t5x.drafts.sequential import draft_tokens
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import INT4, INT8
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array
 
@@ -90,3 +93,21 @@ class SelfDraft(Draft):
 def _without_encoder(params: dict) -> dict[str, Array | dict]:
     """What is handed to the device for it: nothing is encoded."""
     return {n: tree for n, tree in params.items() if n not in ("encoder", "source_embedder")}
+
+
+def _early_exit(request: Request, argument: str) -> SelfDraft:
+    half = (request.model.config.num_decoder_layers + 1) // 2
+    layers = whole_number("early_exit", argument) if argument else half
+    return SelfDraft.early_exit(request.model, layers, request.options.settings)
+
+
+def _rounded(weights: str) -> DraftKind:
+    def make(request: Request, argument: str) -> SelfDraft:
+        refuse_argument(weights, argument)
+        return SelfDraft.rounded(request.model, BITS[weights], request.options.settings)
+
+    return DraftKind(make=make)
+
+
+EARLY_EXIT = DraftKind(make=_early_exit, needs_encoder=True)
+IN_INT8, IN_INT4 = _rounded(INT8), _rounded(INT4)

@@ -3,6 +3,7 @@
 import flax.struct
 import jax.numpy as jnp
 
+from spec_t5x.drafts.kinds import DraftKind, Request, refuse_argument
 from spec_t5x.interfaces import Context, Draft, DraftState, Proposal
 
 
@@ -29,3 +30,11 @@ class UniformDraft(Draft):
             token, draws = draws.next(probs[:, 0], settings)
             tokens.append(token)
         return Proposal(jnp.stack(tokens, axis=1), probs, draws.drawn), state
+
+
+def _make(request: Request, argument: str) -> UniformDraft:
+    refuse_argument("uniform", argument)
+    return UniformDraft(request.model.vocab_size)
+
+
+KIND = DraftKind(make=_make, needs_network=False, has_temperature=False)

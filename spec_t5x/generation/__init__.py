@@ -4,7 +4,7 @@ What the command line, the notebooks and the benchmarks call. Shapes are taken f
 a short list, so that few programs are compiled: sources and prompts are padded to a
 bucket, batches to ``batch_size``.
 
-To an encoder-decoder a text is the source. To a decoder alone (``models.gpt``) it is the
+To an encoder-decoder a text is the source. To a decoder alone it is the
 prompt, which may be empty, and what comes out is how the text goes on, without the prompt.
 """
 

@@ -18,9 +18,11 @@ import seqio
 from flax.linen.partitioning import AxisMetadata
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from spec_t5x.checkpoints.make_draft import TRANSFORMER, DraftOptions, kind_of, make_draft
+from spec_t5x import registry
+from spec_t5x.checkpoints.make_draft import TRANSFORMER, kind_of, make_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Draft, Target
@@ -34,9 +36,6 @@ from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size
 from spec_t5x.models.t5 import T5Config, Transformer
 from spec_t5x.types import PyTree
-
-# Drafts by name that ask nothing of the target but its vocabulary.
-_FOR_ANY_TARGET = ("copy", "uniform", "unigram", "bigram", "ngram")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,11 +197,14 @@ class NamedDraft:
 
     def _read(self, target: Target, vocabulary: seqio.Vocabulary) -> Draft:
         """The draft as on disk, in a program's trace too; it holds the target's own leaves."""
-        if not isinstance(target, T5Model) and self.name.partition(":")[0] not in _FOR_ANY_TARGET:
-            raise InputError(
-                f"draft {self.name!r} of a decoder-only target: give a ModelDraft or one of "
-                f"{', '.join(_FOR_ANY_TARGET)}"
-            )
+        if not isinstance(target, T5Model):
+            kinds = registry.find_all("draft").items()
+            fitting = [name for name, kind in kinds if not kind.needs_network]
+            if kind_of(self.name) not in fitting:
+                raise InputError(
+                    f"draft {self.name!r} of a decoder-only target: give a ModelDraft or one of "
+                    f"{', '.join(fitting)}"
+                )
         loaded = LoadedModel(
             params=target.params,
             config=target.module.config,

@@ -27,10 +27,8 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Cache, Context, Draft, Nodes, Outcome, Proposal
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.models.eagle import EagleConfig, first_head, head_config
-from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.sampling.distributions import Sampling, standardize, write_rows
 from spec_t5x.types import EOS_ID, PAD_ID, Array, EndOfSequence, Float32, Int, PyTree
 
@@ -380,18 +378,7 @@ def tiny_t5(seed: int, **changes) -> T5Model:
             return noise
         return 1.5 * noise / np.sqrt(len(noise))
 
-    return T5Model.create(_random_params(config, seed, scaled), config)
-
-
-# What makes a T5Gemma a T5Gemma 2.
-T5GEMMA2 = {
-    "attention_softcap": 0.0,
-    "logits_softcap": 0.0,
-    "has_head_norms": True,
-    "merges_source": True,
-    "has_source_embedder": False,
-    "image_end_id": 7,
-}
+    return T5Model.create(random_params(config, seed, scaled), config)
 
 
 def tiny_head(
@@ -414,74 +401,6 @@ def tiny_head(
     return own, config
 
 
-def tiny_t5gemma(seed: int, **changes) -> T5Model:
-    """A T5Gemma of about 12,000 random parameters that writes varied texts.
-
-    Its layers see four positions or all of them, and bend their scores.
-
-    Args:
-      seed: of the parameters.
-      **changes: fields of ``T5GemmaConfig`` to set otherwise.
-    """
-    sizes = {
-        "vocab_size": 30,
-        "emb_dim": 16,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "mlp_dim": 24,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-        "query_scalar": 8,
-        "window": 4,
-        "encoder_reach": (2, 3),
-        "global_rotary": (100.0, 2.0),
-        "attention_softcap": 3.0,
-        "logits_softcap": 6.0,
-        "logits_via_embedding": False,
-    }
-    config = T5GemmaConfig(**{**sizes, **changes})
-
-    def scaled(path, noise):
-        if noise.ndim == 1:
-            return 0.3 * noise
-        if "embedding" in path:
-            return noise
-        return (0.8 if "logits" in path else 1.5) * noise / np.sqrt(len(noise))
-
-    return T5Model.create(_random_params(config, seed, scaled), config)
-
-
-def tiny_gpt(seed: int, **changes) -> GPTModel:
-    """A GPT of about 5,000 random parameters that writes varied texts.
-
-    Args:
-      seed: of the parameters.
-      **changes: fields of ``GPTConfig`` to set otherwise.
-    """
-    sizes = {
-        "vocab_size": 30,
-        "emb_dim": 16,
-        "num_heads": 2,
-        "num_layers": 2,
-        "mlp_dim": 24,
-        "max_length": 40,
-        "logits_via_embedding": False,
-    }
-    config = GPTConfig(**{**sizes, **changes})
-
-    def scaled(path, noise):
-        if path.endswith("scale"):
-            return 1 + 0.2 * noise
-        if path.endswith("bias"):
-            return 0.2 * noise
-        if "embedding" in path:
-            return noise
-        return (0.8 if "logits" in path else 1.5) * noise / np.sqrt(len(noise))
-
-    return GPTModel.create(_random_params(config, seed, scaled), config)
-
-
 def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
     """A model that often agrees with another: the same parameters, with noise.
 
@@ -498,7 +417,7 @@ def disturbed(model: Model, amount: float, seed: int = 0) -> Model:
     return bind(jax.tree.map(disturb, model.params), model.config)
 
 
-def _random_params(
+def random_params(
     config: ModelConfig, seed: int, scaled: Callable[[str, np.ndarray], np.ndarray]
 ) -> PyTree:
     """Normal draws, each tensor as ``scaled(path, draws)``."""

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import eagle_heads, objectives
 from spec_t5x.cli.gin_files import parse_gin
-from spec_t5x.labs.training import run_distill, run_train
+from spec_t5x.contrib.medusa import training
+from spec_t5x.labs.training import run_distill
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def test_variants_differ_in_what_they_say_and_are_measured_together(tmp_path, mo
     def train(arguments):
         command, file, *flags = arguments
         # Which register what the files name.
-        assert {"distill": run_distill, "train-heads": run_train}[command]
+        assert {"distill": run_distill, "train-heads": training}[command]
         parse_gin([file.removeprefix("--gin_file=")], flags)
         runs.append(dict(flag.removeprefix("--gin.").split("=", 1) for flag in flags))
         return 0

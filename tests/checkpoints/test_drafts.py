@@ -3,10 +3,10 @@
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.drafts.kinds import DraftOptions
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.ngram import NgramDraft
 from spec_t5x.drafts.self_draft import SelfDraft
@@ -40,7 +40,6 @@ def tiny(tiny_pair):
         ("eagle", EagleDraft),
         ("early_exit", SelfDraft),
         ("mixed", MixedDraft),
-        ("cascade", CascadeDraft),
         # Packaged names without a kind before them.
         ("ende-draft", TransformerDraft),
         ("ende-ngram", NgramDraft),
@@ -57,8 +56,6 @@ def test_arguments_follow_a_colon(packaged):
     assert make_draft("copy:3", *packaged).min_match == 3
     assert make_draft("early_exit:2", *packaged).model.config.num_decoder_layers == 2
     assert make_draft("mixed:bigram", *packaged).second.order == 2
-    cascade = make_draft("cascade:int8,copy", *packaged)
-    assert isinstance(cascade.draft, CopyDraft)
 
 
 def test_settings_reach_the_draft(packaged):
@@ -68,7 +65,7 @@ def test_settings_reach_the_draft(packaged):
     assert float(make_draft("bigram", *packaged, options).settings.temperature) == 0.5
 
 
-@pytest.mark.parametrize("name", ["transformer", "bigram", "eagle", "medusa"])
+@pytest.mark.parametrize("name", ["transformer", "bigram", "eagle"])
 def test_another_target_has_no_packaged_drafts(tiny, name):
     with pytest.raises(InputError, match="give its directory"):
         make_draft(name, *tiny)

@@ -144,8 +144,8 @@ def test_fingerprints_are_of_commits(cached, directories, tmp_path):
     assert fingerprint(f"{TARGET}@{commit}")["content"] == first["content"]
     assert len(first["content"]) == len(hashlib.sha256().hexdigest())
     assert fingerprint(DRAFT)["content"] != first["content"]
-    draft = fingerprint(f"cascade:{DRAFT},bigram")["content"]
-    assert draft == f"cascade:{fingerprint(DRAFT)['content']},bigram"
+    draft = fingerprint(f"mixed:{DRAFT}")["content"]
+    assert draft == f"mixed:{fingerprint(DRAFT)['content']}"
     # What others download of the same commit makes no difference; another commit does.
     (find_directory(TARGET) / "tf_model.h5").write_text("theirs")
     assert fingerprint(TARGET) == first
@@ -157,9 +157,7 @@ def test_fingerprints_are_of_commits(cached, directories, tmp_path):
 
 
 @pytest.mark.usefixtures("unloadable")
-@pytest.mark.parametrize(
-    "draft", ["owner/none", "transformer:owner/none", "mixed:owner/none", "cascade:int8,owner/none"]
-)
+@pytest.mark.parametrize("draft", ["owner/none", "transformer:owner/none", "mixed:owner/none"])
 def test_a_draft_that_is_not_there_is_refused_first(cached, draft):
     message = message_of(Generator.load, TARGET, draft)
     assert "owner/none is no directory here and not whole in" in message

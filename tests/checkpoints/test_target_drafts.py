@@ -1,4 +1,4 @@
-"""Heads and drafts that share an encoder, on disk: as written, and only for their target."""
+"""Drafts that share an encoder, on disk: as written, and only for their target."""
 
 import dataclasses
 import json
@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.checkpoints.own.target_drafts import (
-    load_heads,
     load_shared_draft,
-    save_heads,
     save_shared_draft,
 )
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
@@ -21,10 +18,8 @@ from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.models.binding import bind
-from spec_t5x.models.heads import T5Heads
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
-from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.weights import Panels
 from spec_t5x.sampling.distributions import sampling
 from tests.checkpoints.faults import edit_config, message_of
@@ -45,12 +40,6 @@ def target(configs, random_params, vocabulary, tmp_path):
     )
 
 
-def random_heads(target=None):
-    rng = np.random.default_rng(0)
-    shapes = {"wi": (3, 32, 12), "wo": (3, 12, 16)}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
 def own_layers(target):
     """A draft's own parameters and its sizes."""
     kept = {"encoder": range(target.config.num_encoder_layers), "decoder": LAYERS}
@@ -69,14 +58,9 @@ def save_layers(directory, target, **options):
     save_shared_draft(directory, *own_layers(target), LAYERS, target, **options)
 
 
-def save_random_heads(directory, target, **options):
-    save_heads(directory, random_heads(), target, **options)
-
-
 # What saves a format and loads its parameters, what it saves of a target, its file, and how it is
 # called.
 KINDS = {
-    "heads": (save_random_heads, load_heads, random_heads, "heads.safetensors", "heads"),
     "layers": (
         save_layers,
         lambda *args: load_shared_draft(*args).params,
@@ -86,13 +70,6 @@ KINDS = {
     ),
 }
 DAMAGES = {
-    "heads": [
-        ({"heads": {"emb_dim": 16}}, "describes no heads under 'heads'"),
-        (
-            {"heads": {"emb_dim": 16, "vocab_size": 96, "num_heads": 4, "hidden_dim": 12}},
-            "wi is [3, 32, 12], not [4, 32, 12]",
-        ),
-    ],
     "layers": [({"draft": None}, NO_DRAFT), ({"tokens_known": "many"}, NO_DRAFT)],
 }
 
@@ -154,14 +131,6 @@ def test_what_is_damaged(saved, target, kind):
     assert f"no file {saved / 'config.json'}" in message_of(load_draft, saved, target)
 
 
-@pytest.mark.parametrize("kind", ["heads"], indirect=True)
-def test_heads_fit_the_network_of_their_target(saved, target):
-    params = load_heads(saved, target)
-    heads = T5Heads.create(params, T5Model.create(target.params, target.config))
-    logits = heads.head_logits(jnp.ones((2, 16)), jnp.array([3, 4]), 3)
-    assert logits.shape == (2, 3, 96)
-
-
 def test_a_narrow_head_is_kept(target, tmp_path):
     own, config = own_layers(target)
     whole = with_shared(own, target.params, LAYERS)
@@ -195,7 +164,7 @@ def test_layers_are_loaded_as_the_type_of_their_target(saved, target):
 
 
 @pytest.mark.parametrize("kind", ["layers"], indirect=True)
-def test_a_directory_of_layers_is_a_draft(saved, target, tmp_path):
+def test_a_directory_of_layers_is_a_draft(saved, target):
     model = bind(target.params, target.config)
     options = DraftOptions(settings=sampling(0.5), dtype="float32")
     draft = make_draft(saved, target, model, options)
@@ -203,6 +172,3 @@ def test_a_directory_of_layers_is_a_draft(saved, target, tmp_path):
     assert draft.settings == options.settings
     mixed = make_draft(f"mixed:{saved}", target, model)
     assert type(mixed) is MixedDraft and type(mixed.second) is SharedEncoderDraft
-    save_model(tmp_path / "middle", target.params, target.config, target.vocabulary)
-    text = f"cascade:{tmp_path / 'middle'},{saved}"
-    assert "in a cascade it would draft for" in message_of(make_draft, text, target, model)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.drafts.cascade import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.mixed import MixedDraft
@@ -99,15 +98,9 @@ T5_DRAFTS = {
     "transformer": lambda: TransformerDraft(near()),
     "uniform": lambda: UniformDraft(VOCAB),
     "copy": lambda: CopyDraft(VOCAB),
-    "cascade": lambda: CascadeDraft(near(), TransformerDraft(tiny_t5(2))),
-    "cascade of a cascade": lambda: CascadeDraft(
-        near(), CascadeDraft(tiny_t5(2), CopyDraft(VOCAB)), inner_gamma=3
-    ),
-    "mixed with a cascade": lambda: MixedDraft(
-        CopyDraft(VOCAB, min_match=2), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
-    ),
-    "mixed with a cascade, second": lambda: MixedDraft(
-        Doubting(jnp.array([8, 6]), VOCAB), CascadeDraft(near(), TransformerDraft(tiny_t5(2)))
+    "mixed": lambda: MixedDraft(CopyDraft(VOCAB, min_match=2), TransformerDraft(near())),
+    "mixed, doubting": lambda: MixedDraft(
+        Doubting(jnp.array([8, 6]), VOCAB), TransformerDraft(near())
     ),
     "early exit": lambda: SelfDraft.early_exit(target(), 1),
     "int8": lambda: SelfDraft.rounded(target()),
@@ -144,7 +137,7 @@ def decode(draft, sources=SOURCES, prompts=PROMPTS, rng=KEY, settings=GREEDY, ga
 
 
 # Those without a name of their own: ``tests/end_to_end/test_named_drafts.py`` has the others.
-@drafts("cascade of a cascade", "mixed with a cascade", "parrot")
+@drafts("mixed", "parrot")
 def test_the_greedy_text_is_that_of_plain_decoding(name):
     draft = T5_DRAFTS[name]()
     assert isinstance(draft, Draft)
@@ -168,7 +161,7 @@ def test_the_greedy_text_is_that_of_plain_decoding_at_a_pace(name):
     assert np.any(stats.iterations > 1)
 
 
-@drafts("mixed with a cascade")
+@drafts("mixed")
 def test_a_row_decodes_as_it_does_beside_other_rows(name):
     draft = T5_DRAFTS[name]()
     keys = outputs_lib.row_keys(KEY, 4)
@@ -202,7 +195,7 @@ def test_several_decodes_share_the_sources_keys_and_values():
 
 # Those that keep something between iterations, or decide by it. Copying is told by what was
 # accepted before: ``test_copying`` has it.
-@drafts("transformer", "mixed with a cascade, second", "shared encoder", "eagle")
+@drafts("transformer", "mixed, doubting", "shared encoder", "eagle")
 def test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would(name):
     """Whatever a draft keeps between iterations, it must not show."""
     draft = T5_DRAFTS[name]()
@@ -253,8 +246,9 @@ LOOP = speculative.Loop(gamma=3, max_decode_len=LENGTH, verifier=TokenVerifier()
 _plain_step = jax.jit(functools.partial(speculative.plain_step, loop=LOOP))
 
 
-def test_coupled_the_text_depends_on_the_key_alone():
-    draft, settings = T5_DRAFTS["mixed with a cascade"](), sampling(1.0)
+@drafts("mixed")
+def test_coupled_the_text_depends_on_the_key_alone(name):
+    draft, settings = T5_DRAFTS[name](), sampling(1.0)
     plain = autoregressive_decode(
         target(), SOURCES, PROMPTS, KEY, settings, coupled=True, max_decode_len=LENGTH
     )

@@ -1,4 +1,4 @@
-"""The packaged pairs for summaries and for unconditional text, and the packaged EAGLE heads."""
+"""The packaged pair for summaries, and the packaged EAGLE heads."""
 
 import pytest
 
@@ -10,7 +10,6 @@ SENTENCES = ["Where is the station?", "This package contains the documentation."
 TEXTS = {
     ("summaries-target", "summaries-draft"): list(DESCRIPTIONS[:4]),
     ("summaries-target", "summaries-eagle"): list(DESCRIPTIONS[:4]),
-    ("lm-target", "lm-draft"): ["the file", "he was not", "this is", ""],
     ("ende-target", "ende-eagle"): [*SENTENCES, "Good morning."],
     ("correct-target", "copy"): ["He dont know.", *(f"{text[:-2]}." for text in SENTENCES)],
 }

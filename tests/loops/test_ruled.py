@@ -19,7 +19,6 @@ from spec_t5x.types import EOS_ID
 from spec_t5x.verifiers import verifier
 from tests.drafts import test_every_draft as every_draft
 from tests.drafts.test_every_draft import KEY, LENGTH, PROMPTS, SOURCES, T5_DRAFTS, VOCAB, target
-from tests.drafts.test_heads import random_heads
 from tests.drafts.test_ngram import ngrams
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
@@ -41,7 +40,6 @@ RULES = {
 }
 every_rule = pytest.mark.parametrize("name", RULES)
 DRAFTS = T5_DRAFTS | {
-    "medusa": lambda: random_heads(model=target()),
     "ngram": lambda: ngrams(VOCAB),
 }
 

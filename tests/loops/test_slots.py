@@ -18,7 +18,7 @@ from spec_t5x.loops.outputs import row_keys
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.sampling.distributions import sampling
-from spec_t5x.testing.toy_models import disturbed, tiny_gpt, tiny_t5
+from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.verifiers import BlockVerifier, CoupledVerifier, TokenVerifier, TreeVerifier
 from tests.simulated_devices import printed_by
 
@@ -168,12 +168,6 @@ def test_a_draft_that_copies_reads_its_own_source():
     groups, proposer = [[0, 1], [2, 3], [5, 6, 7], [4, 8]], CopyDraft(VOCAB)
     found = in_slots(proposer, groups, narrow=(1,)).found
     check(found, in_a_batch(proposer))
-
-
-def test_a_decoder_alone_keeps_its_prompts():
-    model, proposer = tiny_gpt(0), CopyDraft(tiny_gpt(0).vocab_size)
-    options = {"model": model, "temperature": 1.0}
-    check(in_slots(proposer, GROUPS, **options).found, in_a_batch(proposer, **options))
 
 
 @pytest.mark.parametrize("c", [0.1, 0.5])

@@ -16,7 +16,6 @@ from spec_t5x.models import partitioning
 from spec_t5x.models.binding import ModelConfig, expected_shapes
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.models.t5gemma import T5GemmaConfig
 from spec_t5x.sampling.distributions import sampling
 
 BATCH, LENGTH, GAMMA = 8, 12, 3
@@ -34,25 +33,6 @@ def config(num_heads: int, num_decoder_layers: int) -> T5Config:
         num_encoder_layers=1,
         num_decoder_layers=num_decoder_layers,
         mlp_activations=("gelu", "linear"),
-        logits_via_embedding=False,
-    )
-
-
-def gemma(num_decoder_layers: int) -> T5GemmaConfig:
-    """A T5Gemma 2; 4 chips divide its heads of queries and not those of keys."""
-    return T5GemmaConfig(
-        vocab_size=64,
-        emb_dim=16,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        mlp_dim=32,
-        num_encoder_layers=1,
-        num_decoder_layers=num_decoder_layers,
-        window=4,
-        merges_source=True,
-        has_head_norms=True,
-        has_source_embedder=False,
         logits_via_embedding=False,
     )
 
@@ -147,6 +127,5 @@ if __name__ == "__main__":
     found = {
         "4": main(config(4, 2), config(4, 1), speculate=True),
         "6": main(config(6, 2), config(6, 1), speculate=False),
-        "gemma": main(gemma(2), gemma(1), speculate=True),
     }
     print(json.dumps(found))

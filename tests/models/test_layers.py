@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from flax.errors import ScopeParamShapeError
 
-from spec_t5x.models.gpt import GPT
 from spec_t5x.models.layers import LayerNorm, RMSNorm
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+from spec_t5x.testing.toy_models import tiny_t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -28,10 +27,8 @@ def with_dtype(model, dtype):
     [
         (tiny_t5(0, logits_via_embedding=True), Transformer.logits),
         (tiny_t5(0, logits_via_embedding=False), Transformer.logits),
-        (tiny_gpt(0, logits_via_embedding=True), GPT.logits),
-        (tiny_gpt(0, logits_via_embedding=False), GPT.logits),
     ],
-    ids=["t5, tied", "t5", "gpt, tied", "gpt"],
+    ids=["t5, tied", "t5"],
 )
 def test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, method):
     vocab, width = model.config.vocab_size, model.config.emb_dim

@@ -91,9 +91,9 @@ def test_the_text_is_t5xs_and_the_program_holds_no_parameters(draft, stock, draf
 
 def test_a_draft_of_another_target_is_refused_where_there_are_parameters(stock, drafts_of_pair):
     """The shapes that a trace sees tell nothing of it; what was restored does."""
-    model, _, _ = speculative(stock, f"medusa:{drafts_of_pair}/heads")
+    model, _, _ = speculative(stock, f"eagle:{drafts_of_pair}/eagle")
     scaled = jax.tree.map(lambda leaf: 2 * leaf, stock[1])
-    with pytest.raises(InputError, match="are for decoder .* give heads that were trained for"):
+    with pytest.raises(InputError, match="are for decoder .* give draft layers that were"):
         model.read_draft(scaled)
 
 

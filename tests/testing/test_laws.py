@@ -21,7 +21,7 @@ from spec_t5x.testing.laws import (
     decode_many,
     target,
 )
-from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_gpt, tiny_t5
+from spec_t5x.testing.toy_models import ConstantDraft, TableTarget, tiny_t5
 from spec_t5x.types import Array, Float32
 from spec_t5x.verifiers import TreeVerifier, Verifier
 
@@ -214,13 +214,12 @@ class SumTarget:
     "model",
     [
         lambda: tiny_t5(0),
-        lambda: tiny_gpt(0),
         target,
         SumTarget,
         # Its logits do not depend on the text.
         lambda: TableTarget.create(0, 5, contexts=1),
     ],
-    ids=["T5", "GPT", "table", "sum", "no memory"],
+    ids=["T5", "table", "sum", "no memory"],
 )
 def test_targets_that_are_right_pass(model):
     check_target(model(), INPUTS % 4)

@@ -22,6 +22,7 @@ from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.ngram import ContextLevel, NgramDraft
 from spec_t5x.errors import InputError
 from spec_t5x.types import Array, Int, Integer
@@ -157,3 +158,20 @@ def _from_arrays(path: Path, order: int, vocab_size: int) -> NgramDraft:
 
 def _offsets(counts: Integer[np.ndarray, "owners"]) -> Int[np.ndarray, "owners_and_one"]:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int32)
+
+
+def _of_order(order: int | None) -> DraftKind:
+    def make(request: Request, argument: str) -> NgramDraft:
+        directory = argument or request.packaged("ngram")
+        draft = load_ngram(directory, request.target, order=order)
+        return draft.replace(settings=request.options.settings)
+
+    return DraftKind(
+        make=make,
+        checkpoints=one_checkpoint,
+        format=FORMAT if order is None else None,
+        needs_network=False,
+    )
+
+
+UNIGRAM, BIGRAM, NGRAM = _of_order(1), _of_order(2), _of_order(None)

@@ -1,7 +1,6 @@
 """Drafts that build on their target's parameters, on disk: only what is their own.
 
     config.json          format, version, sizes, the target's marks, stored type
-    heads.safetensors    of heads: wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
     draft.safetensors    of a draft that shares the encoder: the decoder, by our names, without
                          the maps to keys and values of the source; of an EAGLE head, the
                          maps of its inputs, too
@@ -31,33 +30,41 @@ from spec_t5x.checkpoints.storage.tensors import (
     read_params,
     read_tensors,
 )
+from spec_t5x.drafts.eagle import EagleDraft
+from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.eagle import EagleConfig
-from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import own_params
 from spec_t5x.models.narrow_head import NarrowHead
 from spec_t5x.models.t5 import T5Config
-from spec_t5x.names import STORED_DTYPES
+from spec_t5x.models.weights import BITS
+from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
 
-HEADS, SHARED, EAGLE = "spec_t5x_heads", "spec_t5x_shared_draft", "spec_t5x_eagle"
 VERSION = 1
-_FILES = {
-    HEADS: "heads.safetensors",
-    SHARED: "draft.safetensors",
-    EAGLE: "draft.safetensors",
-}
-_WRITERS = {
-    HEADS: "heads that spec-t5x train-heads",
-    SHARED: "a draft that spec-t5x distill",
-    EAGLE: "a head that spec-t5x distill, with unrolled_steps,",
-}
-
 _IDS = "narrow_head/ids"
 # Of a draft's sizes, what need not be the target's.
 _OF_DRAFTS = ("num_decoder_layers", "dropout_rate", "dtype")
 _OF_HEADS = ("emb_dim", "mlp_dim", "logits_via_embedding")
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftFormat:
+    """A format of drafts that belong to one target."""
+
+    # The "format" in config.json.
+    name: str
+    # The file with the arrays.
+    file: str
+    # What writes it, for messages.
+    made_by: str
+
+
+_FILE = "draft.safetensors"
+SHARED = DraftFormat("spec_t5x_shared_draft", _FILE, "a draft that spec-t5x distill")
+EAGLE = DraftFormat("spec_t5x_eagle", _FILE, "a head that spec-t5x distill, with unrolled_steps,")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,39 +79,6 @@ class LoadedSharedDraft:
     layers: tuple[int, ...]
     # Of a narrow output layer; None where all tokens are known.
     head: NarrowHead | None
-
-
-def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
-    """Writes heads (the tree of ``models.heads.Heads``) for a target, completely or not at all.
-
-    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
-    """
-    num_heads, _, hidden_dim = np.shape(params["wi"])
-    config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
-    entries = {"heads": dataclasses.asdict(config)}
-    _write(directory, HEADS, entries, params, _shapes_of_heads(config), target, **options)
-
-
-def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
-    """Reads heads that ``save_heads`` wrote, or packaged ones, for the target of theirs.
-
-    Returns:
-        ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
-
-    Raises:
-        InputError: the directory holds no heads or damaged ones, or the heads are for
-            another width, vocabulary or target.
-    """
-    directory, metadata = _read_config(directory_or_name, HEADS)
-    with describing(directory / CONFIG_NAME, "heads under 'heads'"):
-        config = HeadsConfig(**metadata["heads"])
-    sizes = {
-        "states of width": (config.emb_dim, target.config.emb_dim),
-        "logits of size": (config.vocab_size, target.config.vocab_size),
-    }
-    _check_belongs("heads", directory, metadata, target, sizes)
-    stored = read_arrays(directory / _FILES[HEADS])
-    return _checked(stored, _shapes_of_heads(config), directory, "float32")
 
 
 def save_shared_draft(
@@ -129,18 +103,18 @@ def save_shared_draft(
         layers: which decoder layer of the target's each of the draft's was.
         target: the model it was trained for.
         head: which tokens its narrow output layer knows.
-        **options: as of ``save_heads``.
+        **options: as of ``write_for_target``.
     """
     num_known = None if head is None else head.ids.shape[0]
     entries = {"draft": config.to_dict(), "layers": list(layers), "tokens_known": num_known}
     ids = {} if head is None else {_IDS: np.asarray(head.ids, np.int32)}
     kind = EAGLE if isinstance(config, EagleConfig) else SHARED
     shapes = _shapes_of_layers(config, num_known)
-    _write(directory, kind, entries, params, shapes, target, exact=ids, **options)
+    write_for_target(directory, kind, entries, params, shapes, target, exact=ids, **options)
 
 
 def load_shared_draft(
-    directory_or_name: str | Path, target: LoadedModel, kind: str = SHARED
+    directory_or_name: str | Path, target: LoadedModel, kind: DraftFormat = SHARED
 ) -> LoadedSharedDraft:
     """Reads a draft that ``save_shared_draft`` wrote, for the target that it belongs to.
 
@@ -150,7 +124,7 @@ def load_shared_draft(
         InputError: the directory holds no such draft or a damaged one, or it is for
             another target.
     """
-    directory, metadata = _read_config(directory_or_name, kind)
+    directory, metadata = read_config(directory_or_name, kind)
     is_head = kind == EAGLE
     with describing(directory / CONFIG_NAME, "draft under 'draft' and 'layers'"):
         config = (EagleConfig if is_head else T5Config).from_dict(metadata["draft"])
@@ -163,10 +137,10 @@ def load_shared_draft(
     }
     if is_head:
         sizes["target_dim"] = (config.target_dim, target.config.emb_dim)
-    _check_belongs("draft layers", directory, metadata, target, sizes)
-    flat = read_arrays(directory / _FILES[kind])
+    check_belongs("draft layers", directory, metadata, target, sizes)
+    flat = read_arrays(directory / kind.file)
     ids, dtype = flat.pop(_IDS, None), target.config.dtype
-    params = _checked(flat, _shapes_of_layers(config, num_known), directory, dtype)
+    params = checked_params(flat, _shapes_of_layers(config, num_known), directory, dtype)
     head = None if ids is None else NarrowHead.create(ids.astype(np.int32), config.vocab_size)
     return LoadedSharedDraft(
         params=params,
@@ -186,9 +160,9 @@ def target_fingerprint(target: LoadedModel) -> str:
     return hashlib.sha256(scale.astype(jnp.bfloat16).tobytes()).hexdigest()
 
 
-def _write(
+def write_for_target(
     directory: str | Path,
-    kind: str,
+    kind: DraftFormat,
     entries: dict[str, Any],
     params: PyTree,
     shapes: Mapping[str, tuple[int, ...]],
@@ -199,14 +173,24 @@ def _write(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Parameters, stored as ``dtype``, and ``exact`` arrays, which are stored as they are."""
+    """Writes parameters, stored as ``dtype``, and ``exact`` arrays, stored as they are.
+
+    Args:
+        directory: where.
+        kind: the format.
+        entries: what config.json says beside the target's marks.
+        params: the draft's own, of these ``shapes`` by path.
+        target: the model that they belong to.
+        dtype, extra, overwrite: as of ``native.save_model``.
+        exact: further arrays by name.
+    """
     check_choice("stored dtype", dtype, STORED_DTYPES)
     marks = {
         "vocabulary": target.vocabulary.fingerprint(),
         "fingerprint": target_fingerprint(target),
     }
     metadata = {
-        "format": kind,
+        "format": kind.name,
         "version": VERSION,
         **entries,
         "target": marks,
@@ -215,18 +199,19 @@ def _write(
     tensors = array_tensors(params)
     check_tensors(tensors, shapes, str(directory))
     arrays = dict(read_tensors(tensors, str(directory), dtype)) | dict(exact or {})
-    write_draft(directory, metadata, _FILES[kind], arrays, extra=extra, overwrite=overwrite)
+    write_draft(directory, metadata, kind.file, arrays, extra=extra, overwrite=overwrite)
 
 
-def _read_config(directory_or_name: str | Path, kind: str) -> tuple[Path, dict[str, Any]]:
+def read_config(directory_or_name: str | Path, kind: DraftFormat) -> tuple[Path, dict[str, Any]]:
+    """The directory, and the config.json in it, which has to be of this format."""
     directory = find_directory(directory_or_name)
     path = directory / CONFIG_NAME
     metadata = read_json(path)
-    check_format(metadata, path, kind, VERSION, f"give {_WRITERS[kind]} wrote")
+    check_format(metadata, path, kind.name, VERSION, f"give {kind.made_by} wrote")
     return directory, metadata
 
 
-def _checked(
+def checked_params(
     arrays: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
     directory: Path,
@@ -238,13 +223,6 @@ def _checked(
     return read_params(tensors, str(directory), dtype=dtype)
 
 
-def _shapes_of_heads(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
-    return {
-        "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
-        "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
-    }
-
-
 def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tuple[int, ...]]:
     own = own_params(abstract_params(config))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(own, sep="/").items()}
@@ -254,7 +232,7 @@ def _shapes_of_layers(config: T5Config, num_known: int | None) -> dict[str, tupl
     return shapes
 
 
-def _check_belongs(
+def check_belongs(
     what: str,
     directory: Path,
     metadata: dict[str, Any],
@@ -286,3 +264,24 @@ def _is_known(values: Any) -> bool:
     if isinstance(values, jax.Array):
         return values.is_fully_addressable or values.is_fully_replicated
     return True
+
+
+def _of_format(kind: DraftFormat, draft: type[SharedEncoderDraft], name: str) -> DraftKind:
+    def make(request: Request, argument: str) -> SharedEncoderDraft:
+        loaded = load_shared_draft(argument or request.packaged(name), request.target, kind)
+        made = draft.create(
+            loaded.params,
+            loaded.config,
+            loaded.layers,
+            request.model,
+            settings=request.options.settings,
+            head=loaded.head,
+        )
+        weights = request.options.weights
+        return made if weights == AUTO else made.replace(model=made.model.rounded(BITS[weights]))
+
+    return DraftKind(make=make, format=kind.name, checkpoints=one_checkpoint, needs_encoder=True)
+
+
+SHARED_KIND = _of_format(SHARED, SharedEncoderDraft, "shared_encoder")
+EAGLE_KIND = _of_format(EAGLE, EagleDraft, "eagle")

@@ -1,7 +1,7 @@
-"""The data of a run, as a gin file says: text pairs or lines, from files or seqio's tasks.
+"""The data of a run, as a gin file says: text pairs from files or seqio's tasks.
 
-``DataOptions`` and ``TaskDataOptions`` (for a T5), and ``TextOptions`` (for a language model),
-may stand wherever there is a ``TrainingData``: ``train.data = @TaskDataOptions()``.
+``DataOptions`` and ``TaskDataOptions``, and what is registered as training data, may stand wherever
+there is a ``TrainingData``: ``train.data = @TaskDataOptions()``.
 """
 
 import abc
@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,15 +21,13 @@ from spec_t5x.checkpoints.loading import named_vocabulary
 from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
-from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
-from spec_t5x.data.tsv import read_lines, read_pairs
+from spec_t5x.data.tsv import read_pairs
 from spec_t5x.data.vocabulary import (
     SPIECE_NAME,
     SentencePieceVocabulary,
     Vocabulary,
     train_sentencepiece,
 )
-from spec_t5x.data.wordpiece import WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
@@ -37,8 +35,8 @@ from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
 
-# Pairs and lines that are sampled to train a vocabulary on.
-_VOCABULARY_PAIRS, _VOCABULARY_LINES = 100_000, 400_000
+# Pairs that are sampled to train a vocabulary on.
+_VOCABULARY_PAIRS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,69 +345,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
         ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextOptions(TrainingData):
-    """Lines of text for a language model."""
-
-    has_source = False
-
-    directory: str = "."  # the files' names are relative to it
-    # Plain text or tab-separated, gzipped or not; each line one example.
-    train_files: Sequence[str]
-    dev_files: Sequence[str] = ()
-    columns: Sequence[int] = (0,)
-    num_columns: int = 1
-    max_length: int = 128  # tokens, EOS included
-    tokens_per_batch: int = 2048  # padded
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("train_files", "dev_files"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        if not self.train_files:
-            raise InputError("train_files are (): give at least one file")
-
-    def name(self, part: str) -> str | None:
-        """The files."""
-        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """No source."""
-        return 0, self.max_length
-
-    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
-        """A WordPiece vocabulary."""
-        path = directory / TOKENIZER_NAME
-        if not path.is_file():
-            lines = _sample(self._lines("train"), _VOCABULARY_LINES)
-            log.info(f"training a vocabulary of {vocab_size} pieces")
-            train_wordpiece(lines, path, vocab_size)
-        return WordPieceVocabulary(path)
-
-    def read(
-        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
-    ) -> TokenisedPairs:
-        """The lines, as pairs without a source."""
-        return tokenise(
-            ((None, line) for line in self._lines(part)),
-            vocabulary,
-            self.longest,
-            files=self._files(part),
-            key=(tuple(self.columns), self.num_columns),
-            cache_dir=cache_dir,
-        )
-
-    def _files(self, part: str) -> list[Path]:
-        names = self.train_files if part == "train" else self.dev_files
-        return [Path(self.directory) / name for name in names]
-
-    def _lines(self, part: str) -> Iterator[str]:
-        return read_lines(self._files(part), self.columns, self.num_columns)
-
-
-def _sample(texts: Iterable[str], size: int) -> list[str]:
+def sample(texts: Iterable[str], size: int) -> list[str]:
     """So many of the texts, each as likely as any other, without keeping them all."""
     # A generator of its own: the sample does not depend on the training seed.
     rng, sample = random.Random(0), []
@@ -427,5 +363,5 @@ def kinds_of_data() -> dict[str, type[TrainingData]]:
     return own | registry.find_all("training data")
 
 
-for _settings in (DataOptions, TaskDataOptions, TextOptions):
+for _settings in (DataOptions, TaskDataOptions):
     gin.external_configurable(_settings, module="spec_t5x")

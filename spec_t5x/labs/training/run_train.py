@@ -1,12 +1,10 @@
-"""Trains a T5 on text pairs, a language model on lines, or draft heads, as a gin file says.
+"""Trains a T5 on text pairs, or a language model on lines, as a gin file says.
 
     spec-t5x train --gin_file=FILE.gin --gin.NAME=VALUE ...
-    spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
 
 The output directory gets ``vocabulary/`` (if one is trained), ``cache/`` (tokenized files),
 ``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (if outputs are scored) and, at the end,
-``model/`` or ``heads/``, which ``checkpoints.own`` reads. The same command resumes a run that was
-interrupted.
+``model/``, which ``checkpoints.own`` reads. The same command resumes a run that was interrupted.
 """
 
 import dataclasses
@@ -19,20 +17,17 @@ import gin
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.own.target_drafts import save_heads
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike
 from spec_t5x.errors import InputError, check_choice
 from spec_t5x.labs.training.layout import count_replicas
-from spec_t5x.labs.training.learners import HeadsLearner, Network
+from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import TrainingData, kinds_of_data
 from spec_t5x.labs.training.text_metrics import MetricsOptions, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, TrainResult, fit
 from spec_t5x.models.binding import ModelConfig
-from spec_t5x.models.heads import HeadsConfig
-from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.sizes import size as published_size
 from spec_t5x.models.t5 import T5Config, check_names
 from spec_t5x.names import STORED_DTYPES
@@ -41,6 +36,8 @@ log = logging.getLogger(__name__)
 
 for _settings in (TrainOptions, OptimizerOptions):
     gin.external_configurable(_settings, module="spec_t5x")
+# Those of contrib are known to gin once they are imported.
+kinds_of_data()
 for _family in registry.find_all("family").values():
     # Gin's ``T5Config`` takes a size, see below.
     if _family.config is not T5Config:
@@ -127,55 +124,6 @@ def train(
     export = {"dtype": export_dtype, "extra": figures, "overwrite": True}
     save_model(directory / "model", result.state.params, model, vocabulary, **export)
     say_exported(result, f"model in {directory / 'model'}")
-    return result
-
-
-@gin.configurable
-def train_heads(
-    *,
-    output_dir: str,
-    target: str,
-    data: TrainingData,
-    optimizer: OptimizerOptions,
-    options: TrainOptions,
-    num_heads: int = 5,
-    hidden_dim: int = 256,
-    export_dtype: str = "bfloat16",
-    vocabulary: str | None = None,
-) -> TrainResult:
-    """Trains and exports draft heads; the target stays as it is.
-
-    Args:
-        output_dir: made if absent; a run in it is resumed.
-        target: directory or packaged name of the model that the heads are for.
-        data: its vocabulary must be left out: the target's is taken.
-        optimizer, options: see the classes.
-        num_heads: tokens to look ahead.
-        hidden_dim: width of each head's hidden layer.
-        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
-        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
-            "bytes".
-
-    Raises:
-        InputError: files, target or settings that cannot be used.
-    """
-    data.check_inherits_vocabulary()
-    directory = Path(output_dir)
-    check_settings(optimizer, options, export_dtype, directory / "heads")
-    loaded = load(target, vocabulary=vocabulary)
-    if not isinstance(loaded.config, T5Config):
-        raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
-    config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
-    directory.mkdir(parents=True, exist_ok=True)
-    result = fit(
-        HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
-        *optimizer.build(options.steps),
-        *data.train_and_dev(loaded.vocabulary, directory, options.seed),
-        directory,
-    )
-    export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
-    save_heads(directory / "heads", result.state.params, loaded, **export)
-    say_exported(result, f"heads in {directory / 'heads'}")
     return result
 
 

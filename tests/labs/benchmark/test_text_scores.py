@@ -22,7 +22,6 @@ from spec_t5x.testing.toy_models import (
     TableDraft,
     TableTarget,
     disturbed,
-    tiny_gpt,
     tiny_head,
     tiny_t5,
 )
@@ -156,25 +155,6 @@ def test_drafts_that_propose_now_and_then(scored):
     assert (np.asarray(scores.proposed["mixed"]) == written).all()
     expected = np.where(copied, scores.betas["copy"][0], scores.betas["network"][0])
     np.testing.assert_allclose(places(scores, "mixed"), expected[written], atol=1e-4)
-
-
-def test_a_decoder_alone_goes_on_with_its_prompts():
-    """Against the network's own pass over whole texts, as in training."""
-    target, network = (tiny_gpt(seed, num_layers=1, max_length=LENGTH) for seed in (0, 1))
-    # The last positions there are: what is fed beyond them is never read.
-    inputs, settings = jnp.ones((3, 1), jnp.int32), sampling(1.0)
-    drafts = {"network": TransformerDraft(network)}
-    options = {"max_decode_len": LENGTH, "eos_id": -1}
-    scores = score_texts(target, drafts, inputs, PROMPTS, KEYS, settings, **options)
-    whole = jnp.pad(generated(target, inputs, PROMPTS, settings)[:, :-1], ((0, 0), (1, 0)))
-    p, q = (
-        jax.nn.softmax(m.module.apply({"params": m.params}, whole, enable_dropout=False))
-        for m in (target, network)
-    )
-    exact = formulas.beta(p, q)
-    for row, start in enumerate(PROMPT_LENGTHS):
-        found = np.asarray(scores.betas["network"][0, row, : LENGTH - start])
-        np.testing.assert_allclose(found, exact[row, start:], atol=1e-4)
 
 
 def test_drafts_that_go_on_from_states_of_other_depths():

@@ -15,11 +15,10 @@ from spec_t5x.checkpoints.own.native import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.layout import Layout
-from spec_t5x.labs.training.learners import HeadsLearner, Network
+from spec_t5x.labs.training.learners import Network
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.text_metrics import MetricsOptions, ScoredTexts, TextMetrics
 from spec_t5x.labs.training.trainer import TrainOptions, fit, init_state
-from spec_t5x.models.heads import HeadsConfig
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.seq2seq import T5Model
 from tests.labs.training.toys import copy_batches, toy_config
@@ -102,8 +101,6 @@ def main(folder: Path) -> dict:
     state = jax.eval_shape(functools.partial(init_state, learner, adafactor))
     layout = Layout.create(*MESH.values(), learner.shardings)
     report["adafactor_specs"] = specs(layout.state(state))
-    heads = HeadsLearner(HeadsConfig(16, 384, 2, 16), options(1), None)
-    report["heads_specs"] = specs(heads.shardings(layout.mesh))
 
     target = T5Model.create(Network(CONFIG, options(1)).init(jax.random.key(7)), CONFIG)
     # Layers that are not the target's: those have nothing to learn.

@@ -48,10 +48,9 @@ def test_averages_over_an_axis_lie_by_the_other(found):
     assert sorted(specs) == [[], ["model"]]
 
 
-def test_drafts_and_heads_are_shared_out(found):
+def test_drafts_are_shared_out(found):
     assert found["distill_specs"]["narrow_head/kernel"] == [None, "model"]
     assert found["distill_specs"]["decoder/layers_0/mlp/wo/kernel"] == ["model"]
-    assert found["heads_specs"] == {"wi": [None, None, "model"], "wo": [None, "model"]}
 
 
 def test_what_was_trained_on_a_mesh_is_read_anywhere(found):

@@ -152,10 +152,6 @@ def test_a_draft_of_other_sizes_from_a_checkpoint(distill, tiny_pair, tmp_path):
             {"DRAFT_VOCAB_SIZE": 9, "TrainOptions.label_smoothing": 0.1},
             "label_smoothing is 0.1: leave it 0 for a draft",
         ),
-        (
-            OF_SIZES | {"distill__model": "@GPTConfig()"},
-            "the target is a T5Config and distill.model a GPTConfig: give @T5Config()",
-        ),
         (OF_SIZES, "the target's vocab_size is 128, the draft's 32128: make them equal"),
     ],
 )

@@ -12,7 +12,8 @@ from spec_t5x.machine.cpu_kernels import calls
 from spec_t5x.machine.cpu_kernels.library import available
 from spec_t5x.models.weights import Panels, Rounded, Table
 from spec_t5x.sampling import distributions
-from spec_t5x.testing.toy_models import tiny_gpt, tiny_t5
+from spec_t5x.testing.toy_models import tiny_t5
+from tests.contrib.lm.toys import tiny_gpt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

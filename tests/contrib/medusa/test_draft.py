@@ -7,15 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.drafts.heads import MedusaDraft
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.contrib.medusa.draft import MedusaDraft
+from spec_t5x.contrib.medusa.network import T5Heads
 from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
-from spec_t5x.models.heads import T5Heads
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 from spec_t5x.verifiers import TreeVerifier
+from tests.loops import test_compiled_for_tpu, test_ruled
+from tests.loops import test_laws_against_transformers as theirs
+from tests.loops.test_compiled_for_tpu import no_check_of_types, v4  # noqa: F401
+from tests.loops.test_laws_against_transformers import laws, small_models  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -198,3 +204,30 @@ def test_a_target_without_states():
             gamma=2,
             max_decode_len=LENGTH,
         )
+
+
+@pytest.mark.usefixtures("unchecked")
+@test_ruled.every_rule
+def test_rules_of_decoding_are_kept(name, monkeypatch):
+    make = lambda: random_heads(model=test_ruled.target())  # noqa: E731
+    monkeypatch.setitem(test_ruled.DRAFTS, "medusa", make)
+    test_ruled.test_the_text_is_that_of_plain_decoding(name, "medusa")
+
+
+@pytest.mark.usefixtures("unchecked", "small_models")
+@pytest.mark.parametrize("verifier_name", ["block", "tree"])
+def test_texts_follow_the_law_of_transformers(laws, verifier_name, monkeypatch):  # noqa: F811
+    make = lambda: random_heads(model=theirs.target())  # noqa: E731
+    monkeypatch.setitem(theirs.DRAFTS, "medusa", make)
+    theirs.test_texts_follow_the_law_of_transformers(laws, "medusa", verifier_name)
+
+
+def test_it_is_made_by_its_name_for_an_encoder_decoder(tiny_pair):
+    loaded = load(tiny_pair / "target")
+    with pytest.raises(InputError, match="draft 'medusa' of target .*: give its directory"):
+        make_draft("medusa", loaded, loaded.bind())
+
+
+@pytest.mark.usefixtures("no_check_of_types")
+def test_compiled_for_a_tpu_no_cache_is_copied(target_of_drafts, v4):  # noqa: F811
+    test_compiled_for_tpu.test_drafts("{}/heads", target_of_drafts, v4)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_t5x.checkpoints.storage.vocabularies import make_vocabulary
-from spec_t5x.data.wordpiece import WordPieceVocabulary, train_wordpiece
+from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary, train_wordpiece
 from spec_t5x.errors import InputError
 
 TEXTS = ["The cat sleeps.", "The cats are sleeping in the garden.", "Don't wake the cat!"] * 5

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
 from spec_t5x.errors import InputError
-from spec_t5x.models.heads import Heads, HeadsConfig, T5Heads
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.testing.toy_models import tiny_t5
 

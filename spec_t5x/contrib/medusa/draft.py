@@ -1,15 +1,17 @@
 """Heads on the target's last state as the draft: gamma tokens from one call.
 
-Medusa (arXiv 2401.10774) with its chain of likeliest tokens; see ``models/heads.py``.
+Medusa (arXiv 2401.10774) with its chain of likeliest tokens; see ``network``.
 """
 
 import flax.struct
 import jax.numpy as jnp
 
+from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads
+from spec_t5x.contrib.medusa.network import T5Heads
+from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.sequential import draw_token
 from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
-from spec_t5x.models.heads import T5Heads
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.types import Array, Float32, Int, PyTree
@@ -125,3 +127,11 @@ class MedusaDraft(Draft):
         # Another draft may want states of more layers.
         states = context.last_states[:, : self.heads.module.config.emb_dim]
         return self.heads.head_logits(states, context.last_tokens, num)
+
+
+def _make(request: Request, argument: str) -> MedusaDraft:
+    params = load_heads(argument or request.packaged("medusa"), request.target)
+    return MedusaDraft(T5Heads.create(params, request.model), request.options.settings)
+
+
+KIND = DraftKind(make=_make, format=FORMAT, checkpoints=one_checkpoint, needs_encoder=True)

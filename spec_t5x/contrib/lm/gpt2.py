@@ -24,9 +24,9 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Tensor
+from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
-from spec_t5x.models.gpt import GPTConfig
 
 # Both are the tanh approximation, which is what Flax calls gelu.
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")

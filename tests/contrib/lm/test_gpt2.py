@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 from spec_t5x.checkpoints.loading import load, load_vocabulary
 from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.contrib.lm.gpt import GPTConfig
 from spec_t5x.data.mapped_vocabulary import MappedVocabulary, read_tokenizer, their_ids
 from spec_t5x.errors import InputError
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.binding import bind
-from spec_t5x.models.gpt import GPTConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from tests.checkpoints.faults import message_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
-make_t5gemma = pytest.importorskip("tests.torch_t5gemma").make_t5gemma
+make_t5gemma = pytest.importorskip("tests.contrib.t5gemma.torch_t5gemma").make_t5gemma
 # It is skipped without PyTorch, too.
 from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS, tokenizer_of  # noqa: E402
 

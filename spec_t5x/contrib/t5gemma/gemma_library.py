@@ -28,8 +28,8 @@ from spec_t5x.checkpoints.storage.tensorstore_arrays import (
     open_tensors,
     orbax_entries,
 )
+from spec_t5x.contrib.t5gemma.network import T5GemmaConfig
 from spec_t5x.errors import InputError
-from spec_t5x.models.t5gemma import T5GemmaConfig
 
 # Of every published T5Gemma.
 _IDS = {t5.START: 2, t5.EOS: 1, t5.PAD: 0}

@@ -9,16 +9,16 @@ import optax
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.target_drafts import load_heads
+from spec_t5x.contrib.medusa.checkpoints import load_heads
+from spec_t5x.contrib.medusa.network import HeadsConfig, T5Heads
+from spec_t5x.contrib.medusa.training import HeadsLearner, heads_losses, train_heads
 from spec_t5x.errors import InputError
-from spec_t5x.labs.training.learners import HeadsLearner, heads_losses
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import DataOptions
-from spec_t5x.labs.training.run_train import train_heads
 from spec_t5x.labs.training.trainer import TrainOptions, fit
-from spec_t5x.models.heads import HeadsConfig, T5Heads
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.conftest import ENGLISH, GERMAN
+from tests.labs.training.conftest import shared_steps  # noqa: F401
 from tests.labs.training.toys import copy_batches
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")

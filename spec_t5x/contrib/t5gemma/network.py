@@ -218,7 +218,7 @@ _T5GEMMA2 = {
     "4b": _gemma2(2560, 8, 4, 256, 10240, 34, window=1024, factor=8.0),
 }
 
-T5GEMMA = Family(
+FAMILY = Family(
     config=T5GemmaConfig,
     model=T5Model,
     sizes={

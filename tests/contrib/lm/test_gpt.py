@@ -11,18 +11,19 @@ import pytest
 
 from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
-from spec_t5x.drafts.cascade import CascadeDraft
+from spec_t5x.contrib.lm.gpt import GPTConfig, GPTModel
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode
-from spec_t5x.models.gpt import GPTConfig, GPTModel
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing import laws
-from spec_t5x.testing.toy_models import PrefixTarget, disturbed, tiny_gpt
+from spec_t5x.testing.toy_models import PrefixTarget, disturbed
 from spec_t5x.verifiers import BlockVerifier, TokenVerifier, TreeVerifier
+from tests.contrib.lm.toys import tiny_gpt
+from tests.models import test_sizes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -147,7 +148,7 @@ def test_more_tokens_than_positions_are_refused_before_anything_is_compiled():
 def test_a_draft_with_fewer_positions_is_refused():
     short = TransformerDraft(tiny_gpt(3, max_length=8))
     copy = CopyDraft(short.vocab_size)
-    for draft in (short, MixedDraft(copy, short), CascadeDraft(short.model, copy)):
+    for draft in (short, MixedDraft(copy, short)):
         with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
             speculative(draft, max_decode_len=9)
 
@@ -170,3 +171,9 @@ def test_a_configuration_survives_json_and_an_unknown_name_does_not():
     assert GPTConfig.from_dict(config.to_dict()) == config
     with pytest.raises(InputError, match="unknown GPT setting 'depth'"):
         GPTConfig.from_dict({"depth": 3})
+
+
+@pytest.mark.parametrize("changes", [{"num_layers": 11}, {"logits_via_embedding": False}])
+def test_shapes_are_those_of_the_whole_network_in_its_order(changes):
+    config = GPTConfig(vocab_size=32, **changes)
+    test_sizes.test_shapes_are_those_of_the_whole_network_in_its_order(config)

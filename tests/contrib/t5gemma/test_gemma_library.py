@@ -11,11 +11,11 @@ from spec_t5x.checkpoints.loading import load
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.checkpoints.faults import message_of
 from tests.checkpoints.test_special_ids import NUM_IDS, TEXTS
-from tests.checkpoints.test_t5gemma import gemmas_tokenizer
+from tests.contrib.t5gemma.test_huggingface import gemmas_tokenizer
 
 pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("transformers", reason="needs transformers")
-make_t5gemma = pytest.importorskip("tests.torch_t5gemma").make_t5gemma
+make_t5gemma = pytest.importorskip("tests.contrib.t5gemma.torch_t5gemma").make_t5gemma
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 

@@ -9,7 +9,10 @@ import flax.struct
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.checkpoints.make_draft import model_draft
+from spec_t5x.drafts.kinds import DraftKind, DraftOptions, Request
 from spec_t5x.drafts.sequential import catch_up, slices
+from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
@@ -26,6 +29,7 @@ from spec_t5x.loops import autoregressive
 from spec_t5x.loops.decode_state import emitted
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
+from spec_t5x.models.weights import BITS
 from spec_t5x.sampling.distributions import Sampling, write_rows
 from spec_t5x.sampling.draws import draft_draws
 from spec_t5x.types import Array, Float32, Int, PyTree
@@ -195,3 +199,31 @@ class CascadeDraft(Draft):
 
     def _settings(self, context: Context) -> Sampling:
         return context.settings if self.settings is None else self.settings
+
+
+def _make(request: Request, argument: str) -> CascadeDraft:
+    directory, _, inner = argument.partition(",")
+    if directory in BITS:
+        middle = request.model.rounded(BITS[directory])
+    else:
+        middle = model_draft(request, directory).model
+    options = DraftOptions(dtype=request.options.dtype, weights=request.options.weights)
+    cheapest = request.make(inner or "bigram", options)
+    if isinstance(cheapest, SharedEncoderDraft):
+        raise InputError(
+            f"draft {inner} shares the encoder of its target, and in a cascade it would draft "
+            f"for {directory or 'another model'}: give a draft that shares nothing"
+        )
+    return CascadeDraft(middle, cheapest, settings=request.options.settings)
+
+
+def _middle(argument: str) -> list[str]:
+    directory = argument.partition(",")[0]
+    return [directory] if directory and directory not in BITS else []
+
+
+KIND = DraftKind(
+    make=_make,
+    checkpoints=_middle,
+    drafts=lambda argument: [inner for inner in argument.split(",", 1)[1:] if inner],
+)

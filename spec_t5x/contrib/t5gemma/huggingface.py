@@ -20,11 +20,11 @@ from spec_t5x.checkpoints.huggingface.weight_files import (
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
 from spec_t5x.checkpoints.storage.tensors import Report, Tensor
+from spec_t5x.contrib.t5gemma.network import GLOBAL, LOCAL, T5GemmaConfig
 from spec_t5x.data.mapped_vocabulary import their_ids
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.models.binding import expected_shapes
-from spec_t5x.models.t5gemma import GLOBAL, LOCAL, T5GemmaConfig
 
 _KINDS = ("t5gemma", "t5gemma2")
 

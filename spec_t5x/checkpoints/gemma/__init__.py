@@ -1,1 +1,0 @@
-"""T5Gemma as google-deepmind/gemma stores it."""

@@ -1,0 +1,86 @@
+"""Lines of text to train a language model on."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gin
+
+from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary, train_wordpiece
+from spec_t5x.data.batching import TokenisedPairs, tokenise
+from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
+from spec_t5x.data.tsv import read_lines
+from spec_t5x.data.vocabulary import Vocabulary
+from spec_t5x.errors import InputError
+from spec_t5x.labs.training.run_data import TrainingData, sample
+
+log = logging.getLogger(__name__)
+
+# Lines that are sampled to train a vocabulary on.
+_SAMPLED_LINES = 400_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions(TrainingData):
+    """Lines of text for a language model."""
+
+    has_source = False
+
+    directory: str = "."  # the files' names are relative to it
+    # Plain text or tab-separated, gzipped or not; each line one example.
+    train_files: Sequence[str]
+    dev_files: Sequence[str] = ()
+    columns: Sequence[int] = (0,)
+    num_columns: int = 1
+    max_length: int = 128  # tokens, EOS included
+    tokens_per_batch: int = 2048  # padded
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("train_files", "dev_files"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if not self.train_files:
+            raise InputError("train_files are (): give at least one file")
+
+    def name(self, part: str) -> str | None:
+        """The files."""
+        return ", ".join(self.train_files if part == "train" else self.dev_files) or None
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """No source."""
+        return 0, self.max_length
+
+    def train_vocabulary(self, directory: Path, vocab_size: int) -> Vocabulary:
+        """A WordPiece vocabulary."""
+        path = directory / TOKENIZER_NAME
+        if not path.is_file():
+            lines = sample(self._lines("train"), _SAMPLED_LINES)
+            log.info(f"training a vocabulary of {vocab_size} pieces")
+            train_wordpiece(lines, path, vocab_size)
+        return WordPieceVocabulary(path)
+
+    def read(
+        self, part: str, vocabulary: Vocabulary, cache_dir: Path, seed: int, first: int | None
+    ) -> TokenisedPairs:
+        """The lines, as pairs without a source."""
+        return tokenise(
+            ((None, line) for line in self._lines(part)),
+            vocabulary,
+            self.longest,
+            files=self._files(part),
+            key=(tuple(self.columns), self.num_columns),
+            cache_dir=cache_dir,
+        )
+
+    def _files(self, part: str) -> list[Path]:
+        names = self.train_files if part == "train" else self.dev_files
+        return [Path(self.directory) / name for name in names]
+
+    def _lines(self, part: str) -> Iterator[str]:
+        return read_lines(self._files(part), self.columns, self.num_columns)
+
+
+gin.external_configurable(TextOptions, module="spec_t5x")

@@ -1,0 +1,67 @@
+"""Heads on disk: they belong to one target.
+
+config.json          format, version, sizes, the target's marks, stored type
+heads.safetensors    wi [heads, 2 embed, hidden] and wo [heads, hidden, embed]
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_t5x.checkpoints.own.directory import read_arrays
+from spec_t5x.checkpoints.own.target_drafts import (
+    DraftFormat,
+    check_belongs,
+    checked_params,
+    read_config,
+    write_for_target,
+)
+from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing
+from spec_t5x.checkpoints.storage.stored_model import LoadedModel
+from spec_t5x.contrib.medusa.network import HeadsConfig
+from spec_t5x.types import PyTree
+
+FORMAT = "spec_t5x_heads"
+_HEADS = DraftFormat(FORMAT, "heads.safetensors", "heads that spec-t5x train-heads")
+
+
+def save_heads(directory: str | Path, params: PyTree, target: LoadedModel, **options: Any) -> None:
+    """Writes heads (the tree of ``network.Heads``) for a target, completely or not at all.
+
+    ``options`` are ``dtype``, ``extra`` and ``overwrite``, as of ``native.save_model``.
+    """
+    num_heads, _, hidden_dim = np.shape(params["wi"])
+    config = HeadsConfig(target.config.emb_dim, target.config.vocab_size, num_heads, hidden_dim)
+    entries = {"heads": dataclasses.asdict(config)}
+    write_for_target(directory, _HEADS, entries, params, _shapes(config), target, **options)
+
+
+def load_heads(directory_or_name: str | Path, target: LoadedModel) -> PyTree:
+    """Reads heads that ``save_heads`` wrote, or packaged ones, for the target of theirs.
+
+    Returns:
+        ``{"wi": [heads, 2 embed, hidden], "wo": [heads, hidden, embed]}``, float32.
+
+    Raises:
+        InputError: the directory holds no heads or damaged ones, or the heads are for
+            another width, vocabulary or target.
+    """
+    directory, metadata = read_config(directory_or_name, _HEADS)
+    with describing(directory / CONFIG_NAME, "heads under 'heads'"):
+        config = HeadsConfig(**metadata["heads"])
+    sizes = {
+        "states of width": (config.emb_dim, target.config.emb_dim),
+        "logits of size": (config.vocab_size, target.config.vocab_size),
+    }
+    check_belongs("heads", directory, metadata, target, sizes)
+    stored = read_arrays(directory / _HEADS.file)
+    return checked_params(stored, _shapes(config), directory, "float32")
+
+
+def _shapes(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
+    return {
+        "wi": (config.num_heads, 2 * config.emb_dim, config.hidden_dim),
+        "wo": (config.num_heads, config.hidden_dim, config.emb_dim),
+    }

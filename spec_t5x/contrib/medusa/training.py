@@ -1,0 +1,152 @@
+"""Trains draft heads for a target, as a gin file says.
+
+    spec-t5x train-heads --gin_file=FILE.gin --gin.NAME=VALUE ...
+
+Head i learns the target's own distribution of the token that is i + 1 positions further: soft
+labels, since speculative decoding accepts by the overlap of the two distributions. The target
+reads each pair once, teacher-forced, for the states that the heads take and for the
+distributions that they learn. The output directory is that of ``labs.training.run_train``, with
+``heads/`` in place of ``model/``.
+"""
+
+import dataclasses
+import functools
+import operator
+from pathlib import Path
+
+import gin
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.contrib.medusa.checkpoints import save_heads
+from spec_t5x.contrib.medusa.network import Heads, HeadsConfig, T5Heads
+from spec_t5x.errors import InputError
+from spec_t5x.labs.training.learners import read_target
+from spec_t5x.labs.training.losses import LossSums, token_losses
+from spec_t5x.labs.training.optimizers import OptimizerOptions
+from spec_t5x.labs.training.run_data import TrainingData
+from spec_t5x.labs.training.run_train import check_settings, figures_of, say_exported
+from spec_t5x.labs.training.trainer import Inputs, Learner, TrainOptions, TrainResult, fit
+from spec_t5x.models.partitioning import declared_shardings
+from spec_t5x.models.seq2seq import T5Model
+from spec_t5x.models.t5 import T5Config
+from spec_t5x.types import Array, Key, PyTree
+
+
+@gin.configurable
+def train_heads(
+    *,
+    output_dir: str,
+    target: str,
+    data: TrainingData,
+    optimizer: OptimizerOptions,
+    options: TrainOptions,
+    num_heads: int = 5,
+    hidden_dim: int = 256,
+    export_dtype: str = "bfloat16",
+    vocabulary: str | None = None,
+) -> TrainResult:
+    """Trains and exports draft heads; the target stays as it is.
+
+    Args:
+        output_dir: made if absent; a run in it is resumed.
+        target: directory or packaged name of the model that the heads are for.
+        data: its vocabulary must be left out: the target's is taken.
+        optimizer, options: see the classes.
+        num_heads: tokens to look ahead.
+        hidden_dim: width of each head's hidden layer.
+        export_dtype: of the exported parameters, 'bfloat16' or 'float32'.
+        vocabulary: of a target without one, as T5X's checkpoints are: a SentencePiece model, or
+            "bytes".
+
+    Raises:
+        InputError: files, target or settings that cannot be used.
+    """
+    data.check_inherits_vocabulary()
+    directory = Path(output_dir)
+    check_settings(optimizer, options, export_dtype, directory / "heads")
+    loaded = load(target, vocabulary=vocabulary)
+    if not isinstance(loaded.config, T5Config):
+        raise InputError(f"{loaded.directory} is a {type(loaded.config).__name__}: give a T5")
+    config = HeadsConfig(loaded.config.emb_dim, loaded.config.vocab_size, num_heads, hidden_dim)
+    directory.mkdir(parents=True, exist_ok=True)
+    result = fit(
+        HeadsLearner(config, options, T5Model.create(loaded.params, loaded.config)),
+        *optimizer.build(options.steps),
+        *data.train_and_dev(loaded.vocabulary, directory, options.seed),
+        directory,
+    )
+    export = {"dtype": export_dtype, "extra": figures_of(result), "overwrite": True}
+    save_heads(directory / "heads", result.state.params, loaded, **export)
+    say_exported(result, f"heads in {directory / 'heads'}")
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsLearner(Learner):
+    """Draft heads of a target. Losses and accuracies are means over the heads."""
+
+    config: HeadsConfig
+    options: TrainOptions
+    target: T5Model
+
+    def init(self, key: Key[Array, ""]) -> PyTree:
+        """Heads that say what the target says one token too early."""
+        return self._variables(key)["params"]
+
+    def _variables(self, key: Key[Array, ""]) -> PyTree:
+        state = jnp.zeros((1, 1, self.config.emb_dim))
+        return Heads(self.config).init(key, state, state, self.config.num_heads)
+
+    def shardings(self, mesh: Mesh) -> PyTree:
+        """By the heads' logical axes."""
+        shapes = jax.eval_shape(self._variables, jax.random.key(0))
+        return declared_shardings(shapes["params"], shapes["params_axes"], mesh)
+
+    def loss(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        key: Key[Array, ""] | None,
+        target_params: PyTree,
+    ) -> LossSums:
+        """``heads_losses`` as the options say; the heads have no dropout."""
+        target = self.target.with_params(target_params)
+        return heads_losses(
+            T5Heads.create(params, target),
+            target,
+            inputs,
+            distillation_weight=self.options.distillation_weight * self.options.uses_target,
+            objective=self.options.objective,
+        )
+
+
+def heads_losses(
+    heads: T5Heads,
+    target: T5Model,
+    inputs: Inputs,
+    *,
+    distillation_weight: float = 0.0,
+    objective: str = "forward_kl",
+) -> LossSums:
+    """Losses summed over heads and tokens; the settings are those of ``losses.token_losses``."""
+    text = inputs[2]
+    target_logits, _, states = read_target(target, inputs)
+    of_heads = heads.head_states(states, text, heads.num_heads)
+    sums = []
+    for i in range(heads.num_heads):
+        # From the state of token t, and from the token: token t + 1 + i.
+        ahead = min(i + 1, text.shape[1])
+        logits = heads.output_logits(of_heads[:, : text.shape[1] - ahead, i])
+        sums.append(
+            token_losses(
+                logits,
+                text[:, ahead:],
+                target_logits=target_logits[:, ahead:] if distillation_weight else None,
+                distillation_weight=distillation_weight,
+                objective=objective,
+            )
+        )
+    return jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *sums)

@@ -1,0 +1,105 @@
+"""Cascades: what every draft owes, and what is told of their parts."""
+
+import functools
+
+import pytest
+
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.make_draft import make_draft
+from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.contrib.cascade.draft import CascadeDraft
+from spec_t5x.drafts.copying import CopyDraft
+from spec_t5x.drafts.mixed import MixedDraft
+from spec_t5x.drafts.transformer import TransformerDraft
+from spec_t5x.errors import InputError
+from spec_t5x.models.kept_layers import keep_layers, own_params
+from tests.drafts import test_every_draft as every_draft
+from tests.loops import test_laws_against_transformers as theirs
+from tests.loops import test_ruled
+from tests.loops.test_laws_against_transformers import laws, small_models  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")
+
+
+def cascade():
+    """A cascade of the models that ``test_every_draft`` has, which other tests replace."""
+    return CascadeDraft(every_draft.near(), TransformerDraft(every_draft.tiny_t5(2)))
+
+
+def of_a_cascade():
+    inner = CascadeDraft(every_draft.tiny_t5(2), CopyDraft(every_draft.VOCAB))
+    return CascadeDraft(every_draft.near(), inner, inner_gamma=3)
+
+
+DRAFTS = {
+    "cascade": cascade,
+    "cascade of a cascade": of_a_cascade,
+    "mixed with a cascade": lambda: MixedDraft(
+        CopyDraft(every_draft.VOCAB, min_match=2), cascade()
+    ),
+    "mixed with a cascade, second": lambda: MixedDraft(
+        every_draft.Doubting(every_draft.jnp.array([8, 6]), every_draft.VOCAB), cascade()
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cascades_are_known(monkeypatch):
+    """Adds cascades to the drafts of tests that know them by name."""
+    for name, make in DRAFTS.items():
+        for known in (every_draft.T5_DRAFTS, test_ruled.DRAFTS, theirs.DRAFTS):
+            monkeypatch.setitem(known, name, make)
+
+
+@pytest.mark.parametrize("name", ["cascade of a cascade", "mixed with a cascade"])
+def test_the_greedy_text_is_that_of_plain_decoding(name):
+    every_draft.test_the_greedy_text_is_that_of_plain_decoding(name)
+
+
+def test_a_row_decodes_as_it_does_beside_other_rows():
+    every_draft.test_a_row_decodes_as_it_does_beside_other_rows("mixed with a cascade")
+
+
+def test_after_refusals_and_plain_steps_it_proposes_what_a_fresh_one_would():
+    of_each = (
+        every_draft.test_after_refusals_and_plain_steps_a_draft_proposes_what_a_fresh_one_would
+    )
+    of_each("mixed with a cascade, second")
+
+
+def test_coupled_the_text_depends_on_the_key_alone():
+    every_draft.test_coupled_the_text_depends_on_the_key_alone("mixed with a cascade")
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@test_ruled.every_rule
+def test_rules_of_decoding_are_kept(name, draft):
+    test_ruled.test_the_text_is_that_of_plain_decoding(name, draft)
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("draft", ["cascade", "mixed with a cascade, second"])
+def test_texts_follow_the_law_of_transformers(laws, draft):  # noqa: F811
+    theirs.test_texts_follow_the_law_of_transformers(laws, draft, "block")
+
+
+@functools.cache
+def packaged():
+    loaded = load("ende-target")
+    return loaded, loaded.bind()
+
+
+def test_it_is_made_by_its_name():
+    made = make_draft("cascade", *packaged())
+    assert type(made) is CascadeDraft and made.vocab_size == packaged()[1].vocab_size
+    assert isinstance(make_draft("cascade:int8,copy", *packaged()).draft, CopyDraft)
+
+
+def test_its_cheap_draft_shares_nothing_with_the_target(tiny_pair, tmp_path):
+    loaded, layers = load(tiny_pair / "target"), (1,)
+    encoder = range(loaded.config.num_encoder_layers)
+    params, config = keep_layers(loaded.params, loaded.config, encoder=encoder, decoder=layers)
+    save_shared_draft(tmp_path / "shared", own_params(params), config, layers, loaded)
+    text = f"cascade:{tiny_pair / 'draft'},{tmp_path / 'shared'}"
+    with pytest.raises(InputError, match="in a cascade it would draft for"):
+        make_draft(text, loaded, loaded.bind())

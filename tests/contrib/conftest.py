@@ -1,0 +1,9 @@
+"""Fixtures of the core's tests that those of contrib share."""
+
+from tests.checkpoints.conftest import (  # noqa: F401
+    configs,
+    random_params,
+    spiece,
+    t5_spiece,
+    vocabulary,
+)

@@ -1,0 +1,44 @@
+"""The published sizes, against the published numbers of parameters."""
+
+import math
+
+import pytest
+
+from spec_t5x.contrib.t5gemma.network import FAMILY, T5GemmaConfig
+from spec_t5x.models.binding import expected_shapes
+from spec_t5x.models.sizes import size
+from tests.models import test_sizes
+
+# Of the public checkpoints.
+PARAMETERS = {
+    "t5gemma_s_s": 312_517_632,
+    "t5gemma_b_b": 591_490_560,
+    "t5gemma_l_l": 1_241_761_792,
+    "t5gemma_ml_ml": 2_200_345_344,
+    "t5gemma_xl_xl": 3_766_980_608,
+    "t5gemma_2b_2b": 5_596_853_760,
+    "t5gemma_9b_2b": 12_292_375_296,
+    "t5gemma_9b_9b": 20_333_401_088,
+}
+# As the paper rounds them, without what reads images.
+ROUNDED = {
+    "t5gemma2_270m": 0.37e9,
+    "t5gemma2_1b": 1.7e9,
+    "t5gemma2_4b": 7.1e9,
+}
+
+
+def test_every_size_is_checked():
+    assert PARAMETERS.keys() | ROUNDED.keys() == FAMILY.sizes.keys()
+
+
+@pytest.mark.parametrize("name", FAMILY.sizes)
+def test_parameters_are_as_many_as_published(name):
+    found = sum(map(math.prod, expected_shapes(size(name)).values()))
+    expected = PARAMETERS.get(name) or pytest.approx(ROUNDED.get(name), rel=0.02)
+    assert found == expected
+
+
+def test_shapes_are_those_of_the_whole_network_in_its_order():
+    config = T5GemmaConfig(vocab_size=32, num_encoder_layers=2, num_decoder_layers=11)
+    test_sizes.test_shapes_are_those_of_the_whole_network_in_its_order(config)

@@ -1,0 +1,34 @@
+"""Copies the package and its tests without what hangs on it: ``python -m tests.core_copy DIR``."""
+
+import shutil
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+_FOLDERS = ("spec_t5x", "tests", "gin_configs", "benchmarks", "examples")
+_LEFT_OUT = shutil.ignore_patterns("contrib", "__pycache__", "pretrained")
+
+
+# Imported by Python first: an editable installation would find the folders that the copy lacks.
+_SITE = """import sys
+
+def is_editable(finder):
+    return "editable" in getattr(finder, "__module__", "")
+
+
+sys.meta_path = [finder for finder in sys.meta_path if not is_editable(finder)]
+"""
+
+
+def write(directory: Path) -> None:
+    """Fills a directory. The packaged models, which nothing writes to, are linked."""
+    (directory / "sitecustomize.py").write_text(_SITE)
+    for name in _FOLDERS:
+        shutil.copytree(REPOSITORY / name, directory / name, ignore=_LEFT_OUT)
+    shutil.copy(REPOSITORY / "pytest.ini", directory)
+    models = REPOSITORY / "spec_t5x" / "pretrained"
+    (directory / "spec_t5x" / "pretrained").symlink_to(models, target_is_directory=True)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
