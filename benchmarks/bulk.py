@@ -43,7 +43,9 @@ Inputs = list[tuple[int, str, list[int]]]
 class StaticBatches(Engine):
     """Batches that run until their slowest row has ended."""
 
-    in_slots = False
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.in_slots = False
 
 
 class Unanswered(Engine):
@@ -53,7 +55,7 @@ class Unanswered(Engine):
         """Forgets what came before the last burst."""
         while len(self.under_way) > 1:
             self.under_way.popleft()
-        yield from ()
+        return []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,9 +146,11 @@ class _Line:
         for way, kind in (("batches", StaticBatches), ("slots", Engine), ("bursts", Unanswered)):
             engine = kind(self.generator, self.options, self.costs)
             start, found = time.perf_counter(), {}
-            for places, answers in engine.answers(
-                self.generator.by_length(self.inputs, self.options)
-            ):
+            for batch in self.generator.by_length(self.inputs, self.options):
+                engine.submit(*batch)
+                for places, answers in engine.collect():
+                    found.update(zip(places, answers, strict=True))
+            for places, answers in engine.close():
                 found.update(zip(places, answers, strict=True))
             self._keep(way, start, keep)
             if way != "bursts":

@@ -244,4 +244,4 @@ def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
     """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
     from spec_t5x.generation import GenerateOptions
 
-    return configured(args, Models, GenerateOptions, *classes)
+    return tuple(configured(args, Models, GenerateOptions, *classes))

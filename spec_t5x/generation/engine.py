@@ -31,9 +31,8 @@ from spec_t5x.tuning import costs as costs_lib
 from spec_t5x.tuning.identity import fingerprint, identity
 from spec_t5x.tuning.store import Store
 
-# The places of inputs that have ended, and their answers; waited for by calling.
+# The places of inputs that have ended, and their answers.
 Answered = tuple[tuple[int, ...], list[Answer]]
-Finish = Callable[[], Answered]
 # Share of plain steps from which the draft counts as left out.
 _LEFT_OUT = 0.8
 
@@ -57,10 +56,14 @@ class Engine:
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
+        # Whether an input that has ended makes room for the next one: a search has no slots, and of
+        # one row nobody waits for another.
+        self.in_slots = options.batch_size > 1 and not options.beams
         # Target calls, times the rows that each was for.
         self.row_calls = 0
         self._costs = costs
-        self.under_way: collections.deque[Finish] = collections.deque()
+        # What is waited for by calling.
+        self.under_way: collections.deque[Callable[[], Answered]] = collections.deque()
         # A batch that no other follows needs no slots.
         self._waiting: tuple[tuple[int, ...], Batch] | None = None
         self._slots: _Slots | None = None
@@ -71,68 +74,51 @@ class Engine:
         # The pace that was last looked at, and whether it takes plain steps.
         self._judged: tuple[Pace | None, bool] = (None, False)
 
-    @property
-    def in_slots(self) -> bool:
-        """Whether an input that has ended makes room for the next one.
-
-        A search has no slots, and of one row nobody waits for another.
-        """
-        return self.options.batch_size > 1 and not self.options.beams
-
-    def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
-        """The places and answers of inputs that have ended, while others are under way."""
-        for places, batch in batches:
-            self.submit(places, batch)
-            yield from self.collect()
-        yield from self.close()
-
     def submit(self, places: tuple[int, ...], batch: Batch) -> None:
         """Sets the device to work on a batch; ``places`` are those of its inputs among all."""
-        if not self.in_slots:
-            self.under_way.append(self._alone(places, batch))
-            return
-        if self._slots is None and self._waiting is not None:
-            self._slots, self._waiting = self._filled(*self._waiting), None
-        if self._slots is None:
-            self._waiting = places, batch
-        elif self._slots.takes(batch) and not (self._slots.is_plain and self._drafts(batch)):
-            self._burst(self._slots.add(places, batch))
+        if self.in_slots:
+            if self._slots is None and self._waiting is not None:
+                decoder = self._decoder(self._waiting[1])
+                self._slots = _Slots(decoder, self.options, *self._waiting, self.pace)
+                self._waiting = None
+            if self._slots is None:
+                self._waiting = places, batch
+            elif self._slots.takes(batch) and not (self._slots.is_plain and self._drafts(batch)):
+                self._keep(self._slots, self._slots.burst(places, batch))
+            else:
+                self._keep(self._slots, self._slots.burst())
+                self._slots, self._waiting = None, (places, batch)
+        elif self.options.beams:
+            found = self.decoder.search(batch, self.options)
+            answers = self.decoder.collect_beams(batch, found, self.options)
+            self.under_way.append(functools.partial(self._counted, places, answers))
         else:
-            self._burst(self._slots.drain())
-            self._slots, self._waiting = None, (places, batch)
+            decoder = self._decoder(batch)
+            decoded = decoder.decode(batch, self.options, self.pace)
+            self._took(decoder, decoded)
+            answers = self._answers(batch, decoded)
+            self.under_way.append(functools.partial(self._counted, places, answers))
 
-    def collect(self) -> Iterator[Answered]:
-        """Yields what was submitted before the last batch, which stays under way."""
-        while len(self.under_way) > 1:
-            yield self.under_way.popleft()()
+    def collect(self) -> list[Answered]:
+        """Gives what was submitted before the last batch, which stays under way."""
+        return [self.under_way.popleft()() for _ in range(len(self.under_way) - 1)]
 
     def close(self) -> Iterator[Answered]:
         """Decodes what waits, and yields all that is left."""
         if self._slots is not None:
-            self._burst(self._slots.drain())
+            self._keep(self._slots, self._slots.burst())
         elif self._waiting is not None:
-            self.under_way.append(self._alone(*self._waiting))
+            self.in_slots = False
+            self.submit(*self._waiting)
         self._slots = self._waiting = None
         while self.under_way:
-            yield from self.collect()
             yield self.under_way.popleft()()
-
-    # One batch
-
-    def start(self, batch: Batch) -> Callable[[], Iterator[Answer]]:
-        """Sets the device to work; the answers are waited for by calling."""
-        decoder, options = self.decoder, self.options
-        if options.beams:
-            found = decoder.search(batch, options)
-            return functools.partial(decoder.collect_beams, batch, found, options)
-        return functools.partial(self._collected, batch, self.decode(batch))
 
     def decode(self, batch: Batch) -> Decoded:
         """Decodes a batch on the device until its last row has ended; returns at once."""
-        if not self._drafts(batch):
-            return self.decoder.plain().decode(batch, self.options)
-        decoded = self.decoder.decode(batch, self.options, self.pace)
-        self.pace = decoded.pace
+        decoder = self._decoder(batch)
+        decoded = decoder.decode(batch, self.options, self.pace)
+        self._took(decoder, decoded)
         return decoded
 
     def steps(self, batch: Batch) -> Generator[Iteration, bool, Answer]:
@@ -140,54 +126,46 @@ class Engine:
 
         The prefill has run when the call returns. Sent True, it ends the input where it is.
         """
-        drafts = self._drafts(batch)
-        decoder = self.decoder if drafts else self.decoder.plain()
+        decoder = self._decoder(batch)
         steps = decoder.steps(batch, self.options, self.pace)
 
         def run() -> Generator[Iteration, bool, Answer]:
             decoded = yield from steps
-            if drafts:
-                self.pace = decoded.pace
-            else:
+            self._took(decoder, decoded)
+            if decoder.draft is None:
                 decoded = decoded.replace(stats=None)
-            (answer,) = all_answered(self._collected(batch, decoded))
+            (answer,) = all_answered(self._answers(batch, decoded))
             return answer
 
         return run()
 
-    def _collected(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
+    def _decoder(self, batch: Batch) -> Decoder:
+        """The models for a batch: without the draft where it does not pay."""
+        return self.decoder if self._drafts(batch) else self.decoder.plain()
+
+    def _took(self, decoder: Decoder, decoded: Decoded) -> None:
+        if decoder.draft is not None:
+            self.pace = decoded.pace
+
+    def _answers(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
         """The answers; plain steps are kept for the pace."""
         if decoded.stats is None:
             decoded = jax.device_get(decoded)
             self._uncredited += int(np.max(decoded.lengths)) - min(prompt_lengths(batch))
         yield from self.decoder.collect(batch, decoded, self.options)
 
-    def _alone(self, places: tuple[int, ...], batch: Batch) -> Finish:
-        """A batch that runs until its last row has ended."""
-        finish = self.start(batch)
+    def _counted(self, places: tuple[int, ...], answers: Iterable[Answer]) -> Answered:
+        """Waits for a batch that has run until its last row had ended."""
+        answers = list(answers)
+        good = itertools.chain.from_iterable(a for a in answers if a.error is None)
+        # A search's calls are for all hypotheses of an input.
+        each = 1 if self.options.beams else self.options.num_decodes
+        calls = max((one.target_calls for one in good), default=0)
+        self.row_calls += calls * self.options.batch_size * each
+        return places, answers
 
-        def counted() -> Answered:
-            answers = list(finish())
-            good = itertools.chain.from_iterable(a for a in answers if a.error is None)
-            # A search's calls are for all hypotheses of an input.
-            each = 1 if self.options.beams else self.options.num_decodes
-            calls = max((one.target_calls for one in good), default=0)
-            self.row_calls += calls * self.options.batch_size * each
-            return places, answers
-
-        return counted
-
-    # Slots
-
-    def _filled(self, places: tuple[int, ...], batch: Batch) -> "_Slots":
-        """Slots of the first inputs, with the draft unless it does not pay."""
-        if self._drafts(batch):
-            return _Slots(self.decoder, self.options, places, batch, self.pace)
-        return _Slots(self.decoder.plain(), self.options, places, batch)
-
-    def _burst(self, ended: slots.Ended) -> None:
+    def _keep(self, held: "_Slots", ended: slots.Ended) -> None:
         """Keeps a burst that has begun under way."""
-        held = self._slots
         if not held.is_plain:
             self.pace = held.pace
 
@@ -301,15 +279,16 @@ class _Slots:
     ):
         """Puts the first inputs, which have the longest sources and prompts, into slots.
 
-        ``pace`` is what to draft at; None is ``options.gamma`` in every iteration.
+        ``pace`` is what a draft is asked at; None is ``options.gamma`` in every iteration.
         """
-        self._decoder, self._options, self.pace = decoder, options, pace
+        self._decoder, self._options = decoder, options
+        self.pace = None if decoder.draft is None else pace
         gamma = 0 if self.is_plain else options.gamma
-        self._loop = decoder.loop(batch, options, gamma if pace is None else pace.largest)
+        self._loop = decoder.loop(batch, options, gamma if self.pace is None else self.pace.largest)
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._first = batch
-        self._slots = slots.fill(self._prepared(places, batch, waits=False), pace)
+        self._slots = slots.fill(self._prepared(places, batch, waits=False), self.pace)
         self._group: slots.Members | None = None
 
     @property
@@ -325,18 +304,24 @@ class _Slots:
             and batch.prompts.shape[1] <= first.prompts.shape[1]
         )
 
-    def add(self, places: Sequence[int], batch: Batch) -> slots.Ended:
-        """Sets the device to decode until all of these have slots."""
-        self._group = self._prepared(places, batch, waits=True)
-        return self._burst(drain=False)
-
-    def drain(self) -> slots.Ended:
-        """Sets the device to decode all that is left."""
-        if self._group is None:
-            self._group = self._prepared((), self._first, waits=True)
-        nobody = np.full_like(self._group.places, slots.NOBODY)
-        self._group = self._group.replace(places=nobody)
-        return self._burst(drain=True)
+    def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> slots.Ended:
+        """Sets the device to decode until all of a batch have slots; without one, to the end."""
+        if batch is not None or self._group is None:
+            self._group = self._prepared(places, batch or self._first, waits=True)
+        if batch is None:
+            nobody = np.full_like(self._group.places, slots.NOBODY)
+            self._group = self._group.replace(places=nobody)
+        self._slots, ended = programs.burst(
+            *(self._decoder.target, self._decoder.draft),
+            self._slots,
+            self._group,
+            self._decoder.sampling(self._options),
+            np.bool_(batch is None),
+            loop=self._loop,
+        )
+        if self.pace is not None:
+            self.pace = ended.decoded.pace
+        return ended
 
     def _prepared(self, places: Sequence[int], batch: Batch, *, waits: bool) -> slots.Members:
         for place, text, skipped in zip(places, batch.texts, prompt_lengths(batch), strict=False):
@@ -352,19 +337,6 @@ class _Slots:
         )
         # Of the host, as those of ``drain``: for another sharding a burst is compiled again.
         return members.replace(places=numbers) if waits else members
-
-    def _burst(self, *, drain: bool) -> slots.Ended:
-        self._slots, ended = programs.burst(
-            *(self._decoder.target, self._decoder.draft),
-            self._slots,
-            self._group,
-            self._decoder.sampling(self._options),
-            np.bool_(drain),
-            loop=self._loop,
-        )
-        if self.pace is not None:
-            self.pace = ended.decoded.pace
-        return ended
 
     def collected(self, ended: slots.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:
         """Waits for a burst: its target calls, and the places and answers of what has ended."""

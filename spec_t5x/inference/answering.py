@@ -7,7 +7,6 @@ interruptions it is decoded.
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator
 from spec_t5x.generation.batches import Batch, Input
-from spec_t5x.generation.engine import Engine, bytes_needed
+from spec_t5x.generation.engine import Answered, Engine, bytes_needed
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
@@ -160,10 +159,16 @@ class Answerer:
             tally.row_calls, counted = engine.row_calls - counted, engine.row_calls
             progress(tally)
 
+        def ended() -> Iterator[Answered]:
+            for places, batch in batches():
+                engine.submit(places, batch)
+                yield from engine.collect()
+            yield from engine.close()
+            # Inputs that come to no text may be the last.
+            yield (), []
+
         with self._on_devices():
-            answered = engine.answers(batches())
-            # Once more at the end: inputs that come to no text may be the last.
-            for indices, answers in itertools.chain(answered, [((), [])]):
+            for indices, answers in ended():
                 record(indices, answers)
                 for shard, (items, lines) in list(begun.items()):
                     if len(lines) == len(items):

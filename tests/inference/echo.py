@@ -53,10 +53,9 @@ class Echo(Generator):
 class Echoing(Engine):
     """What ``Echo`` answers."""
 
-    in_slots = False
-
-    def start(self, batch):
-        return functools.partial(self.decoder.collect, batch, batch, self.options)
+    def submit(self, places, batch):
+        answers = self.decoder.collect(batch, batch, self.options)
+        self.under_way.append(functools.partial(self._counted, places, answers))
 
     def costs(self, batch):
         return self.decoder.costs(batch, self.options)
