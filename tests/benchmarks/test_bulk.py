@@ -37,7 +37,7 @@ def test_static_batches_and_slots_in_turn(tiny_pair, tmp_path, capsys, monkeypat
     shown = capsys.readouterr().out.strip()
     assert shown == str(bulk.table(values))
     assert "| others 20% |" in shown
-    assert "other programs used 20% of the processors (1 of 2 rows)" in shown
+    assert "(1 of 2 rows): other programs used up to 20% of the processors" in shown
 
 
 def test_a_mistake_is_told_in_a_line(tmp_path, capsys):
