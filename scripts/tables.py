@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_t5x.labs.benchmark import acceptance, benchmark, results
+from spec_t5x.labs.benchmark import acceptance, results, sweep
 from spec_t5x.theory.estimates import Estimate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ def predicted(files: Sequence[Mapping[str, Any]]) -> str:
 # What makes a table of what a file holds.
 MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
-    "benchmark": lambda values: benchmark.table(values["rows"]),
+    "benchmark": lambda values: sweep.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
     "alphas": alphas,
     "bulk": bulk.table,

@@ -44,23 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints a table, keeps the figures as JSON if asked to."""
-    from spec_t5x.labs.benchmark import benchmark, results
+    from spec_t5x.labs.benchmark import results, sweep
     from spec_t5x.labs.benchmark.reliability import caution
     from spec_t5x.labs.benchmark.text_source import TextSource
     from spec_t5x.machine.progress import Progress
 
-    models, decoding, source, options = settings.read(args, TextSource, benchmark.BenchmarkOptions)
+    models, decoding, source, options = settings.read(args, TextSource, sweep.BenchmarkOptions)
     shown = {"models": models, "source": source, "options": options, "decoding": decoding}
     rows = []
     with Progress("rows", every=0) as progress:
-        for row in benchmark.run(
+        for row in sweep.run(
             options, progress.update, models=models, decoding=decoding, source=source
         ):
             rows.append(row)
             # After every row: a long run that is interrupted leaves what it has.
             if args.json:
                 results.save(args.json, rows, **shown)
-    table = benchmark.table(rows) if rows else None
-    parts = table, benchmark.best(rows), caution(rows)
+    table = sweep.table(rows) if rows else None
+    parts = table, sweep.best(rows), caution(rows)
     results.show(*filter(None, parts))
     return 0

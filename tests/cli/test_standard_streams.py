@@ -15,7 +15,7 @@ import pytest
 
 from spec_t5x.cli import standard_streams
 from spec_t5x.cli.main import main
-from spec_t5x.labs.benchmark import benchmark
+from spec_t5x.labs.benchmark import sweep
 from spec_t5x.labs.tpu import compilation
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs", "unchecked")
@@ -51,9 +51,9 @@ def command(tiny_pair, tmp_path, monkeypatch):
     """``command(name)``: the exit status of a command of ``COMMANDS``; measurements are empty."""
     (tmp_path / "texts").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     (tmp_path / "pairs.tsv").write_text(f"{TEXTS[0]}\t{TEXTS[1]}\n", encoding="utf-8")
-    for module in (benchmark, compilation):
+    for module in (sweep, compilation):
         monkeypatch.setattr(module, "run", lambda *_, **__: iter(()))
-    monkeypatch.setattr(benchmark, "best", lambda _: "Twice as fast: 2 ×, — or ▁…")
+    monkeypatch.setattr(sweep, "best", lambda _: "Twice as fast: 2 ×, — or ▁…")
     places = {name: tiny_pair / name for name in ("target", "draft")}
     places |= {"texts": tmp_path / "texts", "pairs": tmp_path / "pairs.tsv"}
     numbers = iter(range(9))

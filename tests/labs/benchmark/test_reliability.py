@@ -6,10 +6,10 @@ import types
 import pytest
 
 from spec_t5x.cli.trace import print_comparison
-from spec_t5x.labs.benchmark import benchmark, comparison
+from spec_t5x.labs.benchmark import comparison, sweep
 from spec_t5x.labs.benchmark.other_programs import MUCH
 from spec_t5x.labs.benchmark.reliability import caution, doubt
-from tests.labs.benchmark.test_benchmark import a_row, made_up, tiny_sizes  # noqa: F401
+from tests.labs.benchmark.test_sweep import a_row, made_up, tiny_sizes  # noqa: F401
 
 QUIET, BUSY = {"beside": 0.02, "noise": False}, {"beside": 0.45, "noise": False}
 NOISE = {"beside": 0.02, "noise": True}
@@ -63,9 +63,9 @@ def test_no_draft_brings_more_than_the_block_efficiency(made_up, seconds, change
 
 def test_the_table_of_the_benchmark_marks_its_rows():
     rows = [a_row("copy", 1.2, **QUIET), a_row("ngram", 3.5, **BUSY | {"noise": True})]
-    _, _, first, second, *_ = str(benchmark.table(rows)).splitlines()
+    _, _, first, second, *_ = str(sweep.table(rows)).splitlines()
     assert "others 45%, noise" in second and "others" not in first
-    assert "doubt" not in str(benchmark.table(rows[:1]))
+    assert "doubt" not in str(sweep.table(rows[:1]))
 
 
 def test_a_comparison_ends_with_its_doubts(made_up, capsys):  # noqa: F811
@@ -81,13 +81,13 @@ def test_a_comparison_ends_with_its_doubts(made_up, capsys):  # noqa: F811
 def test_a_row_has_the_share_of_its_busiest_part(shares, tiny_sizes, monkeypatch):  # noqa: F811
     """That of decoding in turn, of the steps alone, or of the parts of an iteration."""
     left = iter(shares)
-    for module in (comparison, benchmark):
+    for module in (comparison, sweep):
         others = lambda: types.SimpleNamespace(share=next(left))  # noqa: E731
         monkeypatch.setattr(module, "OtherPrograms", others)
-    options = benchmark.BenchmarkOptions(
+    options = sweep.BenchmarkOptions(
         pairs=("random:tiny_draft",), gammas=(2,), temperatures=(0.0,), batch_sizes=(2,),
         alpha=1.0, source_len=5, repeats=1, parts=True,
     )  # fmt: skip
-    decoding = benchmark.GenerateOptions(max_decode_len=6)
-    (row,) = benchmark.run(options, models=tiny_sizes, decoding=decoding)
+    decoding = sweep.GenerateOptions(max_decode_len=6)
+    (row,) = sweep.run(options, models=tiny_sizes, decoding=decoding)
     assert (row["beside"], row["batch_size"], list(left)) == (0.4, 2, [])

@@ -10,10 +10,10 @@ import pytest
 from spec_t5x.checkpoints.named_models import Models
 from spec_t5x.cli.main import main
 from spec_t5x.generation import GenerateOptions
-from spec_t5x.labs.benchmark import benchmark, paper_tables
-from spec_t5x.labs.benchmark.benchmark import BenchmarkOptions
+from spec_t5x.labs.benchmark import paper_tables, sweep
 from spec_t5x.labs.benchmark.comparison import Comparison
 from spec_t5x.labs.benchmark.iteration_parts import overhead
+from spec_t5x.labs.benchmark.sweep import BenchmarkOptions
 from spec_t5x.labs.benchmark.text_source import TextSource
 from spec_t5x.models import sizes
 from spec_t5x.tuning.step_times import StepTimes
@@ -88,18 +88,18 @@ def test_rows_are_kept_as_they_come(models, data, tmp_path, monkeypatch):
                 found.append([row["draft"] for row in json.loads(kept.read_text())["rows"]])
             yield a_row(draft, 1.5)
 
-    monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(sweep, "run", run)
     assert main(["benchmark", "--data", str(data), "--json", str(kept)]) == 0
     assert found == [["first"], ["first", "second"]]
 
 
 def test_a_draft_that_cannot_pay_gets_no_row_with_auto(models, data, monkeypatch, caplog):
-    monkeypatch.setattr(benchmark, "_leaves_out", lambda generator, texts, options: True)
+    monkeypatch.setattr(sweep, "_leaves_out", lambda generator, texts, options: True)
     options = BenchmarkOptions(gammas=("auto",), temperatures=(0.0,))
     caplog.set_level("INFO")
     source, told = TextSource(data=str(data)), []
     report = lambda *how_far: told.append(how_far)  # noqa: E731
-    assert not list(benchmark.run(options, report, models=models, decoding=DECODING, source=source))
+    assert not list(sweep.run(options, report, models=models, decoding=DECODING, source=source))
     assert told[-1] == (1, 1, "all measured")
     assert "gamma auto leaves the draft out" in caplog.text
 
@@ -138,7 +138,7 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
         pairs=("random:tiny_draft",), gammas=(2,), temperatures=(1.0,), batch_sizes=(2,),
         alpha=1.0, source_len=5, repeats=2, parts=True,
     )  # fmt: skip
-    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
+    (row,) = sweep.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
     # All accepted: three tokens an iteration, in both rows.
     assert (row["block_efficiency"], row["acceptance_rate"], row["target_calls"]) == (3, 1, 8)
     assert row["plain_tokens"] == row["speculative_tokens"] == 24
@@ -146,7 +146,7 @@ def test_drawn_verdicts_need_no_text_and_parts_are_timed(tiny_sizes):
     assert row["predicted"] == pytest.approx(3 / (2 * row["c"] + row["verification_cost"]))
     # On a busy machine what is subtracted may leave nothing of one timing of a toy.
     assert all(len(times) == 5 and max(times) > 0 for times in row["parts"].values())
-    (line,) = [line for line in cells(str(benchmark.table([row]))) if "drawn" in line]
+    (line,) = [line for line in cells(str(sweep.table([row]))) if "drawn" in line]
     assert line.startswith("| random:tiny_draft | drawn | 1 | 2 | 12 | 2 | 1.000 | 3.00 |")
 
 
@@ -154,7 +154,7 @@ def test_copies_of_random_sources_need_no_draft_model(tiny_sizes):
     options = BenchmarkOptions(
         pairs=("copy",), gammas=(3,), temperatures=(0.0,), alpha=1.0, source_len=20, repeats=1,
     )  # fmt: skip
-    (row,) = benchmark.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
+    (row,) = sweep.run(options, models=tiny_sizes, decoding=GenerateOptions(max_decode_len=12))
     assert row["acceptance_rate"] == 1 and 2 < row["block_efficiency"] <= 4
 
 
@@ -166,7 +166,7 @@ def test_table_2_is_timed_with_the_papers_settings(tiny_sizes, made_up, monkeypa
         timed.append((options.gamma, options.temperature, options.verifier, alpha))
         return made_up
 
-    monkeypatch.setattr(benchmark, "compare_drawn", compare_drawn)
+    monkeypatch.setattr(sweep, "compare_drawn", compare_drawn)
     flags = ["--target", tiny_sizes.target, "--draft", "random:tiny_draft", "--table_2"]
     assert main(["benchmark", *flags, "--repeats", "1", "--max_decode_len", "20"]) == 0
     # The second row has another draft.
@@ -186,8 +186,8 @@ def a_row(draft, speed_up, lowest=None, **values):
 def test_the_last_sentence_names_the_best_row():
     rows = [a_row("copy", 1.2), a_row("transformer", 1.31, gamma=3), a_row("ngram", 0.9)]
     found = "transformer with verifier block at gamma 3, 1.31 times plain decoding (1.21–1.41)."
-    assert benchmark.best(rows) == f"Best: {found}"
-    assert benchmark.best([]) == "Best: plain decoding; no acceptance pays for a draft."
+    assert sweep.best(rows) == f"Best: {found}"
+    assert sweep.best([]) == "Best: plain decoding; no acceptance pays for a draft."
 
 
 def test_the_overhead_is_what_drafts_and_verification_leave():
@@ -269,7 +269,7 @@ def test_speed_ups_and_expectations_are_of_the_figures(made_up):
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_measured(flags, message, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "compare_drawn", None)
+    monkeypatch.setattr(sweep, "compare_drawn", None)
     assert main(["benchmark", *flags.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
