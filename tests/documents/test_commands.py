@@ -95,3 +95,10 @@ def test_links_lead_somewhere(document):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
     for path in re.findall(r"`((?:gin_configs|benchmarks|scripts|tests)/[\w./]+\.\w+)`", text):
         assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
+
+
+@pytest.mark.parametrize("document", sorted((REPOSITORY / "docs").glob("*.md")), ids=name_of)
+def test_modules_that_are_named_are_there(document):
+    rooms = "|".join(path.parent.name for path in (REPOSITORY / "spec_t5x").glob("*/__init__.py"))
+    for path in re.findall(rf"`((?:{rooms})/[\w/]+\.py)`", document.read_text(encoding="utf-8")):
+        assert (REPOSITORY / "spec_t5x" / path).is_file(), f"{document.name} names {path}"
