@@ -94,7 +94,9 @@ def test_links_lead_somewhere(document):
         if "://" not in link:
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
     for path in re.findall(r"`((?:gin_configs|benchmarks|scripts|tests)/[\w./]+\.\w+)`", text):
-        assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
+        # NAME stands for what the reader fills in.
+        found = (REPOSITORY / path).exists() or "NAME" in path
+        assert found, f"{document.name} names {path}"
 
 
 @pytest.mark.parametrize("document", sorted((REPOSITORY / "docs").glob("*.md")), ids=name_of)
