@@ -49,8 +49,8 @@ def load(
             as ``models.partitioning.param_shardings`` with a mesh bound. Then only the
             slices that devices of this process hold are read, each of them once. Without it
             the parameters go to JAX's default device.
-        for_decoding: gives parameters as ``LoadedModel.bind`` has them; where the CPU kernels are
-            used, those in float32 are never all in memory.
+        for_decoding: gives parameters as ``LoadedModel.bind`` has them; where this machine's
+            operations pack them, those in float32 are never all in memory.
 
     Raises:
         InputError: there is no such directory or repository, or nothing in it that can be read.

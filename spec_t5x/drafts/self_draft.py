@@ -55,7 +55,7 @@ class SelfDraft(Draft):
         dropped = {f"layers_{i}" for i in range(num_layers, total)}
         tree = _without_encoder(target.weights)
         tree["decoder"] = {k: v for k, v in tree["decoder"].items() if k not in dropped}
-        model = T5Model(tree, Transformer(config), target.kernels, in_targets_cache=True)
+        model = T5Model(tree, Transformer(config), target.operations, in_targets_cache=True)
         return cls(model, settings)
 
     @classmethod

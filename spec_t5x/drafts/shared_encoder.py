@@ -13,6 +13,7 @@ import flax.struct
 from spec_t5x.drafts.transformer import TransformerDraft, TransformerState
 from spec_t5x.errors import InputError
 from spec_t5x.interfaces import Context, Proposal, TreeProposal
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.cache import DecoderCache, DecoderOnlyCache, KeysValues, LayerCache
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5
 from spec_t5x.models.seq2seq import T5Model
@@ -73,7 +74,7 @@ class SharedEncoderDraft(TransformerDraft):
         model = model.replace(
             weights={**embedding, **model.weights},
             module=cls.network(config),
-            kernels=model.kernels and target.kernels,
+            operations=model.operations if model.operations is target.operations else XLA,
         )
         if head is not None:
             model = NarrowT5.narrowed(model, head, own["narrow_head"]["kernel"])

@@ -121,7 +121,7 @@ def _look_at_machine(found: Installation) -> None:
     from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
     from spec_t5x.checkpoints.named_models import DEFAULT_TARGET
     from spec_t5x.machine import description
-    from spec_t5x.machine.cpu_kernels import library
+    from spec_t5x.machine.operations import registered
 
     memory = psutil.virtual_memory()
     found.machine = description.machine() | {
@@ -130,7 +130,7 @@ def _look_at_machine(found: Installation) -> None:
     }
     found.accelerator = accelerators.unused()
     if found.machine["platform"] == "cpu":
-        found.cpu_kernels = library.state()
+        found.cpu_kernels = registered()[0].state()
     found.caches = dict(_caches())
     found.packaged_models = packaged_names()
     for name in (DEFAULT_TARGET, PACKAGED_DRAFTS[DEFAULT_TARGET]["transformer"]):

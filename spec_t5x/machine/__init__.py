@@ -1,1 +1,1 @@
-"""What depends on the computer: kernels, XLA's flags, what is kept of compiled programs."""
+"""What depends on the computer: its operations, XLA's flags, what is kept of compiled programs."""

@@ -2,12 +2,12 @@
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
 
-from spec_t5x.machine.cpu_kernels import library
 from spec_t5x.machine.versions import version
 
 
@@ -29,10 +29,20 @@ def machine() -> dict[str, Any]:
 
 def processor() -> str:
     """The processor's name where the system gives it, its architecture elsewhere."""
-    for line in library.processor().splitlines():
+    for line in native().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def native() -> str:
+    """The processor and all that it can do: what a compiler's ``native`` depends on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        wanted = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return platform.processor() + platform.machine()
 
 
 def threads() -> int:

@@ -28,7 +28,8 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from spec_t5x.machine.atomic import write_whole
-from spec_t5x.machine.cpu_kernels import library
+from spec_t5x.machine.description import native
+from spec_t5x.machine.operations import usable
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ MAX_SIZE = 2**30
 _PACKAGE = Path(__file__).parents[1]
 # What of the package a trace goes through.
 _TRACED = (
-    *("drafts", "loops", "machine", "models", "sampling", "theory"),
+    *("contrib", "drafts", "loops", "machine", "models", "sampling", "theory"),
     *("interfaces.py", "types.py", "verifiers.py"),
 )
 # The packages whose classes arguments may consist of: this one, and those whose version counts.
@@ -204,9 +205,9 @@ def _surroundings() -> str:
             settings,
             os.environ.get("XLA_FLAGS"),
             (device.device_kind, device.client.platform_version),
-            library.processor(),
-            # Programs call the kernels by name: the question registers them.
-            device.platform == "cpu" and library.available(),
+            native(),
+            # Programs call kernels by name: the question registers them.
+            usable("float32"),
         )
     )
 
@@ -241,7 +242,9 @@ def _cache_hits() -> list[str]:
 
 def _sources(name: str) -> list[Path]:
     place = _PACKAGE / name
-    return sorted((*place.rglob("*.py"), *place.rglob("*.cc"))) if place.is_dir() else [place]
+    if name.endswith(".py"):
+        return [place]
+    return sorted((*place.rglob("*.py"), *place.rglob("*.cc")))
 
 
 def _load(path: Path, structure: jax.tree_util.PyTreeDef) -> Callable | None:

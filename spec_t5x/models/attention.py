@@ -19,10 +19,9 @@ import numpy as np
 from jax import lax
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.cache import Cache, KeysValues
-from spec_t5x.models.layers import Dense, GemmaNorm, RMSNorm, dropout, fan_in_normal
+from spec_t5x.models.layers import Dense, GemmaNorm, dropout, fan_in_normal
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.types import Array, Bool, Float, Float32, Int
 
@@ -32,8 +31,6 @@ MASKED = -1e10
 # queries of a part: as many as a TPU multiplies at a time.
 LARGE_SCORES, FEWEST_QUERIES = 1 << 28, 128
 
-# Puts new keys, or values, in their places of the cached ones.
-Write = Callable[[Array, Array], Array]
 # Keys, values, and the bias of the queries over them.
 Source = tuple[Array, Array, Array]
 
@@ -82,11 +79,6 @@ class Traits:
     # The epsilon of Gemma's norm of each head of queries and keys; None for no norm.
     head_norm: float | None = None
 
-    @property
-    def has_kernel(self) -> bool:
-        """Whether the CPU kernels compute it."""
-        return self == Traits(scale=self.scale, use_bias=self.use_bias)
-
 
 @flax.struct.dataclass
 class PairBias:
@@ -100,9 +92,9 @@ class PairBias:
     allowed: Bool[Array, "batch 1 new length"]
     num_heads: int = flax.struct.field(pytree_node=False)
 
-    @property
+    @functools.cached_property
     def sum(self) -> Float32[Array, "batch #heads new length"]:
-        """Bias of all pairs."""
+        """Bias of all pairs, made once for all layers that share it."""
         mask = mask_bias(self.allowed)
         return mask if self.by_position is None else self.by_position + mask
 
@@ -159,10 +151,6 @@ class Attention(nn.Module):
             self.key_norm = GemmaNorm(traits.head_norm, self.dtype)
         self.weights_dropout = dropout(self.dropout_rate)
 
-    def by_kernel(self, states: Array) -> bool:
-        """Whether a CPU kernel attends from these states."""
-        return self.traits.has_kernel and cpu_kernels.in_use(states)
-
     def attend(
         self,
         inputs: Float[Array, "batch new embed"],
@@ -185,26 +173,17 @@ class Attention(nn.Module):
 
     def attend_to_sources(
         self,
-        states: Float[Array, "batch new embed"],
-        norm: RMSNorm,
+        inputs: Float[Array, "batch new embed"],
         keys: Float[Array, "inputs kv_heads source head_dim"],
         values: Float[Array, "inputs kv_heads source head_dim"],
         bias: Float32[Array, "inputs 1 1 source"],
-        post_norm: RMSNorm | None = None,
     ) -> Float[Array, "batch new embed"]:
-        """``states`` and what they attend to, normed; rows that follow one another read one source.
+        """Attends from normed states; rows that follow one another read one source.
 
         They are its queries together, so that it need not be there for each of them.
         """
-        if self.by_kernel(states):
-            maps = [dense.for_kernels() for dense in (self.query, self.out)]
-            # One bias for all heads and queries: padding of the source.
-            return cpu_kernels.source_attention(
-                states, norm.for_kernels(), maps, keys, values, bias[:, 0, 0], self.traits.scale
-            )
-        together = norm(states).reshape(keys.shape[0], -1, states.shape[2])
-        attended = self.attend(together, (keys, values, bias)).reshape(states.shape)
-        return states + (attended if post_norm is None else post_norm(attended))
+        together = inputs.reshape(keys.shape[0], -1, inputs.shape[2])
+        return self.attend(together, (keys, values, bias)).reshape(inputs.shape)
 
     def _queries(self, inputs, positions=None):
         return self._placed(self.query(inputs), "query_norm", positions) * self.traits.scale
@@ -280,69 +259,45 @@ class Attention(nn.Module):
 
     def __call__(self, inputs, sources, bias, deterministic: bool = True):
         """Attention over whole sequences: ``inputs`` attend to ``sources``."""
-        keys, values = self.keys_values(sources)
-        if isinstance(bias, PairBias):
-            return self.attend_in_parts(inputs, keys, values, bias, None)
-        return self.attend(inputs, (keys, values, bias), deterministic=deterministic)
+        return self.attend(inputs, (*self.keys_values(sources), bias), deterministic=deterministic)
 
     def attend_to_itself(self, inputs, bias, deterministic, *sources: tuple[Array, Array]):
         """Self-attention over whole sequences; and to sources and their biases beside it."""
         positions = jnp.arange(inputs.shape[1])[None]
         keys, values = self.keys_values(inputs, positions)
         if isinstance(bias, PairBias):
-            return self.attend_in_parts(inputs, keys, values, bias, positions)
+            if deterministic and bias.is_large:
+                return self.attend_in_parts(inputs, keys, values, bias, positions)
+            bias = bias.sum
         others = [(*self.keys_values(encoded), of_source) for encoded, of_source in sources]
         given = {"deterministic": deterministic, "positions": positions}
         return self.attend(inputs, (keys, values, bias), *others, **given)
 
-    def attend_whole(
-        self, states: Float[Array, "batch length embed"], norm: RMSNorm, bias: PairBias
-    ) -> Float[Array, "batch length embed"]:
-        """``states`` and what they attend to among themselves, normed; by a CPU kernel."""
-        given = states, norm.for_kernels(), self._maps, bias.allowed, bias.by_position
-        return cpu_kernels.whole_attention(*given, self.head_dim, self.traits.scale)
-
     def extend(
         self,
-        states: Float[Array, "batch new embed"],
-        norm: RMSNorm,
+        inputs: Float[Array, "batch new embed"],
         cache: KeysValues,
         tokens: "NewTokens",
         relpos: "RelativeBias | None" = None,
-        *,
-        post_norm: RMSNorm | None = None,
         source: Source | None = None,
     ) -> tuple[Float[Array, "batch new embed"], KeysValues]:
         """Writes new tokens into the cache, then attends to all of it.
 
         Args:
-          states: of the tokens.
-          norm: of what enters.
+          inputs: normed states of the tokens.
           cache: the layer's.
           tokens: where they go, and what they see.
           relpos: the layer's own bias by relative position; None for the one of all layers.
-          post_norm: of what is added to the states.
           source: attended to as well, in one softmax.
 
         Returns:
-          ``states`` and what they attend to, and the cache.
+          What the tokens attend to, and the cache.
         """
-        if tokens.kernel is not None and self.by_kernel(states):
-            given = states, norm.for_kernels(), self._maps, cache.keys, cache.values
-            places = *tokens.places, tokens.by_distance(relpos)
-            states, keys, values = tokens.kernel(*given, *places, scale=self.traits.scale)
-            return states, cache.replace(keys=keys, values=values)
-        inputs = norm(states)
         keys, values = self.keys_values(inputs, tokens.positions)
         write, bias = tokens.write, tokens.bias(relpos, self.traits.window)
         cache = cache.replace(keys=write(cache.keys, keys), values=write(cache.values, values))
         sources = [(cache.keys, cache.values, bias)] + ([] if source is None else [source])
-        attended = self.attend(inputs, *sources, positions=tokens.positions)
-        return states + (attended if post_norm is None else post_norm(attended)), cache
-
-    @property
-    def _maps(self) -> list[cpu_kernels.Matrix]:
-        return [dense.for_kernels() for dense in (self.query, self.key, self.value, self.out)]
+        return self.attend(inputs, *sources, positions=tokens.positions), cache
 
     def _split_heads(self, joined):
         batch, length, _ = joined.shape
@@ -406,15 +361,6 @@ class RelativeBias(nn.Module):
         buckets = self._bucket(relative, bidirectional)
         return jnp.take(self.rel_embedding, buckets, axis=1)[None]
 
-    def at_distances(
-        self, distances: Int[Array, "batch new length"], visible: Bool[Array, "batch new length"]
-    ) -> Float32[Array, "batch heads new length"]:
-        """Bias of queries over slots that lie ``distances`` before them, where visible."""
-        # The bias depends on the distance alone: a table over distances first.
-        by_distance = self.by_distance(distances.shape[2])
-        bias = jnp.take(by_distance, jnp.maximum(distances, 0), axis=1, mode="clip")
-        return jnp.where(visible[None], bias, MASKED).transpose(1, 0, 2, 3)
-
     def by_distance(self, length: int) -> Float32[Array, "heads length"]:
         """Bias of a key that lies 0, 1, … ``length - 1`` places before its query."""
         return jnp.take(self.rel_embedding, self._bucket(-np.arange(length), False), axis=1)
@@ -445,20 +391,18 @@ class NewTokens:
     """Tokens that enter a cache: where they go, where they stand, and what they see of it.
 
     Attributes:
-      write: puts their keys, or values, in their places.
+      places: slots of each row's first token, which others follow; or the nodes that they are.
       positions: of the tokens, in their texts.
-      kernel: the CPU kernel that does the same, from ``places``; None for none.
+      is_causal: whether each sees all that stands before it, and nothing else.
     """
 
     def __init__(
         self,
-        write: Write,
+        places: Int[Array, "batch"] | Nodes,
         positions: Int[Array, "batch new"],
         slot_positions: Int[Array, "#batch length"],
         visible: Bool[Array, "batch new length"] | None,
         relpos: RelativeBias | None,
-        kernel: Callable | None,
-        places: Sequence[Array],
     ):
         """Takes what the attributes say, and of each slot of the cache:
 
@@ -466,40 +410,49 @@ class NewTokens:
         visible: which tokens see it; None for those that do not stand before it.
         relpos: the bias by relative position of all layers; None for none.
         """
-        self.write, self.positions, self.kernel, self.places = write, positions, kernel, places
+        self.places, self.positions, self.is_causal = places, positions, visible is None
         self._relpos = relpos
         self._distances = positions[:, :, None] - slot_positions[:, None, :]
         self._visible = self._distances >= 0 if visible is None else visible
+
+    def write(
+        self,
+        cached: Float[Array, "batch heads length head_dim"],
+        new: Float[Array, "batch heads new head_dim"],
+    ) -> Float[Array, "batch heads length head_dim"]:
+        """Cached keys, or values, with those of the tokens in their places."""
+        write = cache_lib.write_nodes if isinstance(self.places, Nodes) else cache_lib.write
+        return write(cached, new, self.places)
 
     def bias(self, own: RelativeBias | None, window: int | None) -> Float32[Array, "..."]:
         """Of a layer whose tokens see ``window`` positions, with a relative bias of its own."""
         if own is None and window is None:
             return self._shared
-        return self._bias(own or self._relpos, window)
+        return self._bias(own, window)
 
     def by_distance(self, own: RelativeBias | None) -> Float32[Array, "heads length"] | None:
-        """The bias as the kernel takes it."""
-        return self._shared_by_distance if own is None else self._by_distance(own)
+        """Bias by relative position, of a layer with its own or of all others, as a table."""
+        return self._shared_table if own is None else own.by_distance(self._distances.shape[2])
 
     @functools.cached_property
     def _shared(self) -> Array:
         """The bias of all layers without a window, made once."""
-        return self._bias(self._relpos, None)
+        return self._bias(None, None)
 
     @functools.cached_property
-    def _shared_by_distance(self) -> Array | None:
-        return None if self._relpos is None else self._by_distance(self._relpos)
+    def _shared_table(self) -> Array | None:
+        return None if self._relpos is None else self._relpos.by_distance(self._distances.shape[2])
 
-    def _bias(self, relpos: RelativeBias | None, window: int | None) -> Array:
+    def _bias(self, own: RelativeBias | None, window: int | None) -> Array:
         visible = self._visible
         if window is not None:
             visible &= self._distances < window
-        if relpos is None:
+        # The bias depends on the distance alone: a table over distances first.
+        table = self.by_distance(own)
+        if table is None:
             return mask_bias(visible)[:, None]
-        return relpos.at_distances(self._distances, visible)
-
-    def _by_distance(self, relpos: RelativeBias) -> Array:
-        return relpos.by_distance(self._distances.shape[2])
+        bias = jnp.take(table, jnp.maximum(self._distances, 0), axis=1, mode="clip")
+        return jnp.where(visible[None], bias, MASKED).transpose(1, 0, 2, 3)
 
 
 def after_texts(
@@ -515,23 +468,17 @@ def after_texts(
     """
     length = cache.max_length
     positions = cache.lengths[:, None] + jnp.arange(new)[None, :]
-    slots, visible, kernel = jnp.arange(length)[None], None, cpu_kernels.extend_attention
+    slots, visible = jnp.arange(length)[None], None
     if bidirectional is not None:
         known = jnp.pad(bidirectional, ((0, 0), (0, length - new)))
         visible = positions[:, :, None] >= slots[:, None]
         visible |= bidirectional[:, :, None] & known[:, None, :]
-        kernel = None
-    write = functools.partial(cache_lib.write, starts=cache.lengths)
-    return NewTokens(write, positions, slots, visible, relpos, kernel, [cache.lengths])
+    return NewTokens(cache.lengths, positions, slots, visible, relpos)
 
 
 def in_slots(nodes: Nodes, relpos: RelativeBias | None = None) -> NewTokens:
     """New tokens in slots of their own, as ``after_texts``."""
-    write = functools.partial(cache_lib.write_nodes, nodes=nodes)
-    kernel = cpu_kernels.extend_attention_nodes
-    places = nodes.slots, nodes.slot_positions, nodes.visible
-    given = nodes.positions, nodes.slot_positions, nodes.visible
-    return NewTokens(write, *given, relpos, kernel, places)
+    return NewTokens(nodes, nodes.positions, nodes.slot_positions, nodes.visible, relpos)
 
 
 def mask_bias(allowed: Bool[Array, "*shape"]) -> Float32[Array, "*shape"]:

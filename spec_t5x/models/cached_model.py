@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.interfaces import Nodes
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.machine.operations import XLA, Operations, pack
 from spec_t5x.models import weights as weights_lib
 from spec_t5x.models.cache import Cache, DecoderOnlyCache
 from spec_t5x.models.logical_axes import constrain
@@ -26,12 +25,12 @@ class CachedModel:
     functions. Serves as a target, and as the model inside a ``TransformerDraft``.
     """
 
-    # The parameters; with ``kernels`` as the CPU kernels read them (``models.weights``).
+    # The parameters, as ``operations`` read them.
     weights: PyTree
     # Has a ``config``, ``extend``, ``extend_nodes`` and ``logits``.
     module: nn.Module = flax.struct.field(pytree_node=False)
-    # Whether decoder steps go through the CPU kernels (``cpu_kernels``).
-    kernels: bool = flax.struct.field(pytree_node=False, default=False)
+    # What the network is computed with.
+    operations: Operations = flax.struct.field(pytree_node=False, default=XLA)
     # Whether ``score`` writes to the cache of another model, whose layout it keeps.
     in_targets_cache: bool = flax.struct.field(pytree_node=False, default=False)
 
@@ -42,13 +41,13 @@ class CachedModel:
     def create(cls, params: PyTree, config: Any) -> "CachedModel":
         """Binds a parameter tree (T5X's names) to its configuration."""
         module = cls.network(config)
-        weights, kernels = _ready(params, module)
-        return cls(weights, module, kernels=kernels)
+        weights, operations = pack(params, config.dtype)
+        return cls(weights, module, operations=operations)
 
     def with_params(self, params: PyTree) -> "CachedModel":
         """The same with other parameters."""
-        weights, kernels = _ready(params, self.module)
-        return self.replace(weights=weights, kernels=kernels)
+        weights, operations = pack(params, self.config.dtype)
+        return self.replace(weights=weights, operations=operations)
 
     def rounded(self, bits: int = 8) -> "CachedModel":
         """The same with its matrices in 8 or 4 bits: another model, close to this one."""
@@ -58,7 +57,7 @@ class CachedModel:
     @property
     def params(self) -> PyTree:
         """The parameters as they were given."""
-        return weights_lib.unpack(self.weights) if self.kernels else self.weights
+        return weights_lib.map_forms(lambda form: form.unpacked(), self.weights)
 
     @property
     def config(self) -> Any:
@@ -88,19 +87,22 @@ class CachedModel:
     ) -> tuple[Float32[Array, "batch new vocab"], Float[Array, "batch new embed"], Cache]:
         """Feeds new tokens at each row's length: logits and normed states after each.
 
-        Where only ``num`` of them matter, the kernels skip the rest; XLA compiles the call for
-        blocks of several lengths.
+        Where only ``num`` of them matter, the rest is skipped; XLA compiles the call for blocks of
+        several lengths.
         """
         if num is None:
             found = self._extended("extend", cache, tokens)
-        elif self.kernels:
-            with cpu_kernels.using_first(num):
-                found = self._extended("extend", cache, tokens)
+        elif self.operations.skips:
+            found = self.first(num)._extended("extend", cache, tokens)
         else:
             call = functools.partial(self._extended, "extend")
             found = by_width(call, cache, tokens, num)
         logits, states, cache = found
         return logits, states, cache.laid_out() if self.in_targets_cache else cache
+
+    def first(self, num: Int[Array, ""]) -> "CachedModel":
+        """The same model, which may leave out all but the first ``num`` tokens of each row."""
+        return self.operations.first(self, num)
 
     def num_slots(self, cache: Cache) -> int:
         """How many tokens of a row the cache has room for."""
@@ -136,8 +138,7 @@ class CachedModel:
 
     def apply(self, *args, method: str):
         """A method of the network, with the weights."""
-        with cpu_kernels.using(self.kernels):
-            return self.module.apply({"params": self.weights}, *args, method=method)
+        return self.operations.apply(self.module, self.weights, *args, method=method)
 
 
 @flax.struct.dataclass
@@ -199,12 +200,3 @@ def call_widths(largest: int) -> tuple[int, ...]:
     while widths[-1] < largest:
         widths.append(min(2 * widths[-1], largest))
     return tuple(widths)
-
-
-def _ready(params: PyTree, module: nn.Module) -> tuple[PyTree, bool]:
-    """What a model computes with, and whether by the CPU kernels."""
-    if weights_lib.is_packed(params):
-        return params, True
-    params = jax.tree.map(jnp.asarray, params)
-    kernels = module.config.dtype == "float32" and cpu_kernels.suit(params)
-    return (weights_lib.pack(params) if kernels else params), kernels

@@ -6,17 +6,16 @@ checkpoints restore without a map and its partitioning rules apply.
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.logical_axes import constrain, param_with_axes
-from spec_t5x.models.weights import Panels, Rounded, Table, TiedTable, rows
+from spec_t5x.models.weights import Form, rows
 from spec_t5x.types import Array, Float, Float32, Int
 
 Initializer = Callable[..., Array]
@@ -42,18 +41,14 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
-        kernel = self.stored
-        if not isinstance(kernel, Panels | Rounded):
-            shape, init = (inputs.shape[-1], self.features), self.kernel_init
-            kernel = param_with_axes(
-                self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes
-            )
+        shape, init = (inputs.shape[-1], self.features), self.kernel_init
+        kernel = param_with_axes(self, "kernel", init, shape, jnp.float32, axes=self.kernel_axes)
         bias = None
         if self.use_bias:
             init, axes = nn.initializers.zeros, self.kernel_axes[1:]
             bias = param_with_axes(self, "bias", init, (self.features,), jnp.float32, axes=axes)
-        if isinstance(kernel, Panels | Rounded):
-            outputs = _product(inputs.astype(self.dtype), kernel)
+        if isinstance(kernel, Form):
+            outputs = kernel.times(inputs.astype(self.dtype))
         elif self.dtype == "float32":
             outputs = jnp.dot(*_for_float32(inputs, kernel), preferred_element_type=jnp.float32)
         else:
@@ -61,51 +56,6 @@ class Dense(nn.Module):
         if bias is None:
             return outputs
         return outputs + _along_last_axis(bias.astype(self.dtype), outputs.ndim)
-
-    @property
-    def stored(self) -> Array | Panels | Rounded | None:
-        """The kernel as it is; None while there is none yet."""
-        return _stored(self, "kernel")
-
-    def for_kernels(self) -> cpu_kernels.Matrix:
-        """The map as the CPU kernels take it; its weights lie in panels."""
-        return _matrix(self.stored, _stored(self, "bias") if self.use_bias else None)
-
-
-def apply_together(
-    maps: Sequence[Dense], inputs: Float[Array, "*rows inputs"], norm: "RMSNorm | None" = None
-) -> list[Array]:
-    """What each of the maps makes of the same inputs, normed first."""
-    if not all(isinstance(dense.stored, Panels) for dense in maps):
-        inputs = inputs if norm is None else norm(inputs)
-        return [dense(inputs) for dense in maps]
-    # One call: threads are woken once, and the short ones do not wait for one another.
-    matrices = [dense.for_kernels() for dense in maps]
-    return cpu_kernels.multiply(inputs, matrices, norm and norm.for_kernels())
-
-
-def add_to(
-    residual: Float[Array, "*rows features"],
-    dense: Dense,
-    inputs: Array,
-    norm: "RMSNorm | None" = None,
-) -> Array:
-    """``residual`` and what the map makes of the inputs, normed first where there is a norm."""
-    if norm is not None:
-        return residual + norm(dense(inputs))
-    if not isinstance(dense.stored, Panels):
-        return residual + dense(inputs)
-    return cpu_kernels.multiply(inputs, [dense.for_kernels()], residual=residual)[0]
-
-
-def _product(inputs: Float[Array, "*rows inputs"], matrix: Panels | Rounded) -> Array:
-    if isinstance(matrix, Rounded):
-        return matrix.times(inputs)
-    return cpu_kernels.multiply(inputs, [_matrix(matrix)])[0]
-
-
-def _matrix(packed: Panels, bias: Float32[Array, "features"] | None = None) -> cpu_kernels.Matrix:
-    return cpu_kernels.Matrix(packed.panels, packed.scales, packed.features, bias)
 
 
 class Embed(nn.Module):
@@ -122,7 +72,9 @@ class Embed(nn.Module):
 
     def setup(self):
         shape, init = (self.num_embeddings, self.features), nn.initializers.normal(stddev=1.0)
-        self.embedding = table(self, "embedding", init, shape)
+        self.embedding = param_with_axes(
+            self, "embedding", init, shape, jnp.float32, axes=("vocab", "embed")
+        )
         if self.image_end_id:
             shape, init = shape[1:], nn.initializers.zeros
             self.image_end = param_with_axes(
@@ -153,32 +105,12 @@ class Embed(nn.Module):
         return times_table(states.astype(jnp.float32) * scale, self.embedding)
 
 
-def table(
-    module: nn.Module, name: str, init: Initializer, shape: tuple[int, int]
-) -> Float[Array, "vocab embed"] | Table | TiedTable:
-    """A parameter of a module, a table of embeddings, in the form that it is kept in."""
-    stored = _stored(module, name)
-    if isinstance(stored, Table | TiedTable):
-        return stored
-    return param_with_axes(module, name, init, shape, jnp.float32, axes=("vocab", "embed"))
-
-
-def _stored(module: nn.Module, name: str) -> Any:
-    """A parameter of a module in the form it is kept in; None while there is none yet."""
-    has_any = module.has_variable("params", name)
-    return module.get_variable("params", name) if has_any else None
-
-
 def times_table(
-    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Table | TiedTable
+    states: Float[Array, "*rows embed"], table: Float[Array, "vocab embed"] | Form
 ) -> Float32[Array, "*rows vocab"]:
     """``states @ table.T`` in float32: a table of embeddings as the output layer."""
-    if isinstance(table, TiedTable):
-        return _product(states.astype(jnp.float32), table.output)
-    if isinstance(table, Table):
-        return cpu_kernels.dot_with_table(states, table.halves)
-    if _uses_kernels("float32", states):
-        return cpu_kernels.dot_with_table(states, table)
+    if isinstance(table, Form):
+        return table.scores(states)
     states, table = _for_float32(states, table)
     # JAX 0.7 multiplies bfloat16 on a CPU as matrices, and not with more axes.
     as_rows = states.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
@@ -214,14 +146,13 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*rows embed"]) -> Float[Array, "*rows embed"]:
         init = nn.initializers.constant(1 - self.offset)
-        scale = self._with_offset(self._vector("scale", init, inputs))
-        if _uses_kernels(self.dtype, inputs):
-            return cpu_kernels.normalize(inputs, self.for_kernels())
+        scale = self._vector("scale", init, inputs)
         inputs = inputs.astype(jnp.float32)
         if self.centred:
             inputs = inputs - _mean(inputs)
         normed = inputs * lax.rsqrt(_mean(lax.square(inputs)) + self.epsilon)
         if self.offset:
+            scale = scale.astype(jnp.float32) + self.offset
             return (normed * _along_last_axis(scale, inputs.ndim)).astype(self.dtype)
         scale = _along_last_axis(scale.astype(self.dtype), inputs.ndim)
         normed = normed.astype(self.dtype) * scale
@@ -229,15 +160,6 @@ class RMSNorm(nn.Module):
             return normed
         bias = self._vector("bias", nn.initializers.zeros, inputs)
         return normed + _along_last_axis(bias.astype(self.dtype), inputs.ndim)
-
-    def for_kernels(self) -> cpu_kernels.Norm:
-        """The norm as the CPU kernels take it."""
-        bias = _stored(self, "bias") if self.centred else None
-        scale = self._with_offset(_stored(self, "scale"))
-        return cpu_kernels.Norm(scale, self.epsilon, bias, self.centred)
-
-    def _with_offset(self, scale: Float[Array, "embed"]) -> Float[Array, "embed"]:
-        return scale.astype(jnp.float32) + self.offset if self.offset else scale
 
     def _vector(self, name: str, init: Initializer, inputs: Array) -> Float[Array, "embed"]:
         shape = (inputs.shape[-1],)
@@ -278,31 +200,18 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        inputs: Float[Array, "batch length embed"],
-        deterministic: bool = True,
-        norm: RMSNorm | None = None,
-        post_norm: RMSNorm | None = None,
+        self, inputs: Float[Array, "batch length embed"], deterministic: bool = True
     ) -> Float[Array, "batch length embed"]:
-        """What the block makes of the inputs; with ``norm`` of them normed, added to them.
-
-        ``post_norm`` is of what is added.
-        """
         count = len(self.activations)
         names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
         maps = [self._dense(self.mlp_dim, ("embed", "mlp"), name) for name in names]
-        branches = apply_together(maps, inputs, norm)
+        branches = zip(self.activations, maps, strict=True)
         hidden = functools.reduce(
-            operator.mul,
-            (
-                ACTIVATIONS[name](branch)
-                for name, branch in zip(self.activations, branches, strict=True)
-            ),
+            operator.mul, (ACTIVATIONS[name](dense(inputs)) for name, dense in branches)
         )
         hidden = dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         hidden = constrain(hidden, ("batch", "length", "mlp"))
-        output = self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")
-        return output(hidden) if norm is None else add_to(inputs, output, hidden, post_norm)
+        return self._dense(inputs.shape[-1], ("mlp", "embed"), "wo")(hidden)
 
     def _dense(self, features: int, axes: tuple[str, str], name: str) -> Dense:
         return Dense(features, axes, self.dtype, use_bias=self.use_bias, name=name)
@@ -311,10 +220,6 @@ class Mlp(nn.Module):
 def dropout(rate: float) -> nn.Dropout:
     """T5's dropout: one mask for all positions of a row."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
-
-
-def _uses_kernels(dtype: str, inputs: Array) -> bool:
-    return dtype == "float32" and cpu_kernels.in_use(inputs)
 
 
 def _along_last_axis(vector: Float[Array, "features"], rank: int) -> Array:

@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
+from spec_t5x.models.weights import Form
 from spec_t5x.types import Array
 
 # Logical axis to axis of a mesh, or several, in order of precedence; None is not sharded.
@@ -33,8 +34,8 @@ def param_with_axes(
     dtype: DTypeLike,
     *,
     axes: Sequence[str],
-) -> Array:
-    """A parameter of a module, its axes declared in ``params_axes``.
+) -> Array | Form:
+    """A parameter of a module, its axes declared in ``params_axes``, or in a form of its own.
 
     As Flax's function of this name, which would also have heads that the mesh does not
     divide sharded unevenly, and which traces ``init`` for the shape of every parameter that is
@@ -44,7 +45,10 @@ def param_with_axes(
       flax.errors.ScopeParamShapeError: the parameter that is there has another shape.
     """
     if module.has_variable("params", name) and not module.is_mutable_collection("params_axes"):
-        value = meta.unbox(module.get_variable("params", name))
+        value = module.get_variable("params", name)
+        if isinstance(value, Form):
+            return value
+        value = meta.unbox(value)
         if jnp.shape(value) != tuple(shape):
             path = "/".join(module.path)
             raise ScopeParamShapeError(name, path, jnp.shape(value), tuple(shape))

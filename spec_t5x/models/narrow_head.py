@@ -46,7 +46,7 @@ class NarrowHead:
 
     def logits(
         self,
-        kernel: weights.Panels | Float[Array, "embed known"],
+        kernel: weights.Form | Float[Array, "embed known"],
         states: Float[Array, "batch length embed"],
     ) -> Float32[Array, "batch length vocab"]:
         """Of all tokens, from the decoder's normed states."""
@@ -63,15 +63,13 @@ class NarrowT5(T5Model):
     """A ``T5Model`` with a narrow output layer in place of its own, which it need not have."""
 
     head: NarrowHead = flax.struct.field(kw_only=True)
-    kernel: weights.Panels | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
+    kernel: weights.Form | Float[Array, "embed known"] = flax.struct.field(kw_only=True)
 
     @classmethod
     def narrowed(cls, model: T5Model, head: NarrowHead, kernel) -> "NarrowT5":
         """The model with another output layer."""
-        kernel = jnp.asarray(kernel)
-        if model.kernels:
-            kernel = weights.Panels.pack(kernel)
-        return cls(model.weights, model.module, model.kernels, head=head, kernel=kernel)
+        kernel = model.operations.packed("kernel", jnp.asarray(kernel))
+        return cls(model.weights, model.module, model.operations, head=head, kernel=kernel)
 
     def rounded(self, bits: int = 8) -> "NarrowT5":
         """As of ``T5Model``, the narrow layer too."""

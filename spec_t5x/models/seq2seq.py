@@ -4,7 +4,6 @@ import flax.struct
 import jax.numpy as jnp
 
 from spec_t5x.errors import InputError
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.cached_model import CachedModel
 from spec_t5x.models.t5 import Transformer
@@ -45,9 +44,8 @@ class T5Model(CachedModel):
 
         All but the last of each prompt, which decoding starts with.
         """
-        # The kernels leave out what is padding of all rows, which nothing attends to.
+        # Nothing attends to what is padding of all rows.
         places = jnp.arange(1, inputs.shape[1] + 1, dtype=jnp.int32)
         longest = jnp.max(jnp.where(inputs > 0, places, 0))
-        with cpu_kernels.using_first(longest):
-            cache = self.apply(inputs, max_length, method="empty_cache")
+        cache = self.first(longest).apply(inputs, max_length, method="empty_cache")
         return cache if prompts is None else self.score(cache, prompts[:, :-1])[2]

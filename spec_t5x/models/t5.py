@@ -12,7 +12,6 @@ ways to call it:
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -20,11 +19,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from spec_t5x.errors import InputError, check_at_least
 from spec_t5x.interfaces import Nodes
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.attention import (
     MASKED,
@@ -171,8 +168,8 @@ class T5Config(NetworkConfig):
     layer_norm_epsilon: float = 1e-6
 
 
-class SelfAttentionLayer(nn.Module):
-    """Self-attention, then feed-forward: a layer of an encoder, and of a GPT."""
+class Layer(nn.Module):
+    """What layers have in common: each block adds to the states, and the last is feed-forward."""
 
     config: NetworkConfig
     number: int
@@ -180,43 +177,60 @@ class SelfAttentionLayer(nn.Module):
     def setup(self):
         cfg = self.config
         self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
-        self.pre_attention_layer_norm = _norm(cfg)
-        self.attention = _attention(cfg, cfg.attention_traits(self.number))
-        self.post_attention_layer_norm = _post_norm(cfg)
         self.pre_mlp_layer_norm = _norm(cfg)
         self.mlp = _mlp(cfg)
         self.post_mlp_layer_norm = _post_norm(cfg)
         self.residual_dropout = dropout(cfg.dropout_rate)
 
-    def __call__(self, inputs, bias, deterministic):
-        """The layer over whole sequences; a ``PairBias`` without dropout."""
-        if isinstance(bias, PairBias) and self.attention.by_kernel(inputs):
-            states = self.attention.attend_whole(inputs, self.pre_attention_layer_norm, bias)
-            return self.mlp(states, norm=self.pre_mlp_layer_norm)
-        normed = self.pre_attention_layer_norm(inputs)
-        attended = self.attention.attend_to_itself(normed, bias, deterministic)
-        add = functools.partial(_add, self.residual_dropout, deterministic)
-        states = add(inputs, attended, self.post_attention_layer_norm)
+    def add(self, states, update, norm: RMSNorm | None, deterministic: bool = True):
+        """``states`` and what a block adds to them, normed where there is a norm."""
+        update = update if norm is None else norm(update)
+        return states + self.residual_dropout(update, deterministic=deterministic)
+
+    def feed_forward(self, states, deterministic: bool = True):
+        """``states`` and what the feed-forward block makes of them."""
         update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
-        return add(states, update, self.post_mlp_layer_norm)
-
-    def extend(self, inputs, cache: KeysValues, tokens: NewTokens):
-        """The layer over new tokens: their states and the cache."""
-        given = inputs, self.pre_attention_layer_norm, cache, tokens, self.relpos_bias
-        states, cache = self.attention.extend(*given, post_norm=self.post_attention_layer_norm)
-        norms = {"norm": self.pre_mlp_layer_norm, "post_norm": self.post_mlp_layer_norm}
-        return self.mlp(states, **norms), cache
+        return self.add(states, update, self.post_mlp_layer_norm, deterministic)
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the source where there is one, feed-forward."""
-
-    config: NetworkConfig
-    number: int
+class SelfAttentionLayer(Layer):
+    """Self-attention, then feed-forward: a layer of an encoder, and of a GPT."""
 
     def setup(self):
+        super().setup()
         cfg = self.config
-        self.relpos_bias = _relative_bias(cfg) if cfg.relpos_per_layer else None
+        self.pre_attention_layer_norm = _norm(cfg)
+        self.attention = _attention(cfg, cfg.attention_traits(self.number))
+        self.post_attention_layer_norm = _post_norm(cfg)
+
+    def __call__(self, states, bias, deterministic):
+        """The layer over whole sequences."""
+        return self.feed_forward(self.attend(states, bias, deterministic), deterministic)
+
+    def attend(self, states, bias, deterministic):
+        """Self-attention over whole sequences."""
+        normed = self.pre_attention_layer_norm(states)
+        attended = self.attention.attend_to_itself(normed, bias, deterministic)
+        return self.add(states, attended, self.post_attention_layer_norm, deterministic)
+
+    def extend(self, states, cache: KeysValues, tokens: NewTokens):
+        """The layer over new tokens: their states and the cache."""
+        states, cache = self.attend_to_cache(states, cache, tokens)
+        return self.feed_forward(states), cache
+
+    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens):
+        """Self-attention of new tokens."""
+        normed = self.pre_attention_layer_norm(states)
+        attended, cache = self.attention.extend(normed, cache, tokens, self.relpos_bias)
+        return self.add(states, attended, self.post_attention_layer_norm), cache
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, attention to the source where there is one, feed-forward."""
+
+    def setup(self):
+        super().setup()
+        cfg = self.config
         self.pre_self_attention_layer_norm = _norm(cfg)
         self.self_attention = _attention(cfg, cfg.attention_traits(self.number))
         self.post_self_attention_layer_norm = _post_norm(cfg)
@@ -224,10 +238,6 @@ class DecoderLayer(nn.Module):
             self.pre_cross_attention_layer_norm = _norm(cfg)
             self.encoder_decoder_attention = _attention(cfg, cfg.source_traits)
             self.post_cross_attention_layer_norm = _post_norm(cfg)
-        self.pre_mlp_layer_norm = _norm(cfg)
-        self.mlp = _mlp(cfg)
-        self.post_mlp_layer_norm = _post_norm(cfg)
-        self.residual_dropout = dropout(cfg.dropout_rate)
 
     @property
     def source_attention(self) -> Attention:
@@ -240,48 +250,48 @@ class DecoderLayer(nn.Module):
 
         ``earlier`` are other inputs that it attends to as to its own, each with a bias.
         """
-        add = functools.partial(_add, self.residual_dropout, deterministic)
         norm, merges = self.pre_self_attention_layer_norm, self.config.merges_source
         sources = [(norm(each), its_bias) for each, its_bias in earlier]
         sources += [(encoded, cross_bias)] if merges else []
         attended = self.self_attention.attend_to_itself(norm(inputs), bias, deterministic, *sources)
-        states = add(inputs, attended, self.post_self_attention_layer_norm)
+        states = self.add(inputs, attended, self.post_self_attention_layer_norm, deterministic)
         if self.config.has_source and not merges:
             normed = self.pre_cross_attention_layer_norm(states)
             attended = self.encoder_decoder_attention(normed, encoded, cross_bias, deterministic)
-            states = add(states, attended, self.post_cross_attention_layer_norm)
-        update = self.mlp(self.pre_mlp_layer_norm(states), deterministic)
-        return add(states, update, self.post_mlp_layer_norm)
+            states = self.add(states, attended, self.post_cross_attention_layer_norm, deterministic)
+        return self.feed_forward(states, deterministic)
 
     def empty_cache(self, encoded, max_length: int) -> LayerCache:
         """Room for ``max_length`` tokens, and the source's keys and values."""
         cfg = self.config
         cross_keys, cross_values = self.source_attention.keys_values(encoded)
-        if self.source_attention.by_kernel(encoded):
-            # As the kernels read them: a loop would have them laid out anew in every round.
-            rows = Layout((0, 1, 2, 3))
-            cross_keys = with_layout_constraint(cross_keys, rows)
-            cross_values = with_layout_constraint(cross_values, rows)
         shape = encoded.shape[0], cfg.num_kv_heads, max_length, cfg.head_dim
         room = constrain(jnp.zeros(shape, cfg.dtype), cache_lib.AXES)
         return LayerCache(room, room, cross_keys, cross_values)
 
-    def extend(self, inputs, cache: KeysValues, tokens: NewTokens, cross_bias):
+    def extend(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
         """The layer over new tokens: their states and the cache."""
-        cfg, post_norm = self.config, self.post_self_attention_layer_norm
-        source = (cache.cross_keys, cache.cross_values, cross_bias) if cfg.has_source else None
-        given = inputs, self.pre_self_attention_layer_norm, cache, tokens, self.relpos_bias
-        merged = source if cfg.merges_source else None
-        states, cache = self.self_attention.extend(*given, post_norm=post_norm, source=merged)
-        if cfg.has_source and not cfg.merges_source:
-            states = self.encoder_decoder_attention.attend_to_sources(
-                states,
-                self.pre_cross_attention_layer_norm,
-                *source,
-                self.post_cross_attention_layer_norm,
-            )
-        norms = {"norm": self.pre_mlp_layer_norm, "post_norm": self.post_mlp_layer_norm}
-        return self.mlp(states, **norms), cache
+        states, cache = self.attend_to_cache(states, cache, tokens, cross_bias)
+        if self.config.has_source and not self.config.merges_source:
+            states = self.attend_to_source(states, cache, cross_bias)
+        return self.feed_forward(states), cache
+
+    def attend_to_cache(self, states, cache: KeysValues, tokens: NewTokens, cross_bias):
+        """Self-attention of new tokens; to the source as well, where one softmax has both."""
+        source = None
+        if self.config.merges_source:
+            source = cache.cross_keys, cache.cross_values, cross_bias
+        normed = self.pre_self_attention_layer_norm(states)
+        given = normed, cache, tokens, self.relpos_bias, source
+        attended, cache = self.self_attention.extend(*given)
+        return self.add(states, attended, self.post_self_attention_layer_norm), cache
+
+    def attend_to_source(self, states, cache: LayerCache, cross_bias):
+        """Attention of new tokens to the source."""
+        normed = self.pre_cross_attention_layer_norm(states)
+        source = cache.cross_keys, cache.cross_values, cross_bias
+        attended = self.encoder_decoder_attention.attend_to_sources(normed, *source)
+        return self.add(states, attended, self.post_cross_attention_layer_norm)
 
 
 class Encoder(nn.Module):
@@ -301,12 +311,10 @@ class Encoder(nn.Module):
         states = self.input_dropout(embedded, deterministic=deterministic)
         length = embedded.shape[1]
 
-        def bias_of(relpos: RelativeBias | None, traits: Traits) -> PairBias | Array:
+        def bias_of(relpos: RelativeBias | None, traits: Traits) -> PairBias:
             by_position = None if relpos is None else relpos.full(length, True)
             seen = allowed if traits.reach is None else allowed & _within(length, *traits.reach)
-            bias = PairBias(by_position, seen, self.config.num_heads)
-            by_kernel = traits.has_kernel and cpu_kernels.in_use(embedded)
-            return bias if deterministic and (bias.is_large or by_kernel) else bias.sum
+            return PairBias(by_position, seen, self.config.num_heads)
 
         for layer, bias in _with_bias(self, bias_of):
             states = layer(states, bias, deterministic)
@@ -537,12 +545,6 @@ def _norm(cfg: NetworkConfig) -> RMSNorm:
 
 def _post_norm(cfg: NetworkConfig) -> RMSNorm | None:
     return _norm(cfg) if cfg.has_post_norms else None
-
-
-def _add(residual_dropout: nn.Dropout, deterministic: bool, states, update, norm: RMSNorm | None):
-    """``states`` and what a block adds to them."""
-    update = update if norm is None else norm(update)
-    return states + residual_dropout(update, deterministic=deterministic)
 
 
 def _attention(cfg: NetworkConfig, traits: Traits) -> Attention:

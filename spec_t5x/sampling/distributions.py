@@ -12,7 +12,6 @@ one kept are kept too.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -22,7 +21,7 @@ from jax import lax
 from jaxtyping import Shaped
 
 from spec_t5x.errors import InputError
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.machine.operations import by_kernel
 from spec_t5x.sampling.random_bits import uniform
 from spec_t5x.sampling.rules import Rules
 from spec_t5x.types import Array, Float, Float32, Int, Key, UInt32
@@ -105,19 +104,14 @@ def standardize(
     temperature = settings.temperature
     if temperature.ndim:
         temperature = temperature.reshape(-1, *[1] * (logits.ndim - 1))
-    kept = {"top_k": settings.top_k, "top_p": settings.top_p}
-
-    def in_few_passes(logits, temperature):
-        temperatures = jnp.broadcast_to(temperature, (*logits.shape[:-1], 1))[..., 0]
-        return cpu_kernels.standardize(
-            logits, temperatures, **kept, least_temperature=MIN_TEMPERATURE
-        )
-
-    return _on_a_cpu(in_few_passes, functools.partial(_standardize, **kept), logits, temperature)
+    return tempered(logits, temperature, top_k=settings.top_k, top_p=settings.top_p)
 
 
-def _standardize(logits, temperature, *, top_k: int, top_p: float):
-    """As XLA's operations; the temperature broadcasts to the logits."""
+@by_kernel
+def tempered(
+    logits: Float32[Array, "*rows vocab"], temperature: Array, *, top_k: int, top_p: float
+) -> Float32[Array, "*rows vocab"]:
+    """Softmax at a temperature, which broadcasts to the logits, of the tokens that are kept."""
     warped = logits / jnp.maximum(temperature, MIN_TEMPERATURE)
     if top_k:
         warped = keep_top_k(warped, top_k)
@@ -127,32 +121,15 @@ def _standardize(logits, temperature, *, top_k: int, top_p: float):
     return jnp.where(temperature > MIN_TEMPERATURE, probs, argmax_probs(logits))
 
 
-def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
-    """Index of the largest value, the first of several."""
-    return _on_a_cpu(
-        lambda values: cpu_kernels.summarize(values, with_sums=False)[0], _argmax, values
-    )
-
-
+@by_kernel
 def log_sum_exp(values: Float32[Array, "*rows vocab"]) -> Float32[Array, "*rows"]:
     """``log sum exp`` of each row: what makes log-probabilities of logits."""
-    return _on_a_cpu(
-        lambda values: cpu_kernels.summarize(values)[1],
-        functools.partial(jax.nn.logsumexp, axis=-1),
-        values,
-    )
+    return jax.nn.logsumexp(values, axis=-1)
 
 
-def _on_a_cpu(kernel: Callable, otherwise: Callable, *values: Array) -> Array:
-    """By the CPU's kernel where the program runs there and the kernel is for these values."""
-    if not all(map(cpu_kernels.can_summarize, values)):
-        return otherwise(*values)
-    # Also a process on a CPU may compile for a TPU.
-    return lax.platform_dependent(*values, cpu=kernel, default=otherwise)
-
-
-def _argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
-    """As XLA's operations.
+@by_kernel
+def argmax(values: Float[Array, "*rows vocab"]) -> Int[Array, "*rows"]:
+    """Index of the largest value, the first of several.
 
     ``jnp.argmax`` carries value and index through one scalar reduction; two plain
     reductions are vectorized and ten times faster on a CPU.
@@ -279,6 +256,7 @@ def normalize(masses: Float[Array, "*rows vocab"]) -> Float[Array, "*rows vocab"
     return masses / jnp.where(total > 0, total, 1.0)
 
 
+@by_kernel
 def overlap(
     target_probs: Float[Array, "*batch rows vocab"],
     draft_probs: Float[Array, "*batch drafts vocab"],
@@ -287,35 +265,21 @@ def overlap(
 
     The target may have more rows, which are not looked at.
     """
-
-    def in_one_pass(target_probs, draft_probs):
-        ones = jnp.ones(target_probs.shape[:-1], jnp.float32)
-        return cpu_kernels.compare(target_probs, draft_probs, ones)[0]
-
-    def by_xla(target_probs, draft_probs):
-        beside = target_probs[..., : draft_probs.shape[-2], :]
-        return jnp.sum(jnp.minimum(beside, draft_probs), axis=-1)
-
-    return _on_a_cpu(in_one_pass, by_xla, target_probs, draft_probs)
+    beside = target_probs[..., : draft_probs.shape[-2], :]
+    return jnp.sum(jnp.minimum(beside, draft_probs), axis=-1)
 
 
+@by_kernel
 def excess(
     factors: Float[Array, "*batch rows"],
     target_probs: Float[Array, "*batch rows vocab"],
     draft_probs: Float[Array, "*batch drafts vocab"],
 ) -> Float[Array, "*batch rows"]:
     """``sum max(f p - q, 0)`` for each row, f its factor; q is zero after the draft's rows."""
-
-    def by_xla(factors, target_probs, draft_probs):
-        missing = target_probs.shape[-2] - draft_probs.shape[-2]
-        none = [(0, 0)] * (draft_probs.ndim - 2)
-        draft_probs = jnp.pad(draft_probs, [*none, (0, missing), (0, 0)])
-        return jnp.sum(jnp.maximum(factors[..., None] * target_probs - draft_probs, 0.0), axis=-1)
-
-    def in_one_pass(factors, target_probs, draft_probs):
-        return cpu_kernels.compare(target_probs, draft_probs, factors)[1]
-
-    return _on_a_cpu(in_one_pass, by_xla, factors, target_probs, draft_probs)
+    missing = target_probs.shape[-2] - draft_probs.shape[-2]
+    none = [(0, 0)] * (draft_probs.ndim - 2)
+    draft_probs = jnp.pad(draft_probs, [*none, (0, missing), (0, 0)])
+    return jnp.sum(jnp.maximum(factors[..., None] * target_probs - draft_probs, 0.0), axis=-1)
 
 
 def check_float32(probs: Array, whose: str) -> None:
@@ -343,7 +307,7 @@ def sample(key: Key[Array, ""], probs: Float32[Array, "vocab"]) -> Int[Array, ""
       InputError: probabilities that are not float32.
     """
     check_float32(probs, "probabilities to sample from")
-    return _on_a_cpu(cpu_kernels.sample, _sample, probs, _two_uniforms(key))
+    return sample_at(probs, _two_uniforms(key))
 
 
 def sample_residual(
@@ -354,12 +318,7 @@ def sample_residual(
     """One token of ``residual(target_probs, draft_probs)``, which need not sum to 1."""
     check_float32(target_probs, "the target's probabilities")
     check_float32(draft_probs, "the draft's probabilities")
-
-    def by_xla(target_probs, draft_probs, uniforms):
-        return _sample(residual(target_probs, draft_probs), uniforms)
-
-    uniforms = _two_uniforms(key)
-    return _on_a_cpu(cpu_kernels.sample_residual, by_xla, target_probs, draft_probs, uniforms)
+    return sample_residual_at(target_probs, draft_probs, _two_uniforms(key))
 
 
 def _two_uniforms(key: Key[Array, ""]) -> Float32[Array, "2"]:
@@ -367,12 +326,24 @@ def _two_uniforms(key: Key[Array, ""]) -> Float32[Array, "2"]:
     return uniform(key, 2)
 
 
-def _sample(probs: Float32[Array, "vocab"], uniforms: Float32[Array, "2"]) -> Int[Array, ""]:
+@by_kernel
+def sample_at(probs: Float32[Array, "vocab"], uniforms: Float32[Array, "2"]) -> Int[Array, ""]:
+    """``sample`` by two uniform numbers."""
     vocab = probs.shape[0]
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, (0, -vocab % width)).reshape(-1, width)
     block = _invert(uniforms[0], jnp.sum(blocks, axis=1))
     return block * width + _invert(uniforms[1], blocks[block])
+
+
+@by_kernel
+def sample_residual_at(
+    target_probs: Float32[Array, "vocab"],
+    draft_probs: Float32[Array, "vocab"],
+    uniforms: Float32[Array, "2"],
+) -> Int[Array, ""]:
+    """``sample_residual`` by two uniform numbers."""
+    return sample_at(residual(target_probs, draft_probs), uniforms)
 
 
 def _invert(uniform: Float32[Array, ""], masses: Float32[Array, "n"]) -> Int[Array, ""]:

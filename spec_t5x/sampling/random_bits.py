@@ -1,14 +1,14 @@
 """``jax.random.fold_in`` and ``uniform`` to the bit, in one call each on a CPU.
 
 XLA for CPUs makes some ten small operations of a hash of two words, which costs more than the
-sampling that it is for. Where the kernels are not for the key, JAX's functions are called.
+sampling that it is for: a machine may have kernels for them (``machine.operations``).
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.machine.operations import by_kernel
 from spec_t5x.types import Array, Float32, Int, Key, UInt32
 
 
@@ -19,31 +19,29 @@ def is_threefry(key: Key[Array, "*batch"]) -> bool:
 
 def fold_in(key: Key[Array, ""], number: Int[Array, ""] | int) -> Key[Array, ""]:
     """``jax.random.fold_in``."""
-    if not _by_kernel(key):
+    if not is_threefry(key):
         return jax.random.fold_in(key, number)
+    words = fold_in_words(jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32))
+    return _wrap(words)
 
-    def by_jax(words, number):
-        return jax.random.key_data(jax.random.fold_in(_wrap(words), number))
 
-    words = jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32)
-    return _wrap(lax.platform_dependent(*words, cpu=cpu_kernels.threefry, default=by_jax))
+@by_kernel
+def fold_in_words(words: UInt32[Array, "2"], number: UInt32[Array, ""]) -> UInt32[Array, "2"]:
+    """``fold_in`` of a Threefry key's words."""
+    return jax.random.key_data(jax.random.fold_in(_wrap(words), number))
 
 
 def uniform(key: Key[Array, ""], num: int) -> Float32[Array, "num"]:
     """``jax.random.uniform(key, (num,))``, in [0, 1)."""
-    if not _by_kernel(key):
+    if not is_threefry(key):
         return jax.random.uniform(key, (num,))
+    return uniform_of_words(jax.random.key_data(key), num=num)
 
-    def by_kernel(words):
-        every = jnp.broadcast_to(words, (num, 2))
-        hashed = cpu_kernels.threefry(every, jnp.arange(num, dtype=jnp.uint32))
-        return fractions(hashed[:, 0], hashed[:, 1])
 
-    def by_jax(words):
-        return jax.random.uniform(_wrap(words), (num,))
-
-    words = jax.random.key_data(key)
-    return lax.platform_dependent(words, cpu=by_kernel, default=by_jax)
+@by_kernel
+def uniform_of_words(words: UInt32[Array, "2"], *, num: int) -> Float32[Array, "num"]:
+    """``uniform`` by a Threefry key's words."""
+    return jax.random.uniform(_wrap(words), (num,))
 
 
 def fractions(
@@ -57,7 +55,3 @@ def fractions(
 
 def _wrap(words: Array) -> Key[Array, ""]:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
-
-
-def _by_kernel(key: Key[Array, ""]) -> bool:
-    return is_threefry(key) and cpu_kernels.alone()

@@ -16,7 +16,7 @@ from spec_t5x.checkpoints.storage.tensors import (
 )
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_choice
-from spec_t5x.machine.cpu_kernels import calls as cpu_kernels
+from spec_t5x.machine.operations import XLA, usable
 from spec_t5x.models.binding import Model, ModelConfig, bind, expected_shapes
 from spec_t5x.names import AUTO, STORED_DTYPES
 from spec_t5x.types import PyTree
@@ -30,7 +30,7 @@ class LoadedModel:
     """A model read from disk, checked and ready to run."""
 
     # ``{"token_embedder": {"embedding": [vocab, embed]}, "encoder": ...}``; read for decoding, as
-    # the CPU kernels have it (``models.weights.pack``), where they are used.
+    # this machine's operations read it (``machine.operations``).
     params: PyTree
     # ``config.dtype`` is the type that was asked for, not the stored one.
     config: ModelConfig
@@ -100,9 +100,9 @@ class StoredModel:
         vocabulary = self.known_vocabulary()
         config = dataclasses.replace(self.config, dtype=dtype)
         tree = None if shardings is None else shardings(config)
-        packed = for_decoding and tree is None and dtype == "float32" and cpu_kernels.usable()
+        operations = usable(dtype) if for_decoding and tree is None else XLA
         return LoadedModel(
-            params=self.read_params(dtype=dtype, shardings=tree, packed=packed),
+            params=self.read_params(dtype=dtype, shardings=tree, packed=operations.packed),
             config=config,
             vocabulary=vocabulary,
             directory=self.directory,

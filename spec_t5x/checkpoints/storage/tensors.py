@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from spec_t5x.errors import InputError
-from spec_t5x.models import weights
+from spec_t5x.machine.operations import XLA
 from spec_t5x.types import PyTree
 
 # Tensors that are read at once, or wait to be handed on: a bound on memory.
@@ -134,7 +134,7 @@ def read_params(
     *,
     dtype: str,
     shardings: PyTree | None = None,
-    packed: bool = False,
+    packed: Callable[[str, np.ndarray], Any] = XLA.packed,
 ) -> PyTree:
     """The weights as our tree of parameters.
 
@@ -145,8 +145,8 @@ def read_params(
         shardings: a tree like the parameters; None is JAX's default device. Only the slices that
             devices of this process hold are read, each of them once, whatever the number of
             devices that hold it.
-        packed: gives the tree that ``models.weights.pack`` makes, without ever holding all of the
-            other.
+        packed: ``machine.operations.Operations.packed``, of each parameter as it is read; not of
+            those that are sharded.
     """
     flat = None if shardings is None else flatten_dict(shardings, sep="/")
     params = {}
@@ -156,7 +156,7 @@ def read_params(
             continue
         (whole,) = parts.values()
         name = path.rpartition("/")[2]
-        params[path] = weights.packed(name, whole) if packed else jax.device_put(whole)
+        params[path] = packed(name, whole)
     return unflatten_dict(params, sep="/")
 
 

@@ -25,7 +25,7 @@ from spec_t5x.models.attention import NewTokens, Traits, after_texts, in_slots, 
 from spec_t5x.models.binding import Family
 from spec_t5x.models.cache import DecoderOnlyCache
 from spec_t5x.models.cached_model import TextModel
-from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm, dropout, table, times_table
+from spec_t5x.models.layers import Dense, LayerNorm, RMSNorm, dropout, times_table
 from spec_t5x.models.logical_axes import constrain, param_with_axes
 from spec_t5x.models.t5 import NetworkConfig, SelfAttentionLayer, without_added
 from spec_t5x.models.weights import rows
@@ -86,7 +86,14 @@ class GPT(nn.Module):
     def setup(self):
         cfg = self.config
         init = nn.initializers.normal(stddev=_INIT_STDDEV)
-        self.token_embedding = table(self, "token_embedding", init, (cfg.vocab_size, cfg.emb_dim))
+        self.token_embedding = param_with_axes(
+            self,
+            "token_embedding",
+            init,
+            (cfg.vocab_size, cfg.emb_dim),
+            jnp.float32,
+            axes=("vocab", "embed"),
+        )
         self.position_embedding = param_with_axes(
             self,
             "position_embedding",

@@ -1,29 +1,20 @@
-"""What the networks call: products, norms, and a layer's attention over a cache.
+"""A function for each of the kernels: products, norms, attention, and rows over a vocabulary."""
 
-``in_use`` says, while a program is traced, whether its decoder steps go through the kernels.
-A model on one CPU device switches it on (``T5Model.create``); training, and any other
-device, is XLA's alone.
-"""
-
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_t5x.machine.cpu_kernels.library import available
+from spec_t5x.contrib.cpu.library import available
 from spec_t5x.types import Array, Bool, Float32, Int, PyTree, UInt32
 
 # Columns of a panel of weights, as the kernels have it.
 PANEL = 64
 
 _NONE = np.zeros(0, np.float32)
-_active: ContextVar[bool] = ContextVar("spec_t5x_cpu_kernels", default=False)
-_used: ContextVar[Int[Array, ""] | None] = ContextVar("spec_t5x_used_tokens", default=None)
 
 
 class Matrix(NamedTuple):
@@ -36,12 +27,15 @@ class Matrix(NamedTuple):
         None in the others.
       features: how many columns there are.
       bias: ``[features]``, added to a product; None for none.
+      num: tokens of each row of the inputs that it is multiplied with; None for all. Results for
+        the others are zeros, and nothing of them enters a cache.
     """
 
     panels: Array
     scales: Float32[Array, "panels groups width"] | None
     features: int
     bias: Float32[Array, "features"] | None = None
+    num: Int[Array, ""] | None = None
 
 
 class Norm(NamedTuple):
@@ -54,34 +48,6 @@ class Norm(NamedTuple):
     epsilon: float
     bias: Float32[Array, "width"] | None = None
     centred: bool = False
-
-
-def in_use(inputs: Array) -> bool:
-    """Whether what is being traced goes through the kernels, and so do these inputs."""
-    return _active.get() and inputs.dtype == jnp.float32
-
-
-@contextlib.contextmanager
-def using(active: bool) -> Iterator[None]:
-    """Within it, decoder steps are traced with the kernels, or without them."""
-    token = _active.set(active)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-@contextlib.contextmanager
-def using_first(num: Int[Array, ""]) -> Iterator[None]:
-    """Within it, the kernels compute the first ``num`` new tokens of each row.
-
-    Their results are zeros for the others, of which nothing enters a cache either.
-    """
-    token = _used.set(num)
-    try:
-        yield
-    finally:
-        _used.reset(token)
 
 
 def usable() -> bool:
@@ -118,14 +84,15 @@ def multiply(
 
 
 def dot_with_table(
-    inputs: Float32[Array, "*rows inner"], table: Array
+    inputs: Float32[Array, "*rows inner"], table: Array, num: Int[Array, ""] | None = None
 ) -> Float32[Array, "*rows vocab"]:
     """``inputs @ table.T``, without a transposed table.
 
-    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16.
+    The table ``[vocab, inner]`` is float32, or uint16: the bits of bfloat16. ``num`` as of
+    ``Matrix``.
     """
     shape = jax.ShapeDtypeStruct((*inputs.shape[:-1], table.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs), table)
+    return jax.ffi.ffi_call("SpecT5XDot", shape)(inputs, _num_used(inputs, num), table)
 
 
 def normalize(inputs: Float32[Array, "*rows width"], norm: Norm) -> Float32[Array, "*rows width"]:
@@ -342,7 +309,8 @@ def _of_layer(
     norm = Norm(_NONE, 0.0) if norm is None else norm
     # Panels, scales and biases of all.
     parts = [m.panels for m in matrices], [m.scales for m in matrices], [m.bias for m in matrices]
-    operands = inputs, _num_used(inputs), norm.scale, norm.bias, *given, *itertools.chain(*parts)
+    num = _num_used(inputs, matrices[0].num if matrices else None)
+    operands = inputs, num, norm.scale, norm.bias, *given, *itertools.chain(*parts)
     call = jax.ffi.ffi_call(name, shapes, input_output_aliases=aliases)
     return call(
         *(_NONE if operand is None else operand for operand in operands),
@@ -352,10 +320,9 @@ def _of_layer(
     )
 
 
-def _num_used(inputs: Array) -> Int[Array, ""]:
+def _num_used(inputs: Array, num: Int[Array, ""] | None) -> Int[Array, ""]:
     """How many new tokens of ``inputs [..., new, width]`` count."""
-    used = _used.get()
-    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if used is None else used
+    return jnp.int32(inputs.shape[-2] if inputs.ndim > 1 else 1) if num is None else num
 
 
 def _is_suitable(leaf) -> bool:

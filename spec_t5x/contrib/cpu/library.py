@@ -5,7 +5,6 @@ import functools
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ import jax
 from filelock import FileLock
 
 from spec_t5x.machine.compilation_cache import temporary_cache, user_cache
+from spec_t5x.machine.description import native
 from spec_t5x.machine.progress import doing
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def build(compiler: Sequence[str], directory: Path) -> Path:
 
 def _place(compiler: Sequence[str], directory: Path) -> Path:
     """Where the library lies once it is compiled."""
-    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, processor()))
+    described = repr((compiler, _version(compiler), _FLAGS, jax.__version__, native()))
     digest = hashlib.sha256(described.encode() + _SOURCE.read_bytes()).hexdigest()[:24]
     return directory / f"decoder_kernels_{digest}.so"
 
@@ -169,16 +169,6 @@ def _compiler() -> list[str] | None:
 def _version(compiler: Sequence[str]) -> str:
     run = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True)
     return run.stdout
-
-
-def processor() -> str:
-    """What the compiler's ``native`` depends on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        wanted = ("model name", "flags", "Features", "CPU part")
-        return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
-    return platform.processor() + platform.machine()
 
 
 def _say_slow(why: str) -> None:

@@ -1,0 +1,146 @@
+"""The blocks of the core's layers in one or two calls of the kernels each.
+
+``intercept`` takes the place of methods of the networks (``flax.linen.intercept_methods``): those
+of ``BLOCKS``, whose weights are in panels. Attention that differs from T5's in more than a scale and
+biases is left to the networks, whose maps are products with panels all the same.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax.linen.module import InterceptorContext
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from spec_t5x.contrib.cpu import calls
+from spec_t5x.interfaces import Nodes
+from spec_t5x.models.attention import Attention, NewTokens, PairBias, Traits
+from spec_t5x.models.cache import KeysValues, LayerCache
+from spec_t5x.models.layers import ACTIVATIONS, Dense, RMSNorm
+from spec_t5x.models.t5 import DecoderLayer, Layer, SelfAttentionLayer
+from spec_t5x.types import Array
+
+
+def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorContext) -> Any:
+    """What a block computes in place of the method that is called, or what the method does."""
+    for kind, name in BLOCKS:
+        if context.method_name == name and isinstance(context.module, kind):
+            return BLOCKS[kind, name](plain, context.module, *args, **kwargs)
+    return plain(*args, **kwargs)
+
+
+def _normalize(plain: Callable, norm: RMSNorm, inputs: Array) -> Array:
+    if inputs.dtype != jnp.float32 or norm.dtype != "float32":
+        return plain(inputs)
+    return calls.normalize(inputs, _norm(norm))
+
+
+def _attend(plain: Callable, layer: SelfAttentionLayer, states: Array, bias, deterministic: bool):
+    """Of an encoder."""
+    attention = layer.attention
+    if not (deterministic and isinstance(bias, PairBias) and _is_plain(attention.traits)):
+        return plain(states, bias, deterministic)
+    norm, maps = _norm(layer.pre_attention_layer_norm), _maps(attention)
+    given = bias.allowed, bias.by_position, attention.head_dim, attention.traits.scale
+    return calls.whole_attention(states, norm, maps, *given)
+
+
+def _attend_to_cache(
+    plain: Callable, layer: Layer, states: Array, cache: KeysValues, tokens: NewTokens, *rest
+) -> tuple[Array, KeysValues]:
+    if isinstance(layer, DecoderLayer):
+        attention, norm = layer.self_attention, layer.pre_self_attention_layer_norm
+    else:
+        attention, norm = layer.attention, layer.pre_attention_layer_norm
+    in_slots = isinstance(tokens.places, Nodes)
+    if not _is_plain(attention.traits) or not (in_slots or tokens.is_causal):
+        return plain(states, cache, tokens, *rest)
+    given = states, _norm(norm), _maps(attention), cache.keys, cache.values
+    bias = tokens.by_distance(layer.relpos_bias)
+    extend, places = calls.extend_attention, [tokens.places]
+    if in_slots:
+        extend, nodes = calls.extend_attention_nodes, tokens.places
+        places = nodes.slots, nodes.slot_positions, nodes.visible
+    states, keys, values = extend(*given, *places, bias, scale=attention.traits.scale)
+    return states, cache.replace(keys=keys, values=values)
+
+
+def _attend_to_source(
+    plain: Callable, layer: DecoderLayer, states: Array, cache: LayerCache, cross_bias: Array
+) -> Array:
+    attention = layer.encoder_decoder_attention
+    if not _is_plain(attention.traits):
+        return plain(states, cache, cross_bias)
+    maps = _matrix(attention.query), _matrix(attention.out)
+    # One bias for all heads and queries: padding of the source.
+    source = cache.cross_keys, cache.cross_values, cross_bias[:, 0, 0]
+    norm = _norm(layer.pre_cross_attention_layer_norm)
+    return calls.source_attention(states, norm, maps, *source, attention.traits.scale)
+
+
+def _empty_cache(plain: Callable, layer: DecoderLayer, encoded: Array, max_length: int):
+    cache = plain(encoded, max_length)
+    if not _is_plain(layer.source_attention.traits):
+        return cache
+    # As the kernels read them: a loop would have them laid out anew in every round.
+    keys, values = (
+        with_layout_constraint(array, Layout((0, 1, 2, 3)))
+        for array in (cache.cross_keys, cache.cross_values)
+    )
+    return cache.replace(cross_keys=keys, cross_values=values)
+
+
+def _feed_forward(
+    plain: Callable, layer: Layer, states: Array, deterministic: bool = True
+) -> Array:
+    if not deterministic:
+        return plain(states, deterministic)
+    mlp, post_norm = layer.mlp, layer.post_mlp_layer_norm
+    count = len(mlp.activations)
+    names = ["wi"] if count == 1 else [f"wi_{index}" for index in range(count)]
+    *maps, output = (_with_bias(mlp.get_variable("params", name)) for name in [*names, "wo"])
+    # One call: threads are woken once, and the short ones do not wait for one another.
+    branches = calls.multiply(states, maps, _norm(layer.pre_mlp_layer_norm))
+    activated = (ACTIVATIONS[name](b) for name, b in zip(mlp.activations, branches, strict=True))
+    hidden = functools.reduce(operator.mul, activated)
+    if post_norm is None:
+        return calls.multiply(hidden, [output], residual=states)[0]
+    return states + post_norm(calls.multiply(hidden, [output])[0])
+
+
+BLOCKS: dict[tuple[type, str], Callable] = {
+    (RMSNorm, "__call__"): _normalize,
+    (SelfAttentionLayer, "attend"): _attend,
+    (Layer, "attend_to_cache"): _attend_to_cache,
+    (DecoderLayer, "attend_to_source"): _attend_to_source,
+    (DecoderLayer, "empty_cache"): _empty_cache,
+    (Layer, "feed_forward"): _feed_forward,
+}
+
+
+def _is_plain(traits: Traits) -> bool:
+    """Whether the kernels compute such attention."""
+    return traits == Traits(scale=traits.scale, use_bias=traits.use_bias)
+
+
+def _norm(norm: RMSNorm) -> calls.Norm:
+    scale = norm.get_variable("params", "scale")
+    if norm.offset:
+        scale = scale.astype(jnp.float32) + norm.offset
+    bias = norm.get_variable("params", "bias") if norm.centred else None
+    return calls.Norm(scale, norm.epsilon, bias, norm.centred)
+
+
+def _maps(attention: Attention) -> list[calls.Matrix]:
+    return list(map(_matrix, (attention.query, attention.key, attention.value, attention.out)))
+
+
+def _matrix(dense: Dense) -> calls.Matrix:
+    bias = dense.get_variable("params", "bias") if dense.use_bias else None
+    return dense.get_variable("params", "kernel").for_kernels(bias)
+
+
+def _with_bias(params: dict) -> calls.Matrix:
+    return params["kernel"].for_kernels(params.get("bias"))

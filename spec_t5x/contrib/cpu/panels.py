@@ -1,0 +1,191 @@
+"""Weights as the kernels read them: matrices in panels, embeddings at the width they need.
+
+The kernels read panels of 64 columns, each stored row after row: memory is read from front to
+back. A matrix whose values are all numbers of bfloat16, as of a checkpoint stored in it, is held in
+bfloat16 and widened in registers. That is exact: every product has the bits that the float32
+matrix gives.
+"""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import lax
+from jaxtyping import UInt16
+
+from spec_t5x.contrib.cpu import calls
+from spec_t5x.models.weights import TABLES, Form, Rounded
+from spec_t5x.types import Array, Float, Float32, Int, Integer, PyTree
+
+# Numbers that are looked at in one step.
+_PART = 1 << 18
+
+
+@flax.struct.dataclass
+class Panels(Form):
+    """A matrix ``[inner, features]`` in panels of ``calls.PANEL`` columns.
+
+    The last panel is filled up with zeros.
+    """
+
+    # float32, bfloat16 or int8; or uint8, two numbers of int4 in each: the upper one is of the
+    # column half a panel further on.
+    panels: Float[Array, "panels inner columns"] | Integer[Array, "panels inner columns"]
+    # Of rounded weights, the filling's too.
+    scales: Float[Array, "panels groups width"] | None
+    features: int = flax.struct.field(pytree_node=False)
+    # Tokens of each row that products are of; None for all.
+    num: Int[Array, ""] | None = None
+
+    @classmethod
+    def pack(cls, matrix: Float32[Array, "inner features"] | Rounded) -> "Panels":
+        """The matrix in panels, bfloat16 where that holds its values exactly. On the host."""
+        if isinstance(matrix, Rounded):
+            values = np.asarray(matrix.values)
+            scales = jnp.asarray(_in_panels(np.asarray(matrix.scales)))
+        else:
+            values, scales = _narrow(matrix), None
+        is_int4 = values.dtype == jnp.int4
+        panels = _in_panels(values.astype(np.int8) if is_int4 else values)
+        if is_int4:
+            first, second = np.split(panels.view(np.uint8), 2, axis=2)
+            panels = np.bitwise_and(first, 15) | np.left_shift(second, 4)
+        return cls(jnp.asarray(panels), scales, values.shape[1])
+
+    def matrix(self) -> Float32[Array, "inner features"]:
+        """What was packed, in float32."""
+        panels = self.panels
+        if panels.dtype == jnp.uint8:
+            halves = jnp.stack([panels << 4, panels], axis=2).astype(jnp.int8) >> 4
+            panels = halves.reshape(*panels.shape[:2], -1)
+        values = _joined(panels)[:, : self.features]
+        if self.scales is None:
+            return values.astype(jnp.float32)
+        is_int4 = self.panels.dtype == jnp.uint8
+        scales = _joined(self.scales)[:, : self.features]
+        return Rounded(values.astype(jnp.int4) if is_int4 else values, scales).matrix()
+
+    def for_kernels(self, bias: Float32[Array, "features"] | None = None) -> calls.Matrix:
+        """The matrix, and a bias, as the kernels take them."""
+        return calls.Matrix(self.panels, self.scales, self.features, bias, self.num)
+
+    def times(self, inputs: Float32[Array, "*rows inner"]) -> Float32[Array, "*rows features"]:
+        """``inputs @ matrix``."""
+        return calls.multiply(inputs, [self.for_kernels()])[0]
+
+    def rounded(self, bits: int) -> "Panels":
+        """The matrix in few bits, in panels."""
+        return Panels.pack(Rounded.of(self.matrix(), bits))
+
+    def unpacked(self) -> Float32[Array, "inner features"]:
+        """What was packed, in float32."""
+        return self.matrix()
+
+
+@flax.struct.dataclass
+class Table(Form):
+    """Embeddings, held as the bits of bfloat16 where that holds their values exactly.
+
+    Of an array in bfloat16 XLA for CPUs would widen the whole table for a few of its rows.
+    """
+
+    values: UInt16[Array, "vocab embed"] | Float32[Array, "vocab embed"]
+    # As of ``Panels``, of products with the states.
+    num: Int[Array, ""] | None = None
+
+    @classmethod
+    def pack(cls, table: Float32[Array, "vocab embed"]) -> "Table":
+        """The table, on the host."""
+        values = _narrow(table)
+        is_wide = values.dtype == np.float32
+        return cls(jnp.asarray(table if is_wide else values.view(np.uint16)))
+
+    def rows(self, tokens: Int[Array, "*shape"]) -> Float32[Array, "*shape embed"]:
+        """The embeddings of some tokens."""
+        return _widened(jnp.take(self.values, tokens, axis=0))
+
+    def scores(self, states: Float32[Array, "*rows embed"]) -> Float32[Array, "*rows vocab"]:
+        """``states @ table.T``."""
+        return calls.dot_with_table(states, self.values, self.num)
+
+    def output_layer(self, bits: int) -> Panels:
+        """The table as the output layer, in few bits."""
+        return Panels.pack(Rounded.of(self.unpacked().T, bits))
+
+    def unpacked(self) -> Float32[Array, "vocab embed"]:
+        """All embeddings."""
+        return _widened(self.values)
+
+
+def pack(params: PyTree) -> PyTree:
+    """Parameters with their matrices in panels, and embeddings at the width they need.
+
+    Args:
+      params: a tree of float32 arrays on one CPU device, by T5X's names; or what this makes of it.
+    """
+    flat = flatten_dict(params)
+    return unflatten_dict({path: packed(path[-1], leaf) for path, leaf in flat.items()})
+
+
+def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
+    """``pack`` of one parameter, by the last part of its path."""
+    if isinstance(leaf, Form):
+        return leaf
+    if name == "kernel":
+        return Panels.pack(leaf)
+    leaf = jnp.asarray(leaf)
+    return Table.pack(leaf) if name in TABLES else leaf
+
+
+def is_packed(params: PyTree) -> bool:
+    """Whether ``pack`` made this tree."""
+    return any(isinstance(leaf, Panels) for leaf in flatten_dict(params).values())
+
+
+def first(tree: PyTree, num: Int[Array, ""]) -> PyTree:
+    """Packed weights, or a model of them, whose products are of ``num`` tokens of each row.
+
+    The results for others are zeros.
+    """
+    return jax.tree.map(
+        lambda leaf: leaf.replace(num=num) if isinstance(leaf, Panels | Table) else leaf,
+        tree,
+        is_leaf=lambda node: isinstance(node, Panels | Table),
+    )
+
+
+def _in_panels(values: np.ndarray) -> np.ndarray:
+    """``[rows, columns]`` as ``[panels, rows, PANEL]``, the last one filled up with zeros."""
+    rows, columns = values.shape
+    panels = np.zeros((-(-columns // calls.PANEL), rows, calls.PANEL), values.dtype)
+    for i, panel in enumerate(panels):
+        part = values[:, i * calls.PANEL : (i + 1) * calls.PANEL]
+        panel[:, : part.shape[1]] = part
+    return panels
+
+
+def _joined(panels: Array) -> Array:
+    """What ``_in_panels`` was given, with what filled it up."""
+    return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
+
+
+def _narrow(values: Float32[Array, "rows columns"]) -> np.ndarray:
+    """The values in bfloat16 if it holds all of them exactly, else as they are."""
+    values = np.ascontiguousarray(values)
+    # bfloat16 is the upper half of a float32.
+    halves = values.view(np.uint32)
+    parts = np.array_split(halves, 1 + halves.size // _PART)
+    if any(np.bitwise_and(part, 0xFFFF).any() for part in parts):
+        return values
+    return np.right_shift(halves, 16).astype(np.uint16).view(jnp.bfloat16)
+
+
+def _widened(
+    values: UInt16[Array, "*shape"] | Float32[Array, "*shape"],
+) -> Float32[Array, "*shape"]:
+    if values.dtype == jnp.float32:
+        return values
+    return lax.bitcast_convert_type(values.astype(jnp.uint32) << 16, jnp.float32)
