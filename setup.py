@@ -32,7 +32,7 @@ setup(
     package_data={
         "spec_t5x": [
             "pretrained/**/*",
-            "machine/cpu_kernels/*.cc",
+            "contrib/cpu/*.cc",
             "labs/reproduction/*.json",
             "labs/reproduction/*.jinja",
         ]

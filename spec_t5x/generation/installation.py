@@ -49,7 +49,7 @@ class Installation:
     versions: dict[str, str | None] = dataclasses.field(default_factory=dict)
     # ``machine.description.machine`` and memory in bytes; empty where JAX does not start.
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Whether CPU kernels are used, and what there is to say of it; None off CPUs.
+    # Whether CPU kernels are used, and what there is to say of it; None where there are none.
     cpu_kernels: tuple[bool, str] | None = None
     caches: dict[str, Cache] = dataclasses.field(default_factory=dict)
     packaged_models: list[str] = dataclasses.field(default_factory=list)

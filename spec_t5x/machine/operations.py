@@ -54,9 +54,12 @@ class Operations:
         """A function that gives what the one of this name in ``sampling`` does; None for none."""
         return None
 
-    def state(self) -> tuple[bool, str]:
-        """Whether they are used, and what there is to say of it; compiles nothing."""
-        return False, "this installation has none"
+    def state(self) -> tuple[bool, str] | None:
+        """Whether kernels are used, and what there is to say of it; None if there are none.
+
+        Nothing is compiled.
+        """
+        return None
 
     def __repr__(self) -> str:
         # Without an address: programs are kept under what describes them.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
 from spec_t5x.checkpoints.own.target_drafts import (
@@ -20,7 +21,6 @@ from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.models.binding import bind
 from spec_t5x.models.kept_layers import keep_layers, own_params, with_shared
 from spec_t5x.models.narrow_head import NarrowHead, NarrowT5, narrowed_params
-from spec_t5x.models.weights import Panels
 from spec_t5x.sampling.distributions import sampling
 from tests.checkpoints.faults import edit_config, message_of
 
@@ -49,9 +49,10 @@ def own_layers(target):
     return own_params(noisy), config
 
 
-def all_panels(weights):
-    leaves = jax.tree.leaves(weights, is_leaf=lambda node: isinstance(node, Panels))
-    return [leaf for leaf in leaves if isinstance(leaf, Panels)]
+def matrices(weights):
+    """The numbers of each matrix that a draft multiplies with, in the form that it has."""
+    flat = flatten_dict(weights)
+    return [jax.tree.leaves(leaf)[0] for path, leaf in flat.items() if path[-1] == "kernel"]
 
 
 def save_layers(directory, target, **options):
@@ -147,8 +148,8 @@ def test_a_narrow_head_is_kept(target, tmp_path):
     draft = make_draft(directory, target, model, DraftOptions(dtype="float32"))
     assert type(draft.model) is NarrowT5 and draft.vocab_size == 96
     rounded = make_draft(directory, target, model, DraftOptions(dtype="float32", weights="int8"))
-    panels = [*all_panels(rounded.model.weights), rounded.model.kernel]
-    assert {str(each.panels.dtype) for each in panels} == {"int8"}
+    found = [*matrices(rounded.model.weights), *matrices({"kernel": rounded.model.kernel})]
+    assert {str(each.dtype) for each in found} == {"int8"}
     message = message_of(save_shared_draft, tmp_path / "x", own, config, LAYERS, target, head=head)
     assert "narrow_head/kernel" in message
     edit_config(directory, tokens_known=6)

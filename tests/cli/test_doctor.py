@@ -9,9 +9,9 @@ import pytest
 
 from spec_t5x.checkpoints import loading, named_models, packaged
 from spec_t5x.generation import installation
-from spec_t5x.machine import accelerators, description, versions
-from spec_t5x.machine.cpu_kernels import library
+from spec_t5x.machine import accelerators, description, operations, versions
 from spec_t5x.machine.extras import EXTRAS, Extra
+from spec_t5x.machine.operations import Operations
 from tests.documents.test_scripts import requirements_of_setup
 
 pytestmark = pytest.mark.usefixtures("unchecked", "quick_compilation", "kept_programs")
@@ -155,9 +155,11 @@ def test_an_accelerator_that_jax_does_not_use(doctor, run, monkeypatch):
 
 
 def test_kernels_that_are_not_used_make_it_slow(run, monkeypatch):
-    monkeypatch.setenv(library.SWITCH, "0")
+    why = "switched off"
+    kernels = Operations()
+    kernels.state = lambda: (False, why)
+    monkeypatch.setattr(operations, "registered", lambda: (kernels,))
     result = run("doctor")
-    why = "switched off by SPEC_T5X_CPU_KERNELS=0"
     assert (result.status, result.errors) == (0, [])
     assert result.lines[-1] == f"generate works here, but slowly: {why}."
     assert any(f"not used: {why}" in line for line in result.lines)

@@ -7,6 +7,7 @@ import pytest
 
 from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
@@ -38,10 +39,10 @@ def test_a_rounded_draft_holds_its_own_matrices_and_no_encoder():
     draft = SelfDraft.rounded(target)
     assert set(draft.model.weights) == {"token_embedder", "decoder"}
     kernel = draft.model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
-    assert kernel.panels.dtype == jnp.int8
+    assert jax.tree.leaves(kernel)[0].dtype == jnp.int8
     embedding = draft.model.weights["token_embedder"]["embedding"]
     assert embedding is target.weights["token_embedder"]["embedding"]
-    # Of a model that does not use the kernels.
-    plain = target.replace(weights=target.params, kernels=False)
+    # Of a model that XLA computes.
+    plain = target.replace(weights=target.params, operations=XLA)
     kernel = SelfDraft.rounded(plain).model.weights["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     assert isinstance(kernel, Rounded) and kernel.values.dtype == jnp.int8

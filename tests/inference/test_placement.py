@@ -8,6 +8,7 @@ import pytest
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.inference.placement import Placement
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -15,7 +16,7 @@ from spec_t5x.testing.toy_models import tiny_t5
 @pytest.mark.parametrize("bits", [8, 4])
 def test_tied_embeddings_are_split_by_tokens_in_both_forms(bits):
     model = tiny_t5(0, logits_via_embedding=True)
-    model = model.replace(weights=model.params, kernels=False).rounded(bits)
+    model = model.replace(weights=model.params, operations=XLA).rounded(bits)
     generator = Generator(target=model, vocabulary=ByteVocabulary(), max_source_len=8)
     placed = Placement(mesh=make_mesh(model=1)).generator(generator).target
     tied = placed.weights["token_embedder"]["embedding"]

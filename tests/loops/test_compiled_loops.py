@@ -17,6 +17,7 @@ from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs, Pace
 from spec_t5x.loops.speculative import speculative_decode
+from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import tiny_t5
 from spec_t5x.verifiers import TreeVerifier
@@ -101,7 +102,7 @@ def test_plain_decoding_and_trees_on_a_cpu():
 
 def test_states_that_no_draft_uses_leave_no_trace_in_a_call_over_several_widths():
     target = tiny_t5(0, emb_dim=40)
-    target = target.replace(weights=target.params, kernels=False)
+    target = target.replace(weights=target.params, operations=XLA)
     program = on_cpu(target, CopyDraft(target.vocab_size), 3, 1.0)
     (call,) = [line for line in loop_instructions(program) if " conditional(" in line]
     assert f"{target.vocab_size}]" in call and "40]" not in call.partition("conditional(")[0]

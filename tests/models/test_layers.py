@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax.errors import ScopeParamShapeError
 
+from spec_t5x.machine.operations import XLA
 from spec_t5x.models.layers import LayerNorm, RMSNorm
 from spec_t5x.models.t5 import Transformer
 from spec_t5x.testing.toy_models import tiny_t5
@@ -19,7 +20,7 @@ def with_dtype(model, dtype):
     """The model with parameters of a type, which its layers compute in too."""
     config = dataclasses.replace(model.config, dtype=dtype)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
-    return model.replace(weights=params, module=type(model.module)(config), kernels=False)
+    return model.replace(weights=params, module=type(model.module)(config), operations=XLA)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from spec_t5x.errors import InputError
 from spec_t5x.loops.tree_nodes import tree_nodes
+from spec_t5x.machine.operations import XLA
 from spec_t5x.sampling.tree_shapes import Tree
 from spec_t5x.testing.toy_models import tiny_t5
 
@@ -52,7 +53,7 @@ def test_a_tree_larger_than_the_limit_is_refused():
 def test_every_node_is_scored_as_the_end_of_its_own_text():
     """Against plain scoring of each path, for rows of unequal lengths, by XLA's operations."""
     target = tiny_t5(0)
-    target = target.replace(weights=target.params, kernels=False)
+    target = target.replace(weights=target.params, operations=XLA)
     tree, texts = Tree((2, 2)), [[0, 5, 6], [0, 4, 0]]
     lengths = jnp.array([2, 1])
     sources = jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]])

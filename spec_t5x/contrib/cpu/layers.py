@@ -1,7 +1,7 @@
 """The blocks of the core's layers in one or two calls of the kernels each.
 
 ``intercept`` takes the place of methods of the networks (``flax.linen.intercept_methods``): those
-of ``BLOCKS``, whose weights are in panels. Attention that differs from T5's in more than a scale and
+of ``BLOCKS``, whose weights are in panels. Attention with more than T5's traits, a scale and
 biases is left to the networks, whose maps are products with panels all the same.
 """
 

@@ -22,7 +22,7 @@ from tests.labs.benchmark.test_text_scores import (
     generated,
 )
 from tests.loops.test_slots import GROUPS, check, in_a_batch, in_slots
-from tests.models import test_bit_equality, test_cache, test_layers, test_weights
+from tests.models import test_cache, test_layers
 from tests.testing.test_laws import INPUTS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -32,8 +32,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def gpt_is_known(monkeypatch):
     """Adds a GPT to the models of tests that know them by name."""
     monkeypatch.setitem(test_cache.MODELS, "gpt", lambda: tiny_gpt(0))
-    wide = {"emb_dim": 144, "num_heads": 6, "vocab_size": 300}
-    monkeypatch.setitem(test_bit_equality.MODELS, "gpt", lambda: tiny_gpt(0, **wide))
 
 
 def test_it_is_a_target():
@@ -44,25 +42,10 @@ def test_cached_logits_are_the_teacher_forced_ones():
     test_cache.test_cached_logits_are_the_teacher_forced_ones_for_every_chunking("gpt")
 
 
-def test_a_block_has_the_bits_of_one_token_at_a_time():
-    test_bit_equality.test_a_block("gpt", 40, 9)
-    test_bit_equality.test_the_beginning_of_a_block("gpt", 1)
-    test_bit_equality.test_a_tree("gpt", 1)
-    test_bit_equality.test_hypotheses_of_a_beam("gpt")
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_of_bfloat16_are_float32(tied):
     model = tiny_gpt(0, logits_via_embedding=tied)
     test_layers.test_logits_of_bfloat16_are_float32_without_a_copy_of_the_table(model, GPT.logits)
-
-
-def test_it_gives_back_its_parameters():
-    test_weights.test_a_model_gives_back_its_parameters(tiny_gpt)
-
-
-def test_what_is_read_in_bfloat16_gives_the_text_of_float32(monkeypatch):
-    test_weights.test_what_is_read_in_bfloat16_gives_the_text_of_float32("lm-target", monkeypatch)
 
 
 def test_nearly_all_drafts_of_rounded_weights_are_accepted():

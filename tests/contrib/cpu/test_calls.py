@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.machine.cpu_kernels import calls
-from spec_t5x.machine.cpu_kernels.library import available
-from spec_t5x.models.weights import Panels, Rounded, Table
-from spec_t5x.sampling import distributions
+from spec_t5x.contrib.cpu import calls
+from spec_t5x.contrib.cpu.library import available
+from spec_t5x.contrib.cpu.operations import CPU
+from spec_t5x.contrib.cpu.panels import Panels, Table
+from spec_t5x.machine.operations import XLA
+from spec_t5x.models.weights import Rounded
+from spec_t5x.sampling import distributions, random_bits
 from spec_t5x.testing.toy_models import tiny_t5
-from tests.contrib.lm.toys import tiny_gpt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,7 +62,7 @@ def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
         (output,) = calls.multiply(inputs, [calls.Matrix(panels, narrow.scales, 150)])
         np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
     np.testing.assert_array_equal(
-        calls.dot_with_table(inputs, Table.pack(table).halves),
+        calls.dot_with_table(inputs, Table.pack(table).values),
         calls.dot_with_table(inputs, table),
     )
 
@@ -191,7 +193,7 @@ WIDTHS = [1, 37, 5000]
 
 
 # What the kernels are to give, by XLA's operations alone.
-by_xla = jax.jit(distributions._standardize, static_argnames=("top_k", "top_p"))
+by_xla = jax.jit(distributions.tempered.__wrapped__, static_argnames=("top_k", "top_p"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -279,7 +281,7 @@ def test_tokens_are_those_that_xla_draws():
     rng = np.random.default_rng(0)
     target, draft = rng.dirichlet(np.full(300, 0.2), (2, 4000)).astype(np.float32)
     uniforms = rng.random((4000, 2), dtype=np.float32)
-    draw = jax.jit(jax.vmap(distributions._sample))
+    draw = jax.jit(jax.vmap(distributions.sample_at.__wrapped__))
     for tokens, expected in (
         (calls.sample(target, uniforms), draw(target, uniforms)),
         (
@@ -325,6 +327,12 @@ MATRICES.append(draws(HEADS * HEAD_DIM, EMBED, seed=9))
 BIASES = [draws(weight.shape[1], seed=seed) for seed, weight in enumerate(MATRICES, 10)]
 NORM = norm_of(EMBED, centred=True)
 LAYER = NORM, list(map(pack, MATRICES, BIASES))
+
+
+def first(num, layer):
+    """The layer for so many tokens of each row."""
+    norm, matrices = layer
+    return norm, [matrix._replace(num=jnp.int32(num)) for matrix in matrices]
 
 
 def extension(poison=0.0):
@@ -398,9 +406,8 @@ def test_attention_one_token_after_the_other_is_the_same_bit_for_bit():
 
 def test_tokens_that_do_not_count_are_zeros_and_enter_no_cache():
     states, cache, bias = extension()
-    with calls.using_first(jnp.int32(2)):
-        some = extend(states, cache, STARTS, bias)
-        attended = calls.source_attention(states, *SOURCE_LAYER, *cache, draws(BATCH, LENGTH))
+    some = calls.extend_attention(states, *first(2, LAYER), *cache, STARTS, bias)
+    attended = calls.source_attention(states, *first(2, SOURCE_LAYER), *cache, draws(BATCH, LENGTH))
     for found, expected in zip(some, extend(states[:, :2], cache, STARTS, bias), strict=True):
         np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
     assert not np.any(some[0][:, 2:]) and not np.any(attended[:, 2:])
@@ -437,8 +444,8 @@ def test_attention_over_whole_sequences(used):
     allowed = np.random.default_rng(0).random((BATCH, 1, LENGTH, LENGTH)) < 0.7
     # What nothing attends to, and what attends to nothing.
     allowed[..., used:], allowed[2, :, 4] = False, False
-    with calls.using_first(jnp.int32(used or LENGTH)):
-        found = calls.whole_attention(states, *LAYER, allowed, bias, HEAD_DIM, 0.5)
+    layer = first(used or LENGTH, LAYER)
+    found = calls.whole_attention(states, *layer, allowed, bias, HEAD_DIM, 0.5)
     queries, keys, values = (projected(states, which) for which in range(3))
     scores = 0.5 * np.einsum("bhnd,bhkd->bhnk", queries, keys) + bias
     scores = np.where(allowed, scores, scores - 1e10)[..., :used]
@@ -487,11 +494,11 @@ def logits_of(model):
     return jnp.concatenate([first, model.score(cache, TOKENS[:, 4:])[0]], axis=1)
 
 
-@pytest.mark.parametrize("make", [tiny_t5, tiny_gpt])
+@pytest.mark.parametrize("make", [tiny_t5])
 def test_logits_are_those_of_xla(make):
     model = make(seed=0)
-    assert model.kernels
-    by_xla = dataclasses.replace(model, weights=model.params, kernels=False)
+    assert model.operations is CPU
+    by_xla = dataclasses.replace(model, weights=model.params, operations=XLA)
     np.testing.assert_allclose(logits_of(model), logits_of(by_xla), atol=5e-5)
 
 
@@ -508,3 +515,8 @@ def test_only_float32_on_one_cpu_device_suits(monkeypatch):
     found = []
     jax.jit(lambda leaf: found.append(calls.suit({"a": leaf})))(leaf)
     assert found == [False]
+
+
+def test_a_sampled_step_hashes_by_the_kernel():
+    uniform = jax.jit(lambda key: random_bits.uniform(key, 2))
+    assert "SpecT5XThreefry" in uniform.lower(jax.random.key(7)).compile().as_text()

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from spec_t5x.contrib.cpu import library
 from spec_t5x.machine.compilation_cache import temporary_cache
-from spec_t5x.machine.cpu_kernels import library
 
 
 @pytest.fixture

@@ -1,0 +1,154 @@
+"""Weights in panels: what is packed, and that nothing of it is lost."""
+
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_t5x.checkpoints.convert import convert
+from spec_t5x.checkpoints.loading import load
+from spec_t5x.checkpoints.storage import tensors
+from spec_t5x.contrib.cpu import operations, panels
+from spec_t5x.contrib.cpu.panels import Panels, Table
+from spec_t5x.generation import GenerateOptions, Generator
+from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES
+from spec_t5x.models.binding import bind
+from spec_t5x.models.weights import Rounded
+from spec_t5x.testing.toy_models import tiny_t5
+
+
+def draws(*shape):
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (5, 7), (2, 130)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_matrix_is_held_at_the_width_of_its_values(shape, dtype):
+    matrix = draws(*shape).astype(jnp.dtype(dtype)).astype(np.float32)
+    packed = Panels.pack(matrix)
+    assert packed.panels.dtype == jnp.dtype(dtype)
+    assert packed.panels.shape == (-(-shape[1] // 64), shape[0], 64)
+    np.testing.assert_array_equal(packed.matrix(), matrix)
+    assert packed.matrix().dtype == jnp.float32
+
+
+def test_one_value_too_fine_keeps_a_matrix_in_float32():
+    # Beyond what is looked at in one step.
+    matrix = np.ones((5000, 70), np.float32)
+    assert Panels.pack(matrix).panels.dtype == jnp.bfloat16
+    matrix[-1, -1] += 2.0**-20
+    packed = Panels.pack(matrix)
+    assert packed.panels.dtype == jnp.float32
+    np.testing.assert_array_equal(packed.matrix(), matrix)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounded_numbers_stay_what_they_are(bits):
+    weight = Rounded.of(draws(130, 70), bits)
+    packed = Panels.pack(weight)
+    np.testing.assert_array_equal(packed.matrix(), weight.matrix())
+    assert packed.panels.nbytes == 130 * 128 * bits // 8
+
+
+@pytest.mark.parametrize("make", [tiny_t5])
+def test_a_model_gives_back_its_parameters(make):
+    # Of either kind: in bfloat16, and not.
+    given = make(0).params
+    first, *rest = jax.tree.leaves(given)
+    given = jax.tree.map(
+        lambda leaf: leaf if leaf is first else leaf.astype(jnp.bfloat16).astype(jnp.float32), given
+    )
+    model = make(0).with_params(given)
+    assert model.operations is operations.CPU
+    jax.tree.map(np.testing.assert_array_equal, model.params, given)
+    types = {str(leaf.dtype) for leaf in jax.tree.leaves(model.weights)}
+    assert types == {"float32", "bfloat16", "uint16"}
+
+
+def test_a_packaged_model_takes_the_bytes_of_its_checkpoint():
+    loaded = load("ende-target")
+    sizes = [
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        for tree in (bind(loaded.params, loaded.config).weights, loaded.params)
+    ]
+    # All but norms and biases by distance in bfloat16, and panels whole.
+    assert sizes[0] < 0.505 * sizes[1]
+
+
+@pytest.mark.parametrize("target", ["ende-target", "summaries-target"])
+def test_what_is_read_in_bfloat16_gives_the_text_of_float32(target, monkeypatch):
+    """On 200 texts of the target's words, to the last bit of the scores."""
+    words = sorted({word for text in (*SENTENCES, *DESCRIPTIONS) for word in text.split()})
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(200)]
+    options = GenerateOptions(batch_size=40, max_decode_len=16, gamma=0)
+    narrow = Generator.load(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(panels, "_narrow", np.asarray)
+        wide = Generator.load(target)
+    sizes = [sum(a.nbytes for a in jax.tree.leaves(g.target.weights)) for g in (narrow, wide)]
+    assert sizes[0] < 0.51 * sizes[1]
+    found, expected = (list(generator.generate(texts, options)) for generator in (narrow, wide))
+    assert [[o.output_ids for o in answer] for answer in found] == [
+        [o.output_ids for o in answer] for answer in expected
+    ]
+    assert [a[0].score for a in found] == [a[0].score for a in expected]
+
+
+def test_without_the_kernels_a_packed_model_computes_the_same():
+    """What runs where the inputs are not float32, and under XLA alone."""
+    model = tiny_t5(0)
+    tokens = jnp.asarray([[5, 9, 3, 1]])
+
+    @jax.jit
+    def read(params):
+        return model.module.apply({"params": params}, *[tokens] * 3, enable_dropout=False)
+
+    # Which sums in another order: how far apart depends on the processor's registers.
+    np.testing.assert_allclose(read(model.weights), read(model.params), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_they_are_arrays_of_the_device_whatever_their_width(stored, tmp_path, tiny_pair):
+    convert(tiny_pair / "target", tmp_path / "copy", to="native", dtype=stored)
+    params = load(tmp_path / "copy", for_decoding=True).params
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    table = params["token_embedder"]["embedding"]
+    assert isinstance(table, Table)
+    assert table.values.dtype == (np.float32 if stored == "float32" else np.uint16)
+
+
+def test_weights_for_decoding_are_packed_as_they_are_read(monkeypatch):
+    alive, most = [], 0
+    packed = panels.packed
+
+    def watched(name, whole):
+        nonlocal most
+        alive.append(weakref.ref(whole))
+        most = max(most, sum(reference() is not None for reference in alive))
+        return packed(name, whole)
+
+    monkeypatch.setattr(panels, "packed", watched)
+    loaded = load("ende-target", for_decoding=True)
+    assert panels.is_packed(loaded.params) and len(alive) > 100
+    # Norms and biases by distance are kept as they were read; matrices are not.
+    kept = sum(leaf.dtype == np.float32 for leaf in jax.tree.leaves(loaded.params))
+    assert most <= kept + tensors._AHEAD
+
+    bound, whole = loaded.bind(), load("ende-target").bind()
+    assert bound.operations is operations.CPU
+    assert jax.tree.structure(bound) == jax.tree.structure(whole)
+    for pair in zip(jax.tree.leaves(bound), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(*pair)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_rounded_model_is_in_panels_throughout(bits):
+    coarse = tiny_t5(0, logits_via_embedding=True).rounded(bits)
+    tied = coarse.weights["token_embedder"]["embedding"]
+    assert isinstance(tied.table, Table) and isinstance(tied.output, Panels)
+    forms = jax.tree.leaves(coarse.weights, is_leaf=lambda node: isinstance(node, Panels))
+    dtype = {8: jnp.int8, 4: jnp.uint8}[bits]
+    assert {form.panels.dtype for form in forms if isinstance(form, Panels)} == {dtype}
