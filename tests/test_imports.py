@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,13 @@ def test_every_module_has_its_layer():
 
 def test_imports_point_one_way():
     assert wrong_imports(REPOSITORY / "spec_t5x") == []
+
+
+def test_kernels_are_named_in_contrib_alone():
+    package = REPOSITORY / "spec_t5x"
+    core = [path for path in package.rglob("*.py") if package / "contrib" not in path.parents]
+    words = re.compile(r"\bin_use\b|ffi_call|intercept_methods\(|Panels|spec_t5x\.contrib\.cpu")
+    assert [path for path in core if words.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Models and the functions of ``sampling`` are written in JAX alone. Kernels that a machine has in
 their place are one object, which is registered by its name:
 
-    register("operations", cpu="spec_t5x.contrib.cpu.operations:CPU")
+    register("operations", fast="spec_t5x.contrib.fast.operations:FAST")
 """
 
 import functools

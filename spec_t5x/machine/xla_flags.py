@@ -4,7 +4,7 @@
   longer than a T5-small step itself. XLA can record them into command buffers (CUDA graphs);
   the loops and branches around the steps only if asked to, which is done here: then a whole
   draft loop is one launch.
-* CPU: none. XLA's products of few rows are slow whatever its flags; see ``contrib/cpu``.
+* CPU: none. XLA's products of few rows are slow whatever its flags; see ``operations``.
 * TPU: none. The loop compiles to one program without copies of caches (``spec-t5x
   compile-tpu`` shows what XLA makes of it).
 
