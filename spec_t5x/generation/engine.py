@@ -52,7 +52,7 @@ class Engine:
         Args:
           decoder: the models.
           options: how to decode.
-          costs: what speculation costs with some options; what is measured is added.
+          costs: of speculation with some options; measured ones are added.
           pace: with gamma "auto" that of earlier batches; None starts a new one.
         """
         self.decoder, self.options, self.pace = decoder, options, pace
@@ -140,15 +140,16 @@ class Engine:
         return run()
 
     def _decoder(self, batch: Batch) -> Decoder:
-        """The models for a batch: without the draft where it does not pay."""
+        """Gives the models for a batch: without the draft where it does not pay."""
         return self.decoder if self._drafts(batch) else self.decoder.plain()
 
     def _took(self, decoder: Decoder, decoded: Decoded) -> None:
+        """Takes the pace that a batch ended at."""
         if decoder.draft is not None:
             self.pace = decoded.pace
 
     def _answers(self, batch: Batch, decoded: Decoded) -> Iterator[Answer]:
-        """The answers; plain steps are kept for the pace."""
+        """Yields the answers; plain steps are kept for the pace."""
         if decoded.stats is None:
             decoded = jax.device_get(decoded)
             self._uncredited += int(np.max(decoded.lengths)) - min(prompt_lengths(batch))
@@ -181,7 +182,7 @@ class Engine:
     # What pays
 
     def costs(self, batch: Batch) -> Costs:
-        """What speculation costs for batches like this one: measured once, and remembered.
+        """Gives the costs of speculation for batches like this one: measured once, and remembered.
 
         Raises:
           InputError: there is no draft, or the batch cannot be decoded.
@@ -211,12 +212,12 @@ class Engine:
         return costs_lib.remembered(key, measure, Store.of_user())
 
     def first_pace(self, batch: Batch) -> Pace | None:
-        """What to begin with where gamma is "auto"; None where the draft cannot pay."""
+        """Gives the pace to begin with where gamma is "auto"; None where the draft cannot pay."""
         costs = self.costs(batch)
         return Pace.start(costs) if costs.needed <= OPTIMISM else None
 
     def _drafts(self, batch: Batch) -> bool:
-        """Whether inputs that are to be decoded now are decoded with the draft."""
+        """Tells whether inputs that are to be decoded now are decoded with the draft."""
         if self.decoder.draft is None or self.options.gamma != AUTO:
             return self.decoder.draft is not None
         if self._leaves_out_the_draft(batch):
@@ -226,7 +227,7 @@ class Engine:
         return self.pace is not None
 
     def _leaves_out_the_draft(self, batch: Batch) -> bool:
-        """Whether plain decoding is what the pace would do, in a program still to be made.
+        """Tells whether the pace would decode plainly, in a program still to be made.
 
         To make or load one with the draft takes longer than one without.
         """
@@ -245,7 +246,7 @@ class Engine:
 
     @property
     def verdict(self) -> str | None:
-        """Why the draft was left out, where it mostly was."""
+        """The reason why the draft was left out, where it mostly was."""
         costs = self._costs.get(self.options)
         if costs is None:
             return None
@@ -293,11 +294,11 @@ class _Slots:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no draft."""
+        """The absence of a draft."""
         return self._decoder.draft is None
 
     def takes(self, batch: Batch) -> bool:
-        """Whether no input of the batch is longer than those that were the first."""
+        """Tells whether no input of the batch is longer than those that were the first."""
         first = self._first
         return (
             batch.tokens.shape[1] <= first.tokens.shape[1]
@@ -352,7 +353,7 @@ class _Slots:
 
 
 def bytes_needed(decoder: Decoder, options: GenerateOptions, batch: Batch) -> int:
-    """What slots and a group of this size hold, and the logits of a call; weights apart."""
+    """Counts the bytes of slots and a group of this size, and of a call's logits; weights apart."""
     gamma = 0
     if decoder.draft is not None:
         gamma = decoder.draft.traits.max_worthwhile if options.gamma == AUTO else options.gamma

@@ -40,7 +40,7 @@ _SORTED = 16
 class Generator(Decoder):
     """A target, an optional draft and their vocabulary: texts in, texts out."""
 
-    # What speculation costs with some options, and the pace that texts were last decoded at.
+    # The costs of speculation with some options, and the pace that texts were last decoded at.
     _costs: dict[GenerateOptions, Costs] = dataclasses.field(default_factory=dict, init=False)
     _paces: dict[GenerateOptions, Pace] = dataclasses.field(default_factory=dict, init=False)
 
@@ -177,7 +177,7 @@ class Generator(Decoder):
         options: GenerateOptions,
         first: int,
     ) -> Iterator[Answer]:
-        """The answer to each input (text, and ids if known) in order, decoded by length."""
+        """Yields the answer to each input (text, and ids if known) in order, decoded by length."""
         engine, answers = self.engine(options, self._paces.get(options)), {}
         size = options.batch_size * (_SORTED if options.batch_size > 1 else 1)
 
@@ -249,7 +249,7 @@ class Generator(Decoder):
             self._paces[engine.options] = engine.pace
 
     def verdict(self, options: GenerateOptions) -> str | None:
-        """Why the draft was left out of what was decoded last, where it mostly was."""
+        """Says why the draft was left out of what was decoded last, where it mostly was."""
         return self.engine(options, self._paces.get(options)).verdict
 
     def assume(self, options: GenerateOptions, costs: Costs) -> None:

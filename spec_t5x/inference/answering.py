@@ -73,7 +73,7 @@ def tally_of(answers: Iterable[Answer], *, searched: bool = False) -> Tally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a run found out about its draft before it began."""
+    """The findings about a draft that a run begins with."""
 
     costs: Costs
     # Drafts per iteration for all of the run, where texts depend on when they are drafted; None

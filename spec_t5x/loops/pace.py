@@ -213,7 +213,7 @@ class Pace:
         return best + 1 if factors[best] > 1 + _MARGIN else 0
 
     def limit(self) -> Int[Array, ""]:
-        """Drafts of the next iteration at most; 0 is a plain step."""
+        """Gives the most drafts of the next iteration; 0 is a plain step."""
         factors = self.factors
         best = jnp.argmax(factors)
         gain = (1 - 1 / factors[best]) * jnp.maximum(self.length - self.written, 1)

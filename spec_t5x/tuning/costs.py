@@ -92,7 +92,7 @@ def of_seconds(
     *,
     whole: bool = False,
 ) -> Costs:
-    """The costs where a plain step, the prefill, and iterations of some limits take so long.
+    """Gives the costs where a plain step, the prefill, and iterations of some limits take so long.
 
     ``whole``: an iteration has the one limit's drafts, or none.
     """

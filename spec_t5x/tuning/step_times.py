@@ -123,11 +123,11 @@ class Timed:
         )
 
     def target_calls(self, new: int) -> Calls:
-        """Target calls over ``new`` tokens per row, at the cache's length."""
+        """Gives target calls over ``new`` tokens per row, at the cache's length."""
         return lambda calls: _call_target(self.target, self.state.target_cache, new, calls)
 
     def proposals(self, *, scored: bool = False) -> Calls:
-        """Proposals of ``gamma`` drafts after the state's rows, none of them accepted.
+        """Gives proposals of ``gamma`` drafts after the state's rows, none of them accepted.
 
         They include the distributions that the verifier needs. ``scored`` has the target score
         each proposal, and the next one follows the target's token; chains only.
@@ -140,7 +140,7 @@ class Timed:
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
-        """Iterations with ``limit`` drafts, or with as many as the draft proposes up to gamma."""
+        """Gives iterations with ``limit`` drafts, or with as many as the draft proposes up to gamma."""
         return lambda calls: _iterate(
             self.target, self.draft, self.state, self.settings, limit, calls, loop=self.loop
         )
@@ -282,6 +282,7 @@ def _step_plainly(target, draft, state, settings, calls, *, loop: Loop) -> Decod
 
 
 def _again(target, state, step, calls) -> DecodeState:
+    """Repeats a step, each time at the state's lengths."""
     lengths = state.outputs.lengths
 
     def call(_, state):
