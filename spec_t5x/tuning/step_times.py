@@ -140,7 +140,7 @@ class Timed:
         )
 
     def iterations(self, limit: int | None = None) -> Calls:
-        """Gives iterations with ``limit`` drafts, or with as many as the draft proposes up to gamma."""
+        """Gives iterations of ``limit`` drafts, or of as many as the draft proposes."""
         return lambda calls: _iterate(
             self.target, self.draft, self.state, self.settings, limit, calls, loop=self.loop
         )
