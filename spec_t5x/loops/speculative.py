@@ -75,8 +75,7 @@ def step(
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
-    No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
-    ready (``prepare``).
+    No row proposes more than ``limit``, which at a pace is the pace's; the draft is ready.
     """
     gamma, verifier = loop.gamma, loop.verifier
     old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
@@ -122,8 +121,7 @@ def step(
         ),
     )
     if pace is not None:
-        varies = draft.traits.varies and tree is None
-        longest = jnp.max(iteration.num_proposed) if varies else limit
+        longest = jnp.max(iteration.num_proposed) if tree is None else limit
         state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, longest))
     return state, iteration
 
