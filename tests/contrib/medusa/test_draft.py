@@ -18,9 +18,8 @@ from spec_t5x.loops.speculative import speculative_decode, speculative_steps
 from spec_t5x.sampling.distributions import argmax, sampling
 from spec_t5x.testing.toy_models import TableTarget, tiny_t5
 from spec_t5x.verifiers import TreeVerifier
-from tests.loops import test_compiled_for_tpu, test_ruled
 from tests.loops import test_laws_against_transformers as theirs
-from tests.loops.test_compiled_for_tpu import no_check_of_types, v4  # noqa: F401
+from tests.loops import test_ruled
 from tests.loops.test_laws_against_transformers import laws, small_models  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -226,8 +225,3 @@ def test_it_is_made_by_its_name_for_an_encoder_decoder(tiny_pair):
     loaded = load(tiny_pair / "target")
     with pytest.raises(InputError, match="draft 'medusa' of target .*: give its directory"):
         make_draft("medusa", loaded, loaded.bind())
-
-
-@pytest.mark.usefixtures("no_check_of_types")
-def test_compiled_for_a_tpu_no_cache_is_copied(target_of_drafts, v4):  # noqa: F811
-    test_compiled_for_tpu.test_drafts("{}/heads", target_of_drafts, v4)

@@ -6,8 +6,6 @@ import pytest
 from spec_t5x.contrib.t5gemma import huggingface
 from spec_t5x.drafts.transformer import TransformerDraft
 from tests.contrib.t5gemma.toys import T5GEMMA2, tiny_t5gemma
-from tests.loops.test_compiled_for_tpu import cache_copies, on_tpu, v4  # noqa: F401
-from tests.loops.test_compiled_for_tpu import check as check_program
 from tests.loops.test_laws_against_transformers import THRESHOLD, VOCAB, decode_with, law, p_value
 from tests.models import test_cache
 
@@ -29,19 +27,6 @@ def test_cached_logits_are_the_teacher_forced_ones(name):
 @pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
 def test_rows_of_one_source_share_its_keys_and_values(name):
     test_cache.test_rows_of_one_source_share_its_keys_and_values(name)
-
-
-@pytest.mark.parametrize("changes", [{}, T5GEMMA2], ids=["1", "2"])
-def test_compiled_for_a_tpu(v4, changes):  # noqa: F811
-    """Where heads share keys, and where text and source are attended to together."""
-    # Caches of a common size, as in ``test_trees``.
-    sizes = {"emb_dim": 1024, "mlp_dim": 1024, "num_heads": 8, "num_kv_heads": 4, "head_dim": 128}
-    target = tiny_t5gemma(0, **sizes, **changes)
-    draft = TransformerDraft(tiny_t5gemma(1, **sizes, **changes, num_decoder_layers=1))
-    program = on_tpu(v4, target, draft, max_decode_len=117)
-    check_program(program, target.config, 2, max_decode_len=117)
-    # Nor of the source's keys.
-    assert not cache_copies(program, [(2, 4, 7, 128)])
 
 
 @pytest.mark.parametrize("verifier_name", ["block", "tree"])

@@ -1,0 +1,8 @@
+"""What XLA makes of the loop with heads for a TPU v4, without one."""
+
+from tests.loops import test_compiled_for_tpu
+from tests.loops.test_compiled_for_tpu import no_check_of_types, v4  # noqa: F401
+
+
+def test_no_cache_is_copied(target_of_drafts, v4):  # noqa: F811
+    test_compiled_for_tpu.test_drafts("{}/heads", target_of_drafts, v4)
