@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from spec_t5x.errors import InputError
 from spec_t5x.sampling.distributions import Sampling, check_float32, values_at, write_rows
@@ -204,48 +203,6 @@ class TreeProposal:
     probs: Float32[Array, "batch inner vocab"] | None
     # How many levels of drafts each row proposes: 0 for nothing, the tree's depth for all.
     depths: Int[Array, "batch"]
-
-
-@flax.struct.dataclass(kw_only=True)
-class Move:
-    """An input of one batch that takes the place of an input of another.
-
-    Arrays of either batch have one row for each input, or ``num_decodes``, which follow one
-    another.
-    """
-
-    # Places of the two, and the number of inputs where it comes from.
-    source: Int[Array, ""]
-    to: Int[Array, ""]
-    num_sources: int = flax.struct.field(pytree_node=False)
-
-    def beginning(self, kept: Array, new: Array) -> Array:
-        """``kept`` with the input's rows of ``new``, which may be shorter: the rest stays."""
-        rows = self._rows(new)
-        starts = (self.to * rows.shape[0], *(jnp.zeros_like(self.to) for _ in kept.shape[1:]))
-        return lax.dynamic_update_slice(kept, rows, starts)
-
-    def whole(self, kept: Array, new: Array) -> Array:
-        """``kept`` with the input's rows of ``new``, which zeros make as long."""
-        lengths = zip(kept.shape[1:], new.shape[1:], strict=True)
-        missing = [(0, wanted - there) for wanted, there in lengths]
-        if not any(after for _, after in missing):
-            return self.beginning(kept, new)
-        alone = self.replace(source=jnp.zeros_like(self.source), num_sources=1)
-        return alone.beginning(kept, jnp.pad(self._rows(new), ((0, 0), *missing)))
-
-    def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
-        """``whole`` of all leaves; a node with ``insert_rows(new, move)`` sees to it itself."""
-
-        def move(kept, new):
-            own = getattr(kept, "insert_rows", None)
-            return self.whole(kept, new) if own is None else own(new, self)
-
-        return jax.tree.map(move, kept, new, is_leaf=lambda node: hasattr(node, "insert_rows"))
-
-    def _rows(self, new: Array) -> Array:
-        each = new.shape[0] // self.num_sources
-        return lax.dynamic_slice_in_dim(new, self.source * each, each)
 
 
 @runtime_checkable

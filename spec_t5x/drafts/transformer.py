@@ -21,7 +21,7 @@ from spec_t5x.interfaces import (
     TreeProposal,
     check_positions,
 )
-from spec_t5x.loops import autoregressive
+from spec_t5x.loops import decode_state
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.tree_shapes import Tree
@@ -68,7 +68,7 @@ class TransformerDraft(Draft):
     ) -> TransformerState:
         """Encodes the inputs and feeds the prompts to the draft's own model."""
         lengths = prompt_lengths(prompts)
-        cache = autoregressive.prefill(self.model, inputs, prompts, lengths, max_length)
+        cache = decode_state.prefill(self.model, inputs, prompts, lengths, max_length)
         return TransformerState(cache)
 
     def propose(

@@ -4,7 +4,7 @@
     collect   yields the answers that are there while what came last is under way
     close     decodes what is left
 
-A batch of several rows goes into slots (``loops/slots.py``), where an input that has ended makes
+A batch of several rows goes into slots (``loops/refill.py``), where an input that has ended makes
 room for the next one. With gamma "auto" each batch is decoded at the pace of those before it.
 """
 
@@ -22,7 +22,7 @@ from spec_t5x.generation.answers import Answer, all_answered
 from spec_t5x.generation.batches import Batch, prompt_lengths
 from spec_t5x.generation.decoder import Decoder
 from spec_t5x.generation.generate_options import GenerateOptions
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration
@@ -165,7 +165,7 @@ class Engine:
         self.row_calls += calls * self.options.batch_size * each
         return places, answers
 
-    def _keep(self, held: "_Slots", ended: slots.Ended) -> None:
+    def _keep(self, held: "_Slots", ended: refill.Ended) -> None:
         """Keeps a burst that has begun under way."""
         if not held.is_plain:
             self.pace = held.pace
@@ -268,7 +268,7 @@ class Engine:
 
 
 class _Slots:
-    """Inputs in slots (``loops/slots.py``), to which groups of others are added."""
+    """Inputs in slots (``loops/refill.py``), to which groups of others are added."""
 
     def __init__(
         self,
@@ -289,8 +289,8 @@ class _Slots:
         # The text of each input that has not ended, and the tokens of its prompt.
         self._inputs: dict[int, tuple[str, int]] = {}
         self._first = batch
-        self._slots = slots.fill(self._prepared(places, batch, waits=False), self.pace)
-        self._group: slots.Members | None = None
+        self._slots = refill.fill(self._prepared(places, batch, waits=False), self.pace)
+        self._group: refill.Members | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -305,12 +305,12 @@ class _Slots:
             and batch.prompts.shape[1] <= first.prompts.shape[1]
         )
 
-    def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> slots.Ended:
+    def burst(self, places: Sequence[int] = (), batch: Batch | None = None) -> refill.Ended:
         """Sets the device to decode until all of a batch have slots; without one, to the end."""
         if batch is not None or self._group is None:
             self._group = self._prepared(places, batch or self._first, waits=True)
         if batch is None:
-            nobody = np.full_like(self._group.places, slots.NOBODY)
+            nobody = np.full_like(self._group.places, refill.EMPTY_SLOT)
             self._group = self._group.replace(places=nobody)
         self._slots, ended = programs.burst(
             *(self._decoder.target, self._decoder.draft),
@@ -324,10 +324,10 @@ class _Slots:
             self.pace = ended.decoded.pace
         return ended
 
-    def _prepared(self, places: Sequence[int], batch: Batch, *, waits: bool) -> slots.Members:
+    def _prepared(self, places: Sequence[int], batch: Batch, *, waits: bool) -> refill.Members:
         for place, text, skipped in zip(places, batch.texts, prompt_lengths(batch), strict=False):
             self._inputs[place] = text, skipped
-        numbers = np.full(batch.tokens.shape[0], slots.NOBODY, np.int32)
+        numbers = np.full(batch.tokens.shape[0], refill.EMPTY_SLOT, np.int32)
         numbers[: len(places)] = places
         members = programs.prepare_slots(
             *(self._decoder.target, self._decoder.draft),
@@ -339,11 +339,11 @@ class _Slots:
         # Of the host, as those of ``drain``: for another sharding a burst is compiled again.
         return members.replace(places=numbers) if waits else members
 
-    def collected(self, ended: slots.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:
+    def collected(self, ended: refill.Ended) -> tuple[int, tuple[int, ...], list[Answer]]:
         """Waits for a burst: its target calls, and the places and answers of what has ended."""
         # The pace stays on the device.
         ended = jax.device_get(ended.replace(decoded=ended.decoded.replace(pace=None)))
-        rows = [row for row, place in enumerate(ended.places) if place != slots.NOBODY]
+        rows = [row for row, place in enumerate(ended.places) if place != refill.EMPTY_SLOT]
         places = tuple(int(ended.places[row]) for row in rows)
         answers = [
             self._decoder.answer(*self._inputs.pop(place), ended.decoded, row, self._options)
@@ -362,7 +362,7 @@ def bytes_needed(decoder: Decoder, options: GenerateOptions, batch: Batch) -> in
     loop = decoder.loop(batch, options, gamma)
 
     def hold(target, draft, *inputs) -> list[jax.Array]:
-        prepare = functools.partial(slots.prepare, target, draft, *inputs, loop=loop)
+        prepare = functools.partial(refill.prepare, target, draft, *inputs, loop=loop)
         return jax.tree.leaves([prepare(waits=False), prepare(waits=True)])
 
     held = jax.eval_shape(hold, decoder.target, decoder.draft, *inputs)

@@ -2,7 +2,7 @@
 
 import jax
 
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import speculative_decode
@@ -12,8 +12,8 @@ _OF_A_LOOP = ("eos_id", "max_decode_len", "num_decodes", "rescale_log_probs")
 
 decode_plainly = Kept(autoregressive_decode, (*_OF_A_LOOP, "coupled"))
 decode_speculatively = Kept(speculative_decode, (*_OF_A_LOOP, "gamma", "verifier"))
-prepare_slots = Kept(slots.prepare, ("loop", "paced", "waits"))
+prepare_slots = Kept(refill.prepare, ("loop", "paced", "waits"))
 # The slots are updated in place.
-burst = Kept(slots.burst, ("loop",), donated=2)
+burst = Kept(refill.burst, ("loop",), donated=2)
 limit = Kept(jax.jit(Pace.limit), ())
 without_the_draft = Kept(jax.jit(Pace.without_the_draft), ())

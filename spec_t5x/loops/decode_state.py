@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Context,
@@ -16,7 +17,6 @@ from spec_t5x.interfaces import (
     Target,
     shown_to,
 )
-from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.outputs import Outputs
 from spec_t5x.loops.pace import Pace
@@ -30,19 +30,31 @@ DEFAULT_VERIFIER = BlockVerifier()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """What a loop is compiled for; the arguments of ``speculative_decode`` by these names."""
+    """The settings that a loop is compiled for, by their names in ``speculative_decode``."""
 
+    # Tokens proposed in each iteration at most; with a tree, its depth; 0 is plain decoding.
     gamma: int
+    # Room for tokens, the prompt's included.
     max_decode_len: int
+    # Sequences for each input.
     num_decodes: int = 1
+    # Decides which proposals to keep (``verifiers.verifier``).
     verifier: Verifier = DEFAULT_VERIFIER
+    # The token that ends a row, or several of them; in a prompt they do not.
     eos_id: EndOfSequence = EOS_ID
+    # Whether scores are under the sampled distribution (T5X's default: argmax scores 0) or under
+    # the model's own.
     rescale_log_probs: bool = True
+
+    @property
+    def plain(self) -> "Loop":
+        """The loop whose steps ask no draft."""
+        return dataclasses.replace(self, gamma=0)
 
     @property
     def num_nodes(self) -> int:
         """Tokens that one target call is fed for each row."""
-        return self.verifier.num_nodes(self.gamma)
+        return self.verifier.num_nodes(self.gamma) if self.gamma else 1
 
     @property
     def max_length(self) -> int:
@@ -111,29 +123,25 @@ class DecodeStats:
         num_accepted: Int[Array, "batch"],
         num_appended: Int[Array, "batch"],
         num_verified: Int[Array, "batch"],
-        beta: Float[Array, "batch gamma"],
+        beta: Float[Array, "batch drafts"],
+        is_plain: bool,
     ) -> "DecodeStats":
-        """With one iteration more. What a row would have got after its end does not count."""
-        positions = jnp.arange(beta.shape[1])[None, :]
+        """Adds an iteration, or a plain step; tokens after a row's end do not count.
+
+        Proposals are of gamma drafts, or of none.
+        """
+        positions = jnp.arange(self.accepted_by_position.shape[1])[None, :]
         accepted_here, verified = (positions < n[:, None] for n in (num_accepted, num_verified))
+        beta = jnp.where(verified[:, : beta.shape[1]], beta, 0.0)
         return self.replace(
             target_calls=self.target_calls + live,
+            plain_steps=self.plain_steps + (live & is_plain),
             appended=self.appended + num_appended,
             proposed=self.proposed + num_proposed * live,
             accepted=self.accepted + num_accepted,
             accepted_by_position=self.accepted_by_position + accepted_here,
             verified_by_position=self.verified_by_position + verified,
-            beta_sum=self.beta_sum + jnp.sum(jnp.where(verified, beta, 0.0), axis=1),
-        )
-
-    def add_plain(
-        self, *, live: Bool[Array, "batch"], num_appended: Int[Array, "batch"]
-    ) -> "DecodeStats":
-        """With one plain step more, in which nothing was proposed."""
-        return self.replace(
-            target_calls=self.target_calls + live,
-            plain_steps=self.plain_steps + live,
-            appended=self.appended + num_appended,
+            beta_sum=self.beta_sum + jnp.sum(beta, axis=1),
         )
 
 
@@ -158,28 +166,31 @@ class DecodeState:
 
 @flax.struct.dataclass(kw_only=True)
 class Iteration:
-    """What happened in one iteration: a line of Figure 1."""
+    """What happened in one iteration: a line of Figure 1; a plain step has no drafts."""
 
     # What the draft proposed, and how many tokens of it count. Of a tree, the drafts that
     # were accepted and the first of those refused after them.
-    proposed: Int[Array, "batch gamma"]
+    proposed: Int[Array, "batch drafts"]
     num_proposed: Int[Array, "batch"]
     # How many leading proposals entered the output; the next one was rejected,
     # unless the row ended before it or all were accepted.
     num_accepted: Int[Array, "batch"]
     # Tokens appended, and how many of them count: the accepted proposals, then
     # (unless the row ended before it) the target's own token.
-    appended: Int[Array, "batch gamma+1"]
+    appended: Int[Array, "batch drafts+1"]
     num_appended: Int[Array, "batch"]
     ended: Array
 
 
 @flax.struct.dataclass(kw_only=True)
 class Verified:
-    """What one target call says of a proposal; of a tree, along the path that was taken."""
+    """What one target call says of a proposal; of a tree, along the path that was taken.
+
+    There are gamma drafts, or none in a plain step.
+    """
 
     # What was proposed; of a tree, the accepted drafts and then the first refused one.
-    drafts: Int[Array, "batch gamma"]
+    drafts: Int[Array, "batch drafts"]
     # How many of these count.
     num_drafts: Int[Array, "batch"]
     # Tokens proposed, all of a tree's.
@@ -187,14 +198,25 @@ class Verified:
     # ``num_accepted`` and ``next_token``; of a tree, the ``path``.
     verdict: PyTree
     # The target's, at each draft and after the last one.
-    logits: Float32[Array, "batch gamma+1 vocab"]
-    probs: Float32[Array, "batch gamma+1 vocab"]
-    states: Float[Array, "batch gamma+1 embed"]
+    logits: Float32[Array, "batch drafts+1 vocab"]
+    probs: Float32[Array, "batch drafts+1 vocab"]
+    states: Float[Array, "batch drafts+1 embed"]
     # Chance that each draft is accepted where those before it are.
-    beta: Float32[Array, "batch gamma"]
+    beta: Float32[Array, "batch drafts"]
     # Before the rollback, and before the draft's commit.
     target_cache: Cache
     draft_state: DraftState
+
+
+@flax.struct.dataclass
+class NoDraft(Draft):
+    """The draft of plain decoding, which is never asked."""
+
+    vocab_size: int = flax.struct.field(pytree_node=False)
+
+    def propose(self, state, context, gamma):
+        """Raises ``InputError``: plain decoding is gamma 0."""
+        raise InputError(f"gamma is {gamma} and there is no draft: give one, or gamma 0")
 
 
 def init(
@@ -211,22 +233,21 @@ def init(
 ) -> DecodeState:
     """Encodes the inputs, feeds the prompts, makes ``num_decodes`` rows of each.
 
-    With a pace the draft's state is zeros until ``prefill_draft``. The caches have ``room`` for so
-    many tokens; None for all that the loop may write.
+    At gamma 0 the draft's state is empty; with a pace it is zeros until ``prefill_draft``. The
+    caches have ``room`` for so many tokens; None for all that the loop may write.
     """
     outputs = outputs_lib.start(prompts, loop.max_decode_len, max_decode_steps, room=loop.gamma + 1)
     room = room or loop.max_length
-    target_cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, room)
+    target_cache = prefill(target, inputs, prompts, outputs.lengths, room)
     target_states = None
-    if draft.traits.uses_target_states:
+    if loop.gamma and draft.traits.uses_target_states:
         target_states = first_states(shown_to(draft, target), target_cache, prompts, room)
     outputs, target_cache, target_states = outputs_lib.repeat_rows(
         (outputs, target_cache, target_states), loop.num_decodes
     )
-    rows = outputs.lengths.shape[0]
 
     def make_draft_state() -> DraftState:
-        return prefill_draft(draft, inputs, prompts, loop, room)
+        return prefill_draft(draft, inputs, prompts, loop, room) if loop.gamma else ()
 
     return DecodeState(
         outputs=outputs,
@@ -234,10 +255,22 @@ def init(
         draft_state=make_draft_state() if pace is None else _zeros_like(make_draft_state),
         stream=stream,
         target_states=target_states,
-        stats=_no_stats(rows, loop.gamma),
+        stats=_no_stats(outputs.lengths.shape[0], loop.gamma),
         # Copied: the stepper donates its state, and this pace is the caller's.
         pace=None if pace is None else jax.tree.map(jnp.copy, pace.new_batch()),
     )
+
+
+def prefill(
+    target: Target,
+    inputs: PyTree,
+    prompts: Int[Array, "batch width"],
+    lengths: Int[Array, "batch"],
+    max_length: int,
+) -> Cache:
+    """The target's cache with every prompt token in it but each row's last one."""
+    forced = prompts if prompts.shape[1] > 1 else None
+    return target.rollback(target.prefill(inputs, max_length, forced), lengths)
 
 
 def prefill_draft(

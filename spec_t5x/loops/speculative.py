@@ -17,6 +17,7 @@ ready: its prefill, which is its encoder, waits for the first iteration, and tok
 plain steps wrote are fed to it when it is asked again.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
@@ -31,18 +32,15 @@ from spec_t5x.interfaces import (
     Draft,
     DraftState,
     Outcome,
-    Proposal,
     Target,
     check_parts,
     check_positions,
     check_vocabularies,
     shown_to,
 )
-from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative_tree as tree_lib
 from spec_t5x.loops.decode_state import (
-    DEFAULT_VERIFIER,
     DecodeState,
     Iteration,
     Loop,
@@ -58,9 +56,10 @@ from spec_t5x.loops.decode_state import (
 from spec_t5x.loops.outputs import Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.sampling.draws import Stream
+from spec_t5x.sampling.draws import Stream, sample_next
 from spec_t5x.sampling.log_probs import token_log_probs
-from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
+from spec_t5x.sampling.verification import Verdict
+from spec_t5x.types import Array, Bool, Int, Key, PyTree
 from spec_t5x.verifiers import Verifier
 
 
@@ -75,16 +74,20 @@ def step(
 ) -> tuple[DecodeState, Iteration]:
     """One iteration of Algorithm 1: 1 to ``gamma + 1`` tokens for each live row.
 
-    No row proposes more than ``limit``, which at a pace is the pace's; the draft is ready.
+    No row proposes more than ``limit``; at a pace the limit is the pace's, and the draft must be
+    ready (``prepare``). At gamma 0 (``loop.plain``) it is a plain step, which asks no draft.
     """
     gamma, verifier = loop.gamma, loop.verifier
-    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma)
+    old, pace, tree = state.outputs, state.pace, verifier.tree(gamma) if gamma else None
     limit = limit if pace is None else pace.limit()
     context = make_context(state, settings, verifier.coupled, limit)
-    if tree is None:
-        found = verify(target, draft, state.draft_state, context, state.stream, gamma, verifier)
+    given = target, draft, state.draft_state, context, state.stream
+    if not gamma:
+        found = draw(*given, verifier.coupled)
+    elif tree is None:
+        found = verify(*given, gamma, verifier)
     else:
-        found = tree_lib.verify(target, draft, state.draft_state, context, state.stream, tree)
+        found = tree_lib.verify(*given, tree)
 
     tokens = emitted(found.drafts, found.verdict)
     log_probs = token_log_probs(found.logits, found.probs, tokens, settings, loop.rescale_log_probs)
@@ -93,10 +96,11 @@ def step(
     )
     num_accepted = jnp.minimum(found.verdict.num_accepted, num_appended)
     outcome = Outcome(lengths=outputs.lengths, num_accepted=num_accepted)
-    if tree is None:
-        draft_state = draft.commit(found.draft_state, outcome)
-    else:
-        draft_state = draft.commit_tree(found.draft_state, outcome, found.verdict.path[:, 1:])
+    draft_state = found.draft_state
+    if tree is not None:
+        draft_state = draft.commit_tree(draft_state, outcome, found.verdict.path[:, 1:])
+    elif gamma:
+        draft_state = draft.commit(draft_state, outcome)
     iteration = Iteration(
         proposed=found.drafts,
         num_proposed=found.num_drafts,
@@ -118,12 +122,41 @@ def step(
             # Where a draft entered the output or was replaced.
             num_verified=jnp.minimum(found.num_drafts, num_appended),
             beta=found.beta,
+            is_plain=not gamma and pace is not None,
         ),
+        pace=pace and _charged(pace, iteration, ~old.ended, limit, draft.traits.varies, tree),
     )
-    if pace is not None:
-        longest = jnp.max(iteration.num_proposed) if tree is None else limit
-        state = state.replace(pace=_charged(pace, iteration, ~old.ended, limit, longest))
     return state, iteration
+
+
+def draw(
+    target: Target,
+    draft: Draft,
+    draft_state: DraftState,
+    context: Context,
+    stream: Stream,
+    coupled: bool,
+) -> Verified:
+    """Scores each row's last token and draws the one after it; nothing is proposed."""
+    batch, settings = context.lengths.shape[0], context.settings
+    block = context.last_tokens[:, None]
+    logits, states, cache = shown_to(draft, target).score(context.target_cache, block)
+    logits = context.ruled(logits, block[:, :0])
+    probs = standardize(logits, settings)
+    token = sample_next(stream, context.lengths, probs[:, 0], settings, coupled)
+    none = jnp.zeros(batch, jnp.int32)
+    return Verified(
+        drafts=block[:, :0],
+        num_drafts=none,
+        num_proposed=none,
+        verdict=Verdict(num_accepted=none, next_token=token),
+        logits=logits,
+        probs=probs,
+        states=states,
+        beta=jnp.zeros((batch, 0), jnp.float32),
+        target_cache=cache,
+        draft_state=draft_state,
+    )
 
 
 def verify(
@@ -137,7 +170,11 @@ def verify(
 ) -> Verified:
     """Proposes, scores and verifies one chain of tokens for each row."""
     settings = context.settings
-    proposal, draft_state = _propose(draft, draft_state, context, gamma)
+    proposal, draft_state = draft.propose(draft_state, context, gamma)
+    proposal = proposal.checked()
+    if context.limit is not None:
+        counts = jnp.minimum(proposal.num_proposed, context.limit)
+        proposal = proposal.replace(counts=counts)
     # An ended row shall not make the target's call longer.
     num_proposed = jnp.where(context.live, proposal.num_proposed, 0)
     block = jnp.concatenate([context.last_tokens[:, None], proposal.tokens], axis=1)
@@ -163,56 +200,7 @@ def verify(
     )
 
 
-def _propose(draft: Draft, draft_state: DraftState, context: Context, gamma: int):
-    """The draft's proposal, as far as it may be verified, and its state."""
-    if gamma == 0:
-        nothing = jnp.zeros((context.lengths.shape[0], 0), jnp.int32)
-        return Proposal(nothing), draft_state
-    proposal, draft_state = draft.propose(draft_state, context, gamma)
-    proposal = proposal.checked()
-    if context.limit is not None:
-        counts = jnp.minimum(proposal.num_proposed, context.limit)
-        proposal = proposal.replace(counts=counts)
-    return proposal, draft_state
-
-
-# At a pace, and at gamma 0
-
-
-def plain_step(
-    target: Target, draft: Draft, state: DecodeState, settings: Sampling, loop: Loop
-) -> tuple[DecodeState, Iteration]:
-    """One target call, one token for each row that has not ended; the draft is not asked.
-
-    The token is that of ``autoregressive.step`` and of gamma = 0, seed for seed.
-    """
-    live, lengths = ~state.outputs.ended, state.outputs.lengths
-    outputs, cache, states, tokens, num_appended = autoregressive.write_token(
-        shown_to(draft, target),
-        state.outputs,
-        state.target_cache,
-        state.stream,
-        settings,
-        coupled=loop.verifier.coupled,
-        eos_id=loop.eos_id,
-        rescale_log_probs=loop.rescale_log_probs,
-    )
-    state = state.replace(
-        outputs=outputs,
-        target_cache=cache,
-        target_states=with_states(state.target_states, states, lengths),
-        stats=state.stats.add_plain(live=live, num_appended=num_appended),
-        pace=None if state.pace is None else state.pace.plain(_mean(num_appended, live)),
-    )
-    nothing = jnp.zeros_like(num_appended)
-    return state, Iteration(
-        proposed=jnp.zeros((tokens.shape[0], loop.gamma), jnp.int32),
-        num_proposed=nothing,
-        num_accepted=nothing,
-        appended=jnp.pad(tokens, ((0, 0), (0, loop.gamma))),
-        num_appended=num_appended,
-        ended=outputs.ended,
-    )
+# At a pace
 
 
 def prepare(
@@ -240,40 +228,30 @@ def prepare(
     return state.replace(draft_state=draft_state, pace=pace.made_ready())
 
 
-def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
-    """The pace after an iteration with proposals of ``longest`` tokens at most."""
+def _charged(
+    pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, varies: bool, tree
+) -> Pace:
+    """The pace after an iteration of the limit, or after a plain step."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
+    tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
+    if not iteration.proposed.shape[1]:
+        return pace.plain(tokens)
     positions = jnp.arange(pace.largest)[None, :]
     return pace.speculative(
-        _mean(iteration.num_appended, live),
-        longest=longest,
+        tokens,
+        longest=jnp.max(iteration.num_proposed) if varies and tree is None else limit,
         limit=limit,
         accepted=jnp.sum(positions < accepted, axis=0),
-        # Not where the row ended with a draft.
+        # A row that ended with a draft refused none.
         refused=jnp.sum((positions == accepted) & (appended > accepted), axis=0),
     )
-
-
-def _mean(num_appended: Int[Array, "batch"], live: Bool[Array, "batch"]) -> Float32[Array, ""]:
-    """Tokens for each live row."""
-    return jnp.sum(num_appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
 
 
 # The loops
 
 
 @outputs_lib.refuses_holes
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "gamma",
-        "max_decode_len",
-        "num_decodes",
-        "verifier",
-        "eos_id",
-        "rescale_log_probs",
-    ),
-)
+@functools.partial(jax.jit, static_argnames=[field.name for field in dataclasses.fields(Loop)])
 def speculative_decode(
     target: Target,
     draft: Draft,
@@ -282,19 +260,14 @@ def speculative_decode(
     rng: Key[Array, "*batch"] | Stream,
     settings: Sampling,
     *,
-    gamma: int,
-    max_decode_len: int,
     max_decode_steps: Int[Array, "*steps"] | None = None,
-    num_decodes: int = 1,
-    verifier: Verifier = DEFAULT_VERIFIER,
-    eos_id: EndOfSequence = EOS_ID,
-    rescale_log_probs: bool = True,
     pace: Pace | None = None,
+    **options,
 ) -> Decoded:
     """Decodes with the target's distribution, exactly, at the draft's pace.
 
     The text at temperature 0 is that of ``autoregressive_decode``; at any other the
-    texts follow the same distribution. ``gamma = 0`` is plain decoding, seed for
+    texts follow the same distribution. ``gamma=0`` is plain decoding, seed for
     seed. Statistics come back for each sequence in ``Decoded.stats``.
 
     Args:
@@ -306,75 +279,62 @@ def speculative_decode(
       rng: one key, or one for each input (``outputs.row_keys``); or a stream made for
         all rows (``draws.t5x_stream``).
       settings: the distribution to sample from (``distributions.sampling``).
-      gamma: tokens proposed in each iteration at most, at least 0; with a tree, its
-        depth.
-      max_decode_len: room for tokens, the prompt's included.
       max_decode_steps: tokens to generate at most, after the prompt.
-      num_decodes: sequences for each input.
-      verifier: which proposals to keep (``verifiers.verifier``).
-      eos_id: the token that ends a row, or several of them; in a prompt they do not.
-      rescale_log_probs: whether scores are under the sampled distribution (T5X's
-        default: argmax scores 0) or under the model's own.
       pace: drafts as many tokens as pay, ``gamma`` at most, and none where none pay
         (``loops/pace.py``); None drafts ``gamma`` to the end. ``Decoded.pace`` is what to decode
         the next batch with.
+      **options: ``gamma``, ``max_decode_len`` and the other fields of ``Loop``.
 
     Raises:
       InputError: ``gamma`` below 0, vocabularies that differ, prompts longer than
         ``max_decode_len``, a draft that needs more of the target than it shows, a stream
         that the verifier cannot draw from, or a pace with the costs of another gamma.
     """
-    loop = Loop(
-        gamma=gamma,
-        max_decode_len=max_decode_len,
-        num_decodes=num_decodes,
-        verifier=verifier,
-        eos_id=eos_id,
-        rescale_log_probs=rescale_log_probs,
-    )
+    loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
     state = init(
         target, draft, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps, pace=pace
     )
-
-    def iterate(state):
-        return step(target, draft, state, settings, loop)[0]
-
-    def go_plainly(state):
-        return plain_step(target, draft, state, settings, loop)[0]
-
-    def make_ready(state):
-        return prepare(draft, inputs, prompts, state, settings, loop)
-
-    body = iterate
-    if pace is not None:
-        body = alternation(
-            lambda state: ~done(state),
-            lambda state: state.pace.limit(),
-            go_plainly,
-            make_ready,
-            iterate,
-        )
-    return _finish(lax.while_loop(lambda state: ~done(state), body, state), loop)
+    state = drive(
+        state,
+        lambda state: ~done(state),
+        lambda state: state.pace,
+        lambda state, loop: step(target, draft, state, settings, loop)[0],
+        lambda state: prepare(draft, inputs, prompts, state, settings, loop),
+        loop,
+    )
+    return _finish(state, loop)
 
 
-def alternation(
-    going: Callable, limit: Callable, go_plainly: Callable, make_ready: Callable, iterate: Callable
-) -> Callable:
-    """The body of a loop at a pace: plain steps while the limit is 0, then iterations.
+def drive(
+    carry: PyTree, going: Callable, pace: Callable, iterate: Callable, prepare: Callable, loop: Loop
+) -> PyTree:
+    """Runs iterations while ``going``; at a pace, plain steps wherever its limit is 0.
 
-    All take what the loop carries; it goes on while ``going``.
+    Args:
+      carry: what the loop carries, and the others but the last take.
+      going: whether to go on.
+      pace: the pace of the loop; None for iterations alone.
+      iterate: an iteration, compiled for the loop that it is given, too.
+      prepare: makes the draft ready after plain steps.
+      loop: what is compiled for.
     """
 
+    def run(carry, drafting: bool):
+        def wanted(carry):
+            return going(carry) & ((pace(carry).limit() > 0) == drafting)
+
+        chosen = loop if drafting else loop.plain
+        return lax.while_loop(wanted, lambda carry: iterate(carry, chosen), carry)
+
     def alternate(carry):
-        carry = lax.while_loop(lambda c: going(c) & (limit(c) == 0), go_plainly, carry)
+        carry = run(carry, drafting=False)
         # Making ready copies the draft's state.
-        return if_wanted(going(carry), draft, carry)
+        return if_wanted(going(carry), lambda carry: run(prepare(carry), drafting=True), carry)
 
-    def draft(carry):
-        return lax.while_loop(lambda c: going(c) & (limit(c) > 0), iterate, make_ready(carry))
-
-    return alternate
+    if pace(carry) is None:
+        return lax.while_loop(going, lambda carry: iterate(carry, loop), carry)
+    return lax.while_loop(going, alternate, carry)
 
 
 def speculative_steps(
@@ -405,10 +365,10 @@ def speculative_steps(
     loop = Loop(**options)
     stream, settings = _checked(target, draft, prompts, rng, settings, loop, pace)
     begin = _compiled(init, loop, donate=())
-    go_plainly, make_ready = _compiled(plain_step, loop), _compiled(prepare, loop)
-    iterate = _compiled(step, loop) if loop.gamma else go_plainly
+    go_plainly, iterate = _compiled(step, loop.plain), _compiled(step, loop)
+    make_ready = _compiled(prepare, loop)
 
-    # Of its own: what stands in a generator waits for the first ``next``.
+    # A nested generator, so that the checks above run at the call and not at the first ``next``.
     def iterations(state: DecodeState, ended: np.ndarray):
         ready = pace is None
         while not ended.all():

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from spec_t5x.interfaces import Move, Nodes
+from spec_t5x.interfaces import Nodes
+from spec_t5x.loops.refill import Move
 from spec_t5x.models.logical_axes import constrain
 from spec_t5x.sampling.distributions import write_rows
 from spec_t5x.types import Array, Bool, Float, Int

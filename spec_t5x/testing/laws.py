@@ -23,14 +23,15 @@ from spec_t5x.errors import InputError
 from spec_t5x.interfaces import (
     Cache,
     Draft,
-    Move,
     NodeTarget,
     Target,
     check_parts,
 )
 from spec_t5x.loops import outputs
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER
 from spec_t5x.loops.outputs import Decoded
-from spec_t5x.loops.speculative import DEFAULT_VERIFIER, speculative_decode
+from spec_t5x.loops.refill import Move
+from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.loops.tree_nodes import tree_nodes
 from spec_t5x.sampling.distributions import Sampling, sampling
 from spec_t5x.sampling.tree_shapes import Tree

@@ -276,7 +276,7 @@ def _step_plainly(target, draft, state, settings, calls, *, loop: Loop) -> Decod
     return _again(
         target,
         state,
-        lambda state: speculative.plain_step(target, draft, state, settings, loop),
+        lambda state: speculative.step(target, draft, state, settings, loop.plain),
         calls,
     )
 

@@ -120,7 +120,7 @@ def assert_finds(result, row, expected, atol=1e-4):
 
 
 def test_hypotheses_that_share_a_lineage_see_the_same_slots():
-    """The two of ``slots.py``' docstring."""
+    """The two of ``cache_slots.py``' docstring."""
     nodes = cache_slots.nodes(
         tokens=jnp.array([[7, 8]]),
         positions=jnp.array([[3, 3]]),

@@ -243,7 +243,7 @@ def go_plainly(draft, state, settings, num_steps):
 
 
 LOOP = speculative.Loop(gamma=3, max_decode_len=LENGTH, verifier=TokenVerifier())
-_plain_step = jax.jit(functools.partial(speculative.plain_step, loop=LOOP))
+_plain_step = jax.jit(functools.partial(speculative.step, loop=LOOP.plain))
 
 
 @drafts("mixed")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from spec_t5x.errors import InputError
-from spec_t5x.loops import autoregressive
 from spec_t5x.loops import outputs as outputs_lib
+from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import Loop, NoDraft
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.sampling.draws import RowStream
 from spec_t5x.testing import laws
@@ -187,13 +188,14 @@ def test_stepping_by_hand_is_the_compiled_loop():
     target = TableTarget.create(seed=2, vocab_size=6)
     sources, prompts = jnp.array([[2, 3], [4, 5]]), jnp.array([[0, 3], [0, 0]])
     stream = RowStream(outputs_lib.row_keys(KEY, 2))
-    init = jax.jit(functools.partial(autoregressive.init, max_decode_len=6))
-    step = jax.jit(autoregressive.step)
-    state = init(target, sources, prompts, stream)
+    loop, draft = Loop(gamma=0, max_decode_len=6), NoDraft(target.vocab_size)
+    init = jax.jit(functools.partial(speculative.init, loop=loop))
+    step = jax.jit(functools.partial(speculative.step, loop=loop))
+    state = init(target, draft, sources, prompts, stream)
     calls = 0
-    while not autoregressive.done(state):
-        np.testing.assert_array_equal(state.cache.lengths, state.outputs.lengths)
-        state = step(target, state, sampling(1.0))
+    while not speculative.done(state):
+        np.testing.assert_array_equal(state.target_cache.lengths, state.outputs.lengths)
+        state, _ = step(target, draft, state, sampling(1.0))
         calls += 1
     whole = autoregressive_decode(target, sources, prompts, KEY, sampling(1.0), max_decode_len=6)
     np.testing.assert_array_equal(state.outputs.sequences[:, 1:7], whole.tokens[:, 0])

@@ -10,7 +10,7 @@ import pytest
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.labs.tpu import chips
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.machine.operations import XLA
@@ -82,15 +82,15 @@ def test_slots(v4, plain):
             sources, prompts, keys, _ = rows(num, 0.0)
             places = jnp.arange(num, dtype=jnp.int32)
             inputs = sources[:, :width], prompts, keys, jnp.full(num, 9, jnp.int32), places
-            made = slots.prepare(target, draft, *inputs, loop=loop, waits=waits)
-            return made if waits else slots.fill(made)
+            made = refill.prepare(target, draft, *inputs, loop=loop, waits=waits)
+            return made if waits else refill.fill(made)
 
         return shapes_of(jax.eval_shape(make, *models), v4)
 
     arguments = members(3, 7, waits=False), members(2, 5, waits=True)
     settings, drain = shapes_of((rows(1, 0.0)[-1], jnp.asarray(False)), v4)
     with partitioned(v4):
-        traced = slots.burst.trace(*models, *arguments, settings, drain, loop=loop)
+        traced = refill.burst.trace(*models, *arguments, settings, drain, loop=loop)
         program = traced.lower(lowering_platforms=("tpu",)).compile().as_text()
     check(program, target.config, 3)
     assert not cache_copies(program, [(3, 2, 7, 8)])

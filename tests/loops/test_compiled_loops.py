@@ -12,7 +12,7 @@ import pytest
 from spec_t5x.checkpoints.make_draft import make_draft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.pace import Costs, Pace
@@ -117,7 +117,7 @@ def test_on_a_cpu_at_a_pace():
 
 
 def burst(target, draft, temperature, pace=None):
-    """Three slots and a group of five, as shapes for ``slots.burst``."""
+    """Three slots and a group of five, as shapes for ``refill.burst``."""
     loop = Loop(gamma=GAMMA if draft else 0, max_decode_len=MAX_DECODE_LEN)
     common = {"loop": loop, "paced": pace is not None}
 
@@ -125,11 +125,11 @@ def burst(target, draft, temperature, pace=None):
         sources, prompts, keys, _ = rows(num, temperature)
         places = jnp.arange(num, dtype=jnp.int32)
         inputs = sources[:, :width], prompts, keys, jnp.full(num, 9, jnp.int32), places
-        return slots.prepare(target, draft, *inputs, waits=waits, **common)
+        return refill.prepare(target, draft, *inputs, waits=waits, **common)
 
-    held = slots.fill(members(3, 7, waits=False), pace)
+    held = refill.fill(members(3, 7, waits=False), pace)
     arguments = held, members(5, 5, waits=True), sampling(temperature), np.bool_(False)
-    return slots.burst.lower(target, draft, *arguments, loop=loop), held
+    return refill.burst.lower(target, draft, *arguments, loop=loop), held
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

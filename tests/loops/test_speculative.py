@@ -13,7 +13,7 @@ from scipy import stats
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.speculative import speculative_decode, speculative_steps
@@ -636,7 +636,7 @@ def test_after_refused_drafts_the_cache_is_that_of_a_fresh_prefill():
     init = jax.jit(functools.partial(speculative.init, loop=loop))
     step = jax.jit(functools.partial(speculative.step, loop=loop))
     score = jax.jit(lambda model, cache, tokens: model.score(cache, tokens)[0])
-    prefill = jax.jit(autoregressive.prefill, static_argnums=4)
+    prefill = jax.jit(decode_state.prefill, static_argnums=4)
     for name in ("adversarial", "similar"):
         state = init(model, drafts[name], SOURCES, prompts, stream)
         for _ in range(4):

@@ -10,7 +10,8 @@ import pytest
 
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
-from spec_t5x.loops.autoregressive import autoregressive_decode, prefill
+from spec_t5x.loops.autoregressive import autoregressive_decode
+from spec_t5x.loops.decode_state import prefill
 from spec_t5x.loops.speculative import speculative_decode
 from spec_t5x.models.decoder_only import (
     DecoderOnlyConfig,

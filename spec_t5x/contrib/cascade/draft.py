@@ -25,7 +25,7 @@ from spec_t5x.interfaces import (
     check_positions,
     check_vocabularies,
 )
-from spec_t5x.loops import autoregressive
+from spec_t5x.loops import decode_state
 from spec_t5x.loops.decode_state import emitted
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.loops.speculative import verify
@@ -102,7 +102,7 @@ class CascadeDraft(Draft):
         lengths = prompt_lengths(prompts)
         room = max_length + self._spare
         return CascadeState(
-            cache=autoregressive.prefill(self.model, inputs, prompts, lengths, room),
+            cache=decode_state.prefill(self.model, inputs, prompts, lengths, room),
             draft_state=self.draft.prefill(inputs, prompts, room),
         )
 

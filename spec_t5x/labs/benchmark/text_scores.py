@@ -14,19 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Cache, Context, Draft, DraftState, Outcome, Target, shown_to
-from spec_t5x.loops import autoregressive, speculative
+from spec_t5x.interfaces import Context, Draft, DraftState, Outcome, Target, Traits
+from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops.decode_state import first_states, with_states
-from spec_t5x.loops.outputs import Outputs
-from spec_t5x.sampling import rules
-from spec_t5x.sampling.distributions import Sampling, standardize
-from spec_t5x.sampling.draws import RowStream, draft_draws, sample_next
+from spec_t5x.loops.decode_state import DecodeState, Loop, done, with_states
+from spec_t5x.sampling.distributions import Sampling, values_at
+from spec_t5x.sampling.draws import RowStream
 from spec_t5x.theory import formulas
 from spec_t5x.types import EOS_ID, Array, Bool, EndOfSequence, Float32, Int, Key, PyTree
-
-# Beyond the longest text: what a target call and a draft may write there.
-_ROOM = 2
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -41,19 +36,21 @@ class TextScores:
     proposed: dict[str, Bool[Array, "batch length"]]
 
 
-@flax.struct.dataclass(kw_only=True)
-class _State:
-    """All that one position hands to the next."""
+@flax.struct.dataclass
+class _Drafts(Draft):
+    """Drafts that are asked side by side; their states, by name, are the state of this one."""
 
-    outputs: Outputs
-    # Holds every token of a row but its last one.
-    target_cache: Cache
-    # The target's states; None unless a draft uses them.
-    target_states: Float32[Array, "batch positions embed"] | None
-    drafts: dict[str, DraftState]
-    # How many positions have been scored, and their scores.
-    position: Int[Array, ""]
-    scores: TextScores
+    drafts: dict[str, Draft]
+    vocab_size: int = flax.struct.field(pytree_node=False)
+    traits: Traits = flax.struct.field(pytree_node=False)
+
+    def prefill(self, inputs, prompts, max_length) -> dict[str, DraftState]:
+        """The states of all."""
+        return {n: each.prefill(inputs, prompts, max_length) for n, each in self.drafts.items()}
+
+    def propose(self, state, context, gamma):
+        """Raises: each draft is asked for itself."""
+        raise NotImplementedError
 
 
 @functools.partial(jax.jit, static_argnames=("max_decode_len", "leniences", "eos_id"))
@@ -95,84 +92,67 @@ def score_texts(
     """
     for draft in drafts.values():
         speculative.check_arguments(target, draft, prompts, 1, max_decode_len)
-    uses_states = any(draft.traits.uses_target_states for draft in drafts.values())
-    target = _shown_to_all(drafts, target)
+    together = _Drafts(drafts, target.vocab_size, _traits_of_all(drafts))
+    loop = Loop(gamma=1, max_decode_len=max_decode_len, eos_id=eos_id)
     stream, batch = RowStream(keys), prompts.shape[0]
-    outputs = outputs_lib.start(prompts, max_decode_len, max_decode_steps, room=_ROOM)
-    length = max_decode_len + _ROOM
+    state = decode_state.init(
+        target, together, inputs, prompts, stream, loop, max_decode_steps=max_decode_steps
+    )
     betas = jnp.zeros((len(leniences), batch, max_decode_len), jnp.float32)
     nowhere = jnp.zeros((batch, max_decode_len), bool)
-    cache = autoregressive.prefill(target, inputs, prompts, outputs.lengths, length)
-    state = _State(
-        outputs=outputs,
-        target_cache=cache,
-        target_states=first_states(target, cache, prompts, length) if uses_states else None,
-        drafts={name: draft.prefill(inputs, prompts, length) for name, draft in drafts.items()},
-        position=jnp.int32(0),
-        scores=TextScores(
-            written=nowhere,
-            betas=dict.fromkeys(drafts, betas),
-            proposed=dict.fromkeys(drafts, nowhere),
-        ),
+    scores = TextScores(
+        written=nowhere,
+        betas=dict.fromkeys(drafts, betas),
+        proposed=dict.fromkeys(drafts, nowhere),
     )
 
-    def score_position(state: _State) -> _State:
-        before, cache, scores = state.outputs, state.target_cache, state.scores
-        context = Context(
-            sequences=before.sequences,
-            lengths=before.lengths,
-            live=~before.ended,
-            draws=draft_draws(stream, before.lengths, coupled=False),
-            settings=settings,
-            target_cache=cache,
-            target_states=state.target_states,
-            starts=before.starts,
-            limits=before.limits,
-        )
-        logits, states, cache = target.score(cache, before.last_tokens[:, None])
-        logits = rules.apply(settings.rules, logits, before.ends)
-        probs = standardize(logits, settings)
-        if texts is None:
-            tokens = sample_next(stream, before.lengths, probs[:, 0], settings, False)
-        else:
+    def score_position(carry) -> tuple[DecodeState, TextScores, Int[Array, ""]]:
+        state, scores, position = carry
+        before, context = state.outputs, decode_state.make_context(state, settings, coupled=False)
+        found = speculative.draw(target, together, state.draft_state, context, stream, False)
+        tokens = found.verdict.next_token
+        if texts is not None:
             at = jnp.minimum(before.lengths, max_decode_len - 1)
-            tokens = jnp.take_along_axis(jnp.asarray(texts), at[:, None], axis=1)[:, 0]
-        unscored = jnp.zeros_like(probs[:, :, 0])
+            tokens = values_at(jnp.asarray(texts), at)
+        unscored = jnp.zeros_like(found.probs[:, :, 0])
         outputs, _ = outputs_lib.append(
             before, tokens[:, None], jnp.ones_like(tokens), unscored, eos_id
         )
         betas, proposed, draft_states = {}, {}, {}
         for name, draft in drafts.items():
             draft_probs, proposes, draft_states[name] = _ask(
-                draft, state.drafts[name], context, tokens, outputs.lengths
+                draft, state.draft_state[name], context, tokens, outputs.lengths
             )
-            found = _betas(logits, probs, draft_probs, settings, leniences)[..., 0]
-            betas[name] = scores.betas[name].at[..., state.position].set(found)
-            proposed[name] = scores.proposed[name].at[:, state.position].set(proposes)
-        written = scores.written.at[:, state.position].set(context.live)
-        return _State(
+            of_draft = _betas(found.logits, found.probs, draft_probs, settings, leniences)[..., 0]
+            betas[name] = scores.betas[name].at[..., position].set(of_draft)
+            proposed[name] = scores.proposed[name].at[:, position].set(proposes)
+        written = scores.written.at[:, position].set(context.live)
+        state = state.replace(
             outputs=outputs,
-            target_cache=target.rollback(cache, outputs.lengths),
-            target_states=with_states(state.target_states, states, before.lengths),
-            drafts=draft_states,
-            position=state.position + 1,
-            scores=TextScores(written=written, betas=betas, proposed=proposed),
+            target_cache=target.rollback(found.target_cache, outputs.lengths),
+            draft_state=draft_states,
+            target_states=with_states(state.target_states, found.states, before.lengths),
         )
+        return state, TextScores(written=written, betas=betas, proposed=proposed), position + 1
 
-    state = lax.while_loop(lambda state: ~jnp.all(state.outputs.ended), score_position, state)
-    return state.scores
+    _, scores, _ = lax.while_loop(
+        lambda carry: ~done(carry[0]), score_position, (state, scores, jnp.int32(0))
+    )
+    return scores
 
 
-def _shown_to_all(drafts: Mapping[str, Draft], target: Target) -> Target:
-    """The target with the states that any draft wants; one that wants fewer takes the first."""
-    deepest = max(drafts.values(), key=lambda draft: len(draft.traits.depths), default=None)
-    for name, draft in drafts.items():
-        if draft.traits.depths != deepest.traits.depths[: len(draft.traits.depths)]:
+def _traits_of_all(drafts: Mapping[str, Draft]) -> Traits:
+    """The states that any draft wants of the target; one that wants fewer takes the first."""
+    traits = {name: draft.traits for name, draft in drafts.items()}
+    deepest = max((each.depths for each in traits.values()), key=len, default=())
+    for name, each in traits.items():
+        if each.depths != deepest[: len(each.depths)]:
             raise InputError(
-                f"draft {name} wants the target's layers {list(draft.traits.depths)} and another "
-                f"{list(deepest.traits.depths)}: measure them one by one"
+                f"draft {name} wants the target's layers {list(each.depths)} and another "
+                f"{list(deepest)}: measure them one by one"
             )
-    return target if deepest is None else shown_to(deepest, target)
+    uses_states = any(each.uses_target_states for each in traits.values())
+    return Traits(uses_target_states=uses_states, depths=deepest)
 
 
 def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):

@@ -18,7 +18,7 @@ from jax.stages import Compiled
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.interfaces import Draft, Proposal
 from spec_t5x.loops import autoregressive, decode_state, speculative
-from spec_t5x.loops.decode_state import Loop
+from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.models import cache as cache_lib
 from spec_t5x.models.binding import abstract_params
 from spec_t5x.models.cache import DecoderCache, LayerCache
@@ -108,13 +108,13 @@ def plain_step(model: T5Model, work: Workload, mesh: Mesh) -> tuple[Compiled, De
     *inputs, settings = _inputs(work, mesh)
 
     def init(model, inputs, prompts, keys):
-        return autoregressive.init(
-            model, inputs, prompts, RowStream(keys), max_decode_len=work.max_decode_len
-        )
+        return _plain_state(model, inputs, prompts, keys, work)
 
     state = sharded_rows(jax.eval_shape(init, model, *inputs), mesh)
-    compiled = _compile(autoregressive.step, mesh, model, state, settings, donate=1)
-    return compiled, state.cache
+    compiled = _compile(
+        functools.partial(_step_plainly, work), mesh, model, state, settings, donate=1
+    )
+    return compiled, state.target_cache
 
 
 def head_step(
@@ -129,19 +129,33 @@ def head_step(
 
     def init(target, draft, inputs, prompts, keys):
         room = work.max_decode_len + 1
-        state = autoregressive.init(
-            target, inputs, prompts, RowStream(keys), max_decode_len=work.max_decode_len
-        )
+        state = _plain_state(target, inputs, prompts, keys, work)
         own = draft.prefill(inputs, prompts, room).cache
-        (text,), source = own.layers, state.cache.layers[draft.layers[0]]
+        (text,), source = own.layers, state.target_cache.layers[draft.layers[0]]
         layer = LayerCache(text.keys, text.values, source.cross_keys, source.cross_values)
-        cache = state.cache.replace(layers=(layer,))
+        cache = state.target_cache.replace(layers=(layer,))
         states = jnp.zeros((work.batch, draft.model.config.emb_dim), jnp.bfloat16)
-        return state.replace(cache=DraftingCache.after(cache, states, gamma))
+        return state.replace(target_cache=DraftingCache.after(cache, states, gamma))
 
     state = sharded_rows(jax.eval_shape(init, target, draft, *inputs), mesh)
-    compiled = _compile(autoregressive.step, mesh, draft.model, state, settings, donate=1)
-    return compiled, state.cache
+    compiled = _compile(
+        functools.partial(_step_plainly, work), mesh, draft.model, state, settings, donate=1
+    )
+    return compiled, state.target_cache
+
+
+def _plain_state(model: T5Model, inputs, prompts, keys, work: Workload) -> DecodeState:
+    """The state of plain decoding, before its first step."""
+    loop = Loop(gamma=0, max_decode_len=work.max_decode_len)
+    draft = NoDraft(model.vocab_size)
+    return decode_state.init(model, draft, inputs, prompts, RowStream(keys), loop)
+
+
+def _step_plainly(
+    work: Workload, model: T5Model, state: DecodeState, settings: Sampling
+) -> DecodeState:
+    loop = Loop(gamma=0, max_decode_len=work.max_decode_len)
+    return speculative.step(model, NoDraft(model.vocab_size), state, settings, loop)[0]
 
 
 def verification(

@@ -1,4 +1,4 @@
-"""Run by ``test_slots.py`` with 2 simulated devices: how many arrays of caches a burst gathers, and
+"""Run by ``test_refill.py`` with 2 simulated devices: how many arrays of caches a burst gathers, and
 how many those of the inputs that wait are, as JSON.
 """
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
 from spec_t5x.models.partitioning import make_mesh, partitioned, shard_batch
@@ -39,9 +39,9 @@ def main() -> dict[str, int]:
     rows = sources, prompts, row_keys(jax.random.key(0), ROWS), np.full(ROWS, 8, np.int32), places
     with partitioned(mesh):
         rows = shard_batch(rows, mesh)
-        first, group = (slots.prepare(*models, *rows, loop=loop, waits=w) for w in (False, True))
+        first, group = (refill.prepare(*models, *rows, loop=loop, waits=w) for w in (False, True))
         settings, drain = sampling(0.0), np.bool_(False)
-        burst = slots.burst.lower(*models, slots.fill(first), group, settings, drain, loop=loop)
+        burst = refill.burst.lower(*models, refill.fill(first), group, settings, drain, loop=loop)
         text = burst.compile().as_text()
     cached = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(group))
     return {"cached": cached, **gathered(text)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.loops import slots
+from spec_t5x.loops import refill
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.loops.decode_state import Loop
 from spec_t5x.loops.outputs import row_keys
@@ -55,14 +55,14 @@ def prepared(places, size, model, proposer, loop, *, paced=False, waits=True, wi
     padded = np.array(places + [0] * (size - len(places)))
     limits = np.full(NUM, LENGTH, np.int32) if steps is None else steps
     is_real = np.arange(size) < len(places)
-    return slots.prepare(
+    return refill.prepare(
         model,
         proposer,
         SOURCES[padded, :width],
         PROMPTS[padded],
         KEYS[padded],
         np.where(is_real, limits[padded], 0).astype(np.int32),
-        np.where(is_real, padded, slots.NOBODY).astype(np.int32),
+        np.where(is_real, padded, refill.EMPTY_SLOT).astype(np.int32),
         loop=loop,
         paced=paced,
         waits=waits,
@@ -97,21 +97,21 @@ def in_slots(
     common = {"paced": pace is not None, "steps": steps}
     first, *rest = groups
     members = prepared(first, num_slots, model, proposer, loop, waits=False, **common)
-    held, found, calls = slots.fill(members, pace), {}, 0
+    held, found, calls = refill.fill(members, pace), {}, 0
     for number, places in enumerate([*rest, None]):
         width = 4 if number in narrow else 8
         group = prepared(places or (), size, model, proposer, loop, width=width, **common)
         drain = np.bool_(places is None)
-        held, ended = slots.burst(
+        held, ended = refill.burst(
             model, proposer, held, group, sampling(temperature), drain, loop=loop
         )
         ended = jax.device_get(ended)
         calls += int(ended.calls)
         for row, place in enumerate(ended.places):
-            if place != slots.NOBODY:
+            if place != refill.EMPTY_SLOT:
                 assert place not in found
                 found[int(place)] = one_of(ended.decoded, row)
-    assert np.all(np.asarray(held.members.places) == slots.NOBODY)
+    assert np.all(np.asarray(held.members.places) == refill.EMPTY_SLOT)
     return types.SimpleNamespace(found=found, calls=calls)
 
 
@@ -246,6 +246,6 @@ def test_numbers_that_are_not_finite_stay_in_their_input(by_xla):
 
 
 def test_several_devices_gather_what_waits_once_for_a_burst():
-    found = printed_by("loops/spread_slots_program.py", devices=2)
+    found = printed_by("loops/spread_refill_program.py", devices=2)
     assert found == {"cached": found["cached"], "outside": found["cached"], "in loops": 0}
     assert found["cached"] > 0

@@ -1,10 +1,10 @@
-"""Slots: rows of a batch that take the next input as soon as they have ended.
+"""Refill: rows of a batch take the next input as soon as they have ended.
 
 A batch runs until its slowest row has ended. Here the loop stops whenever an input has ended,
 keeps its outputs and gives its *slot*, the ``num_decodes`` rows it had, to the next one. What waits
 is a *group* of inputs whose encoder has run. A *burst* is one program: it decodes until the group
-is used up and a slot is free. The host then hands in the next group. All of this is on the device,
-which waits for nobody: groups are encoded, and outputs fetched, while it is at work.
+is used up and a slot is free. The host then hands in the next group. The device never idles: the
+host encodes the next group and fetches outputs meanwhile.
 
 Rows do not see one another, so that an input gets the output that it gets in any other batch. What
 is decoded when follows from the inputs alone: with a pace, whose decisions are for all rows, the
@@ -18,19 +18,60 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spec_t5x.interfaces import Draft, Move, Target
-from spec_t5x.loops import autoregressive, decode_state, speculative
+from spec_t5x.interfaces import Draft, Target
+from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
-from spec_t5x.loops.autoregressive import AutoregressiveState
-from spec_t5x.loops.decode_state import DecodeState, Loop
+from spec_t5x.loops.decode_state import DecodeState, Loop, NoDraft
 from spec_t5x.loops.outputs import Decoded, Outputs
 from spec_t5x.loops.pace import Pace
 from spec_t5x.machine.meshes import gather_rows, spread_rows
 from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.types import Array, Bool, Int, Key, PyTree
 
-# The place of an input among all: of no input.
-NOBODY = -1
+# The place, among all inputs, of a slot that holds none.
+EMPTY_SLOT = -1
+
+
+@flax.struct.dataclass(kw_only=True)
+class Move:
+    """An input of one batch that takes the place of an input of another.
+
+    Arrays of either batch have one row for each input, or ``num_decodes``, which follow one
+    another.
+    """
+
+    # Places of the two, and the number of inputs where it comes from.
+    source: Int[Array, ""]
+    to: Int[Array, ""]
+    num_sources: int = flax.struct.field(pytree_node=False)
+
+    def beginning(self, kept: Array, new: Array) -> Array:
+        """``kept`` with the input's rows of ``new``, which may be shorter: the rest stays."""
+        rows = self._rows(new)
+        starts = (self.to * rows.shape[0], *(jnp.zeros_like(self.to) for _ in kept.shape[1:]))
+        return lax.dynamic_update_slice(kept, rows, starts)
+
+    def whole(self, kept: Array, new: Array) -> Array:
+        """``kept`` with the input's rows of ``new``, which zeros make as long."""
+        lengths = zip(kept.shape[1:], new.shape[1:], strict=True)
+        missing = [(0, wanted - there) for wanted, there in lengths]
+        if not any(after for _, after in missing):
+            return self.beginning(kept, new)
+        alone = self.replace(source=jnp.zeros_like(self.source), num_sources=1)
+        return alone.beginning(kept, jnp.pad(self._rows(new), ((0, 0), *missing)))
+
+    def of_all(self, kept: PyTree, new: PyTree) -> PyTree:
+        """``whole`` of all leaves; a node with ``insert_rows(new, move)`` sees to it itself."""
+
+        def move(kept, new):
+            own = getattr(kept, "insert_rows", None)
+            return self.whole(kept, new) if own is None else own(new, self)
+
+        return jax.tree.map(move, kept, new, is_leaf=lambda node: hasattr(node, "insert_rows"))
+
+    def _rows(self, new: Array) -> Array:
+        each = new.shape[0] // self.num_sources
+        return lax.dynamic_slice_in_dim(new, self.source * each, each)
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -38,11 +79,12 @@ class Members:
     """Inputs that were encoded together, ready to be decoded: in slots, or waiting for one."""
 
     # The loop's; of those that wait, without a pace, and with room for their prompts alone.
-    state: AutoregressiveState | DecodeState
+    state: DecodeState
     # What the draft's state is made from, where the pace decides when.
     sources: PyTree
     prompts: Int[Array, "inputs width"]
-    # The place of each input among all; ``NOBODY`` in a free slot and of padding, which is last.
+    # The place of each input among all; ``EMPTY_SLOT`` in a free slot, and for padding, which is
+    # last.
     places: Int[Array, "inputs"]
 
 
@@ -59,7 +101,7 @@ class Slots:
 class Ended:
     """What a burst has finished."""
 
-    # The place of each output's input among all; ``NOBODY`` beyond those that ended.
+    # The place of each output's input among all; ``EMPTY_SLOT`` beyond those that ended.
     places: Int[Array, "inputs"]
     decoded: Decoded
     # Target calls of the burst; each is for all rows.
@@ -82,7 +124,7 @@ class _Burst:
     calls: Int[Array, ""]
 
     @property
-    def state(self) -> AutoregressiveState | DecodeState:
+    def state(self) -> DecodeState:
         return self.slots.members.state
 
     def with_state(self, state, **changes) -> "_Burst":
@@ -91,7 +133,7 @@ class _Burst:
 
     @property
     def is_used(self) -> Bool[Array, "slots"]:
-        return self.slots.members.places != NOBODY
+        return self.slots.members.places != EMPTY_SLOT
 
     @property
     def has_ended(self) -> Bool[Array, "slots"]:
@@ -100,12 +142,8 @@ class _Burst:
         return self.is_used & ended
 
     @property
-    def goes_on(self) -> Bool[Array, ""]:
-        return ~jnp.any(self.has_ended)
-
-    @property
     def num_waiting(self) -> Int[Array, ""]:
-        return jnp.sum(self.group.places != NOBODY) - self.taken
+        return jnp.sum(self.group.places != EMPTY_SLOT) - self.taken
 
 
 @functools.partial(jax.jit, static_argnames=("loop", "paced", "waits"))
@@ -130,7 +168,7 @@ def prepare(
       prompts: the start token first, as of ``speculative_decode``.
       keys: one for each input.
       max_decode_steps: tokens to generate at most; 0 of padding.
-      places: of the inputs among all; ``NOBODY`` of padding, which comes last.
+      places: of the inputs among all; ``EMPTY_SLOT`` of padding, which comes last.
       loop: what is compiled for.
       paced: whether a pace decides when the draft's state is made.
       waits: whether the inputs wait for slots, and their caches have room for the prompts alone.
@@ -142,15 +180,12 @@ def prepare(
     )
     arguments = sources, prompts, stream
     options = {"max_decode_steps": max_decode_steps, "room": room}
-    if draft is None:
-        options |= {"max_decode_len": loop.max_decode_len, "num_decodes": decodes}
-        state = autoregressive.init(target, *arguments, **options)
-    else:
-        state = decode_state.init(target, draft, *arguments, loop, **options)
-        if paced:
-            # What is not used is not computed.
-            zeros = jax.tree.map(jnp.zeros_like, state.draft_state)
-            state = state.replace(draft_state=zeros)
+    draft = draft or NoDraft(target.vocab_size)
+    state = decode_state.init(target, draft, *arguments, loop, **options)
+    if paced:
+        # Zeros in place of the unused state, so that XLA drops the draft's prefill.
+        zeros = jax.tree.map(jnp.zeros_like, state.draft_state)
+        state = state.replace(draft_state=zeros)
     return spread_rows(Members(state=state, sources=sources, prompts=prompts, places=places))
 
 
@@ -186,22 +221,22 @@ def burst(
     """
     if loop.verifier.coupled:
         settings = settings.keep_ties()
-    going = _Going(target, draft, settings, loop)
-    carry = going.begin(slots, group)
+    run = _BurstLoop(target, draft or NoDraft(target.vocab_size), settings, loop)
+    carry = run.begin(slots, group)
 
     def unfinished(carry: _Burst) -> Bool[Array, ""]:
         return jnp.all(carry.is_used) | (drain & jnp.any(carry.is_used))
 
     carry = lax.while_loop(
-        unfinished, lambda carry: _refilled(going.until_one_ends(carry)), _refilled(carry)
+        unfinished, lambda carry: _refilled(run.until_one_ends(carry)), _refilled(carry)
     )
-    return going.end(carry)
+    return run.end(carry)
 
 
-class _Going:
+class _BurstLoop:
     """The loop of a burst, plain or speculative."""
 
-    def __init__(self, target: Target, draft: Draft | None, settings: Sampling, loop: Loop):
+    def __init__(self, target: Target, draft: Draft, settings: Sampling, loop: Loop):
         self.target, self.draft, self.settings, self.loop = target, draft, settings, loop
 
     def begin(self, slots: Slots, group: Members) -> _Burst:
@@ -219,66 +254,50 @@ class _Going:
             group=gather_rows(group),
             taken=jnp.int32(0),
             outputs=jax.tree.map(room, state.outputs),
-            stats=jax.tree.map(room, _stats(state)),
-            places=jnp.full(capacity, NOBODY, jnp.int32),
+            stats=jax.tree.map(room, state.stats),
+            places=jnp.full(capacity, EMPTY_SLOT, jnp.int32),
             num_ended=jnp.int32(0),
             calls=jnp.int32(0),
         )
-        if self._pace(carry) is None:
+        if carry.state.pace is None:
             return carry
         carry = carry.with_state(state.replace(pace=state.pace.new_batch()))
-        wanted = self._pace(carry).limit() > 0
+        wanted = carry.state.pace.limit() > 0
         drafting = carry.slots.drafting & wanted
         carry = carry.replace(slots=carry.slots.replace(drafting=drafting))
         return decode_state.if_wanted(wanted, self._make_ready, carry)
 
     def until_one_ends(self, carry: _Burst) -> _Burst:
         """The loop of decoding, until an input ends."""
-        body = self._iterate if self.draft is not None else self._step
-        if self._pace(carry) is not None:
-            body = speculative.alternation(
-                lambda carry: carry.goes_on,
-                lambda carry: self._pace(carry).limit(),
-                self._go_plainly,
-                self._make_ready,
-                self._iterate,
-            )
-        return lax.while_loop(lambda carry: carry.goes_on, body, carry)
+        return speculative.drive(
+            carry,
+            lambda carry: ~jnp.any(carry.has_ended),
+            lambda carry: carry.state.pace,
+            self._iterate,
+            self._make_ready,
+            self.loop,
+        )
 
     def end(self, carry: _Burst) -> tuple[Slots, Ended]:
         """The slots as the next burst takes them, and what this one has finished."""
-        pace, members = self._pace(carry), carry.slots.members
+        pace, members = carry.state.pace, carry.slots.members
         # As ``prepare`` left them: the next burst is the same program.
-        members = spread_rows(members.replace(state=_without_pace(members.state)))
+        members = spread_rows(members.replace(state=members.state.replace(pace=None)))
         if pace is not None:
             pace = pace.end_batch()
             members = members.replace(state=members.state.replace(pace=pace))
         decoded = outputs_lib.finish(
-            carry.outputs, self.loop.num_decodes, self.loop.max_decode_len, carry.stats, pace
+            carry.outputs,
+            self.loop.num_decodes,
+            self.loop.max_decode_len,
+            None if isinstance(self.draft, NoDraft) else carry.stats,
+            pace,
         )
         slots = carry.slots.replace(members=members)
         return slots, Ended(places=carry.places, decoded=decoded, calls=carry.calls)
 
-    def _pace(self, carry: _Burst) -> Pace | None:
-        return None if self.draft is None else carry.state.pace
-
-    def _step(self, carry: _Burst) -> _Burst:
-        options = {
-            "coupled": self.loop.verifier.coupled,
-            "eos_id": self.loop.eos_id,
-            "rescale_log_probs": self.loop.rescale_log_probs,
-        }
-        state = autoregressive.step(self.target, carry.state, self.settings, **options)
-        return carry.with_state(state, calls=carry.calls + 1)
-
-    def _iterate(self, carry: _Burst) -> _Burst:
-        return self._advanced(speculative.step, carry)
-
-    def _go_plainly(self, carry: _Burst) -> _Burst:
-        return self._advanced(speculative.plain_step, carry)
-
-    def _advanced(self, step, carry: _Burst) -> _Burst:
-        state, _ = step(self.target, self.draft, carry.state, self.settings, self.loop)
+    def _iterate(self, carry: _Burst, loop: Loop) -> _Burst:
+        state, _ = speculative.step(self.target, self.draft, carry.state, self.settings, loop)
         return carry.with_state(state, calls=carry.calls + 1)
 
     def _make_ready(self, carry: _Burst) -> _Burst:
@@ -324,13 +343,13 @@ def _taken_out(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     places = carry.slots.members.places
     move = Move(source=slot, to=carry.num_ended, num_sources=places.shape[0])
     outputs, stats = move.of_all(
-        (carry.outputs, carry.stats), (carry.state.outputs, _stats(carry.state))
+        (carry.outputs, carry.stats), (carry.state.outputs, carry.state.stats)
     )
     return carry.replace(
         outputs=outputs,
         stats=stats,
         places=carry.places.at[carry.num_ended].set(places[slot]),
-        num_ended=carry.num_ended + (places[slot] != NOBODY),
+        num_ended=carry.num_ended + (places[slot] != EMPTY_SLOT),
     )
 
 
@@ -340,16 +359,14 @@ def _filled(carry: _Burst, slot: Int[Array, ""]) -> _Burst:
     last = group.places.shape[0] - 1
     source = jnp.minimum(carry.taken, last)
     move = Move(source=source, to=slot, num_sources=last + 1)
-    state = _cleared(_without_pace(members.state), slot, members.places.shape[0])
+    state = _cleared(members.state.replace(pace=None), slot, members.places.shape[0])
     moved = move.of_all(members.replace(state=state), group)
     is_there = carry.num_waiting > 0
     outputs = moved.state.outputs
     rows = jnp.arange(outputs.ended.shape[0]) * members.places.shape[0] // outputs.ended.shape[0]
     outputs = outputs.replace(ended=outputs.ended | ((rows == slot) & ~is_there))
-    state = moved.state.replace(outputs=outputs)
-    if isinstance(state, DecodeState):
-        state = state.replace(pace=members.state.pace)
-    place = jnp.where(is_there, group.places[source], NOBODY)
+    state = moved.state.replace(outputs=outputs, pace=members.state.pace)
+    place = jnp.where(is_there, group.places[source], EMPTY_SLOT)
     members = moved.replace(state=state, places=moved.places.at[slot].set(place))
     return carry.replace(slots=carry.slots.replace(members=members), taken=carry.taken + is_there)
 
@@ -359,9 +376,7 @@ def _cleared(state, slot: Int[Array, ""], num_slots: int):
 
     What a cache holds beyond a row's length has no weight, but nothing times infinity is NaN.
     """
-    computed = state.outputs.scores
-    if isinstance(state, DecodeState):
-        computed += state.stats.beta_sum
+    computed = state.outputs.scores + state.stats.beta_sum
     is_bad = ~jnp.all(jnp.isfinite(computed.reshape(num_slots, -1)[slot]))
 
     def clear(leaf):
@@ -372,11 +387,3 @@ def _cleared(state, slot: Int[Array, ""], num_slots: int):
         return lax.dynamic_update_slice_in_dim(leaf, zeros, slot * each, axis=0)
 
     return decode_state.if_wanted(is_bad, lambda state: jax.tree.map(clear, state), state)
-
-
-def _stats(state) -> PyTree:
-    return state.stats if isinstance(state, DecodeState) else None
-
-
-def _without_pace(state):
-    return state.replace(pace=None) if isinstance(state, DecodeState) else state
