@@ -1,5 +1,5 @@
-"""Run by ``test_refill.py`` with 2 simulated devices: how many arrays of caches a burst gathers, and
-how many those of the inputs that wait are, as JSON.
+"""Run by ``test_refill.py`` with 2 devices: the arrays of caches that a burst gathers, and
+the number of those of the inputs that wait, as JSON.
 """
 
 import json
