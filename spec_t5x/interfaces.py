@@ -318,7 +318,7 @@ class NodeTarget(Target, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Traits:
+class DraftTraits:
     """A draft's properties that the loops are compiled for."""
 
     # Whether it may propose fewer than gamma tokens: the target is then asked for as many
@@ -343,7 +343,7 @@ class Draft(Protocol):
 
     # Must equal the target's.
     vocab_size: int
-    traits: Traits = Traits()
+    traits: DraftTraits = DraftTraits()
 
     def check(self, target: Target, max_decode_len: int) -> None:
         """Raises ``InputError`` where it cannot draft for this target, or texts of this length."""
@@ -416,9 +416,9 @@ def check_parts(model: Target | Draft, interface: type = Target) -> None:
             f"{type(model).__name__} has no {', '.join(missing)}: see interfaces.{kind}"
             + (", from which drafts are derived" if interface is Draft else "")
         )
-    flags = [each.name for each in dataclasses.fields(Traits) if hasattr(model, each.name)]
+    flags = [each.name for each in dataclasses.fields(DraftTraits) if hasattr(model, each.name)]
     if interface is Draft and flags:
         raise InputError(
             f"{type(model).__name__} has {', '.join(flags)}: give it as "
-            f"traits = Traits({flags[0]}=…), of interfaces"
+            f"traits = DraftTraits({flags[0]}=…), of interfaces"
         )

@@ -16,7 +16,7 @@ import numpy as np
 
 from spec_t5x.drafts.kinds import DraftKind, Request, whole_number
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits
+from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal
 from spec_t5x.types import PAD_ID, Array, Bool, Float32, Int
 
 
@@ -63,7 +63,7 @@ class CopyDraft(Draft):
 
     # Where it has been wrong and nothing matches, nothing is proposed. Its tokens cost nothing but
     # their verification.
-    traits = Traits(varies=True, max_worthwhile=16)
+    traits = DraftTraits(varies=True, max_worthwhile=16)
 
     def __post_init__(self):
         if not 1 <= self.min_match <= self.max_match:

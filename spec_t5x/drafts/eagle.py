@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from spec_t5x.drafts.sequential import slices
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerState
-from spec_t5x.interfaces import Context, Outcome, Proposal, Traits
+from spec_t5x.interfaces import Context, DraftTraits, Outcome, Proposal
 from spec_t5x.models.cache import DecoderCache
 from spec_t5x.models.eagle import DraftingCache, EagleNetwork
 from spec_t5x.types import Array, Int
@@ -27,10 +27,10 @@ class EagleDraft(SharedEncoderDraft):
     network = EagleNetwork
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> DraftTraits:
         """It is fed the target's last states, and those of the layers that it was trained with."""
         depths = self.model.config.depths
-        return Traits(uses_target_states=True, depths=depths)
+        return DraftTraits(uses_target_states=True, depths=depths)
 
     def propose(
         self, state: TransformerState, context: Context, gamma: int

@@ -13,10 +13,10 @@ from spec_t5x.interfaces import (
     Context,
     Draft,
     DraftState,
+    DraftTraits,
     Outcome,
     Proposal,
     Target,
-    Traits,
     check_vocabularies,
 )
 from spec_t5x.types import Array, Bool, Int, PyTree
@@ -50,7 +50,7 @@ class MixedDraft(Draft):
         return self.second.vocab_size
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> DraftTraits:
         """The second's; copies vary in length."""
         return dataclasses.replace(self.second.traits, varies=True)
 

@@ -15,7 +15,7 @@ from spec_t5x.drafts.self_draft import SelfDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.drafts.uniform import UniformDraft
-from spec_t5x.interfaces import Draft, Proposal, Traits
+from spec_t5x.interfaces import Draft, DraftTraits, Proposal
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops import speculative
 from spec_t5x.loops.autoregressive import autoregressive_decode
@@ -60,7 +60,7 @@ class Parrot(Draft):
 class Doubting(Parrot):
     """It says nothing after odd tokens: a first draft that keeps nothing."""
 
-    traits = Traits(varies=True)
+    traits = DraftTraits(varies=True)
 
     def propose(self, state, context, gamma):
         proposal, state = super().propose(state, context, gamma)

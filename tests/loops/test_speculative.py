@@ -731,7 +731,7 @@ def test_models_of_an_older_shape_are_told_what_they_lack(unchecked):
         jax.tree_util.register_dataclass(kind, [], [f.name for f in dataclasses.fields(kind)])
     jax.tree_util.register_dataclass(OlderTarget, [], [])
     draft = ConstantDraft(jnp.int32(1), VOCAB)
-    with pytest.raises(InputError, match=r"Flagged has varies: .* Traits\(varies=…\)"):
+    with pytest.raises(InputError, match=r"Flagged has varies: .* DraftTraits\(varies=…\)"):
         decode(WRITER, Flagged(1, VOCAB), 2)
     with pytest.raises(InputError, match=r"OldTarget has no prefill\(…, prompts=None\), score"):
         decode(OldTarget(VOCAB), draft, 2)

@@ -10,7 +10,7 @@ from spec_t5x.contrib.medusa.checkpoints import FORMAT, load_heads
 from spec_t5x.contrib.medusa.network import T5Heads
 from spec_t5x.drafts.kinds import DraftKind, Request, one_checkpoint
 from spec_t5x.drafts.sequential import draw_token
-from spec_t5x.interfaces import Context, Draft, Outcome, Proposal, Traits, TreeProposal
+from spec_t5x.interfaces import Context, Draft, DraftTraits, Outcome, Proposal, TreeProposal
 from spec_t5x.loops.outputs import prompt_lengths
 from spec_t5x.sampling.distributions import Sampling, standardize
 from spec_t5x.sampling.tree_shapes import Tree
@@ -44,10 +44,10 @@ class MedusaDraft(Draft):
         return self.heads.vocab_size
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> DraftTraits:
         """A token for each head, from the target's states; none in the first iteration."""
         num = self.heads.num_heads
-        return Traits(varies=True, max_worthwhile=num, uses_target_states=True)
+        return DraftTraits(varies=True, max_worthwhile=num, uses_target_states=True)
 
     def prefill(
         self, inputs: PyTree, prompts: Int[Array, "batch width"], max_length: int

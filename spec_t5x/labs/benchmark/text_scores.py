@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spec_t5x.errors import InputError
-from spec_t5x.interfaces import Context, Draft, DraftState, Outcome, Target, Traits
+from spec_t5x.interfaces import Context, Draft, DraftState, DraftTraits, Outcome, Target
 from spec_t5x.loops import decode_state, speculative
 from spec_t5x.loops import outputs as outputs_lib
 from spec_t5x.loops.decode_state import DecodeState, Loop, done, with_states
@@ -42,7 +42,7 @@ class _Drafts(Draft):
 
     drafts: dict[str, Draft]
     vocab_size: int = flax.struct.field(pytree_node=False)
-    traits: Traits = flax.struct.field(pytree_node=False)
+    traits: DraftTraits = flax.struct.field(pytree_node=False)
 
     def prefill(self, inputs, prompts, max_length) -> dict[str, DraftState]:
         """The states of all."""
@@ -141,7 +141,7 @@ def score_texts(
     return scores
 
 
-def _traits_of_all(drafts: Mapping[str, Draft]) -> Traits:
+def _traits_of_all(drafts: Mapping[str, Draft]) -> DraftTraits:
     """The states that any draft wants of the target; one that wants fewer takes the first."""
     traits = {name: draft.traits for name, draft in drafts.items()}
     deepest = max((each.depths for each in traits.values()), key=len, default=())
@@ -152,7 +152,7 @@ def _traits_of_all(drafts: Mapping[str, Draft]) -> Traits:
                 f"{list(deepest)}: measure them one by one"
             )
     uses_states = any(each.uses_target_states for each in traits.values())
-    return Traits(uses_target_states=uses_states, depths=deepest)
+    return DraftTraits(uses_target_states=uses_states, depths=deepest)
 
 
 def _ask(draft: Draft, state: DraftState, context: Context, tokens, lengths):
