@@ -109,6 +109,7 @@ def step(
         num_appended=num_appended,
         ended=outputs.ended,
     )
+    longest = jnp.max(found.num_proposed) if tree is None else limit
     state = state.replace(
         outputs=outputs,
         target_cache=target.rollback(found.target_cache, outputs.lengths),
@@ -124,7 +125,7 @@ def step(
             beta=found.beta,
             is_plain=not gamma and pace is not None,
         ),
-        pace=pace and _charged(pace, iteration, ~old.ended, limit, draft.traits.varies, tree),
+        pace=pace and _charged(pace, iteration, ~old.ended, limit, longest),
     )
     return state, iteration
 
@@ -228,10 +229,8 @@ def prepare(
     return state.replace(draft_state=draft_state, pace=pace.made_ready())
 
 
-def _charged(
-    pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, varies: bool, tree
-) -> Pace:
-    """The pace after an iteration of the limit, or after a plain step."""
+def _charged(pace: Pace, iteration: Iteration, live: Bool[Array, "batch"], limit, longest) -> Pace:
+    """The pace after an iteration with proposals of ``longest`` tokens at most, or a plain step."""
     accepted, appended = iteration.num_accepted[:, None], iteration.num_appended[:, None]
     tokens = jnp.sum(appended) / jnp.maximum(jnp.sum(live), 1).astype(jnp.float32)
     if not iteration.proposed.shape[1]:
@@ -239,7 +238,7 @@ def _charged(
     positions = jnp.arange(pace.largest)[None, :]
     return pace.speculative(
         tokens,
-        longest=jnp.max(iteration.num_proposed) if varies and tree is None else limit,
+        longest=longest,
         limit=limit,
         accepted=jnp.sum(positions < accepted, axis=0),
         # A row that ended with a draft refused none.
