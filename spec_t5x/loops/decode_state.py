@@ -116,28 +116,21 @@ class DecodeStats:
         return self.beta_sum / self.verified
 
     def add(
-        self,
-        *,
-        live: Bool[Array, "batch"],
-        num_proposed: Int[Array, "batch"],
-        num_accepted: Int[Array, "batch"],
-        num_appended: Int[Array, "batch"],
-        num_verified: Int[Array, "batch"],
-        beta: Float[Array, "batch drafts"],
-        is_plain: bool,
+        self, found: "Verified", iteration: "Iteration", live: Bool[Array, "batch"], is_plain: bool
     ) -> "DecodeStats":
-        """Adds an iteration, or a plain step; tokens after a row's end do not count.
-
-        Proposals are of gamma drafts, or of none.
-        """
+        """Adds an iteration, or a plain step; tokens after a row's end do not count."""
+        num_accepted, num_appended = iteration.num_accepted, iteration.num_appended
+        # Where a draft entered the output or was replaced.
+        num_verified = jnp.minimum(found.num_drafts, num_appended)
         positions = jnp.arange(self.accepted_by_position.shape[1])[None, :]
         accepted_here, verified = (positions < n[:, None] for n in (num_accepted, num_verified))
-        beta = jnp.where(verified[:, : beta.shape[1]], beta, 0.0)
+        # A plain step has no drafts at any position.
+        beta = jnp.where(verified[:, : found.beta.shape[1]], found.beta, 0.0)
         return self.replace(
             target_calls=self.target_calls + live,
             plain_steps=self.plain_steps + (live & is_plain),
             appended=self.appended + num_appended,
-            proposed=self.proposed + num_proposed * live,
+            proposed=self.proposed + found.num_proposed * live,
             accepted=self.accepted + num_accepted,
             accepted_by_position=self.accepted_by_position + accepted_here,
             verified_by_position=self.verified_by_position + verified,

@@ -115,16 +115,7 @@ def step(
         target_cache=target.rollback(found.target_cache, outputs.lengths),
         draft_state=draft_state,
         target_states=with_states(state.target_states, found.states, old.lengths),
-        stats=state.stats.add(
-            live=~old.ended,
-            num_proposed=found.num_proposed,
-            num_accepted=num_accepted,
-            num_appended=num_appended,
-            # Where a draft entered the output or was replaced.
-            num_verified=jnp.minimum(found.num_drafts, num_appended),
-            beta=found.beta,
-            is_plain=not gamma and pace is not None,
-        ),
+        stats=state.stats.add(found, iteration, ~old.ended, not gamma and pace is not None),
         pace=pace and _charged(pace, iteration, ~old.ended, limit, longest),
     )
     return state, iteration

@@ -45,7 +45,7 @@ def test_answers_errors_ids_and_a_stream(capsys):
 
 
 def test_drafts_and_a_target_of_your_own_keep_the_text():
-    parrot, sampling_draft, target = examples("docs/extending.md")
+    parrot, sampling_draft, _, target = examples("docs/extending.md")
     exec(parrot, names := {})
     exec(sampling_draft, names)
     exec(target, names)

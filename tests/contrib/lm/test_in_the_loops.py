@@ -21,7 +21,7 @@ from tests.labs.benchmark.test_text_scores import (
     PROMPTS,
     generated,
 )
-from tests.loops.test_slots import GROUPS, check, in_a_batch, in_slots
+from tests.loops.test_refill import GROUPS, check, in_a_batch, in_slots
 from tests.models import test_cache, test_layers
 from tests.testing.test_laws import INPUTS
 
