@@ -74,7 +74,10 @@ def check(program, config, batch, room=GAMMA + 1, max_decode_len=MAX_DECODE_LEN)
 
 @functools.cache
 def toys():
-    return tiny_t5(0, num_decoder_layers=2), TransformerDraft(tiny_t5(1))
+    target = tiny_t5(0, num_decoder_layers=2)
+    if not target.operations.skips:
+        pytest.skip("XLA for CPUs, without kernels, copies caches")
+    return target, TransformerDraft(tiny_t5(1))
 
 
 TREE = TreeVerifier((2, 2))

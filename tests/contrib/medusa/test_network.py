@@ -92,7 +92,7 @@ def test_heads_by_hand(target, scored):
 def test_heads_share_the_arrays_of_their_target(target):
     heads = T5Heads.create(random_params(), target)
     embedding = heads.shared["token_embedder"]["embedding"]
-    assert embedding is target.params["token_embedder"]["embedding"]
+    assert embedding is target.weights["token_embedder"]["embedding"]
     own = sum(leaf.size for leaf in jax.tree.leaves(heads.params))
     assert own == 3 * (32 * 12 + 12 * 16)
 
