@@ -4,7 +4,7 @@ An entry says where a thing is, as ``module:name``; it is imported once it is as
 names alone cost nothing. The core's own are listed here. A folder of ``spec_t5x/contrib`` adds its
 own when it is imported, which the first look-up does for every folder that is there:
 
-    register("draft", medusa="spec_t5x.contrib.medusa.draft:NAMED")
+    register("draft", medusa="spec_t5x.contrib.medusa.draft:KIND")
 
 A program may register its own before it looks anything up.
 """
