@@ -25,7 +25,7 @@ from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import train_sentencepiece
 from spec_t5x.loops.pace import Costs
 from spec_t5x.machine import progress

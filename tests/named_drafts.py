@@ -12,7 +12,7 @@ import pytest
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own import ngram_tables, target_drafts
+from spec_t5x.checkpoints.native import ngram_tables, target_drafts
 from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 from spec_t5x.models.kept_layers import keep_layers, own_params
 from spec_t5x.models.narrow_head import NarrowHead, narrowed_params

@@ -52,6 +52,8 @@ LAYERS = (*CORE, *LABS, *CONTRIB, *COMMANDS)
 
 # Packages whose own packages have layers.
 RINGS = ("labs", "contrib")
+# Lines of the core.
+MOST_LINES = 27_850
 # Who may import what is slow to import or of one host's making.
 HEAVY = ("seqio", "tensorflow", "t5x")
 # Extras bring them: a Generator does without.
@@ -120,6 +122,14 @@ def test_every_module_has_its_layer():
 
 def test_imports_point_one_way():
     assert wrong_imports(REPOSITORY / "spec_t5x") == []
+
+
+def test_the_core_does_not_grow():
+    """Whoever adds a line takes one away, or moves what does not decode to another ring."""
+    package = REPOSITORY / "spec_t5x"
+    outside = [package / ring for ring in RINGS]
+    core = [path for path in package.rglob("*.py") if not any(map(path.is_relative_to, outside))]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in core) <= MOST_LINES
 
 
 def test_kernels_are_named_in_contrib_alone():

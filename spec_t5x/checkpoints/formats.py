@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.huggingface import t5 as huggingface_t5
-from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel, Writer
@@ -52,7 +52,7 @@ def format_of(directory: Location, values: Values) -> Format:
         if each.recognizes(directory, values):
             return each
     raise InputError(
-        f"{directory / CONFIG_NAME} has neither format {native.FORMAT!r} nor a model_type: "
+        f"{directory / CONFIG_NAME} has neither format {model_files.FORMAT!r} nor a model_type: "
         "give a spec_t5x, Hugging Face or T5X checkpoint"
     )
 
@@ -80,7 +80,9 @@ HUGGINGFACE = Format(
     read_vocabulary=huggingface_t5.read_vocabulary,
 )
 NATIVE = Format(
-    recognizes=lambda directory, values: bool(values) and values.get("format") == native.FORMAT,
-    open_model=native.open_model,
-    writers={"native": native.write_model},
+    recognizes=lambda directory, values: (
+        bool(values) and values.get("format") == model_files.FORMAT
+    ),
+    open_model=model_files.open_model,
+    writers={"native": model_files.write_model},
 )

@@ -154,13 +154,13 @@ def _source(options, models):
 
 def _settings(models, options) -> dict[str, Any]:
     """What the outputs depend on besides inputs and options, for the manifest."""
-    from spec_t5x.checkpoints.fingerprints import fingerprint
+    from spec_t5x.checkpoints.digests import files_digest
 
     values = dataclasses.asdict(models)
     values |= {"draft": models.draft_name(), "dtype": models.draft_options().dtype}
     for name in ("target", "draft", "vocabulary"):
         if values.get(name) is not None:
-            values[name] = fingerprint(values[name], options.output_dir)
+            values[name] = files_digest(values[name], options.output_dir)
     return values | {"spec_t5x": spec_t5x.__version__}
 
 

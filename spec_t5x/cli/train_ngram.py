@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from spec_t5x.checkpoints.loading import named_vocabulary
-    from spec_t5x.checkpoints.own.ngram_tables import save_ngram
+    from spec_t5x.checkpoints.native.ngram_tables import save_ngram
     from spec_t5x.data.batching import tokenise
     from spec_t5x.data.tsv import read_lines
     from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts

@@ -28,7 +28,7 @@ from spec_t5x.loops.pace import OPTIMISM, Costs, Pace
 from spec_t5x.loops.speculative import Iteration
 from spec_t5x.names import AUTO
 from spec_t5x.tuning import costs as costs_lib
-from spec_t5x.tuning.identity import fingerprint, identity
+from spec_t5x.tuning.identity import identity, params_digest
 from spec_t5x.tuning.store import Store
 
 # The places of inputs that have ended, and their answers.
@@ -205,8 +205,8 @@ class Engine:
             decoder.loop(batch, options, largest),
         )
         key = identity(
-            target=fingerprint(decoder.target),
-            draft=fingerprint(decoder.draft),
+            target=params_digest(decoder.target),
+            draft=params_digest(decoder.draft),
             settings={**options.costly, "max_source_len": decoder.max_source_len},
         )
         return costs_lib.remembered(key, measure, Store.of_user())

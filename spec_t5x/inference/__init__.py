@@ -5,7 +5,6 @@ that was left alone. In the order of the data's way:
 
 * ``bulk``: the run, start to finish; ``infer_options``: its options;
 * ``sources``, ``task_source``: files and seqio tasks as streams of inputs;
-* ``fingerprints``: the content of a checkpoint, so that no two runs are mixed;
 * ``processes``, ``signals``: one run in a directory, several processes in a run, stopping;
 * ``placement``, ``answering``: inputs to answers to lines;
 * ``run_directory``: lines to files, whole or not at all;

@@ -11,7 +11,7 @@ from spec_t5x.machine import programs
 from spec_t5x.machine.description import machine
 from spec_t5x.types import PyTree
 
-# Numbers of each axis of a parameter that a fingerprint takes in.
+# Numbers of each axis of a parameter that a digest takes in.
 _SAMPLES = 8
 
 
@@ -20,7 +20,7 @@ def identity(**parts: Any) -> dict[str, Any]:
     return {"machine": machine(), "program": programs.source(), **parts}
 
 
-def fingerprint(model: PyTree) -> str:
+def params_digest(model: PyTree) -> str:
     """A hash (hex) of a model's or draft's structure, settings, shapes and parameters.
 
     Large parameters are sampled on a grid: further training changes weights everywhere.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import SentencePieceVocabulary, train_sentencepiece
 from spec_t5x.models.binding import expected_shapes
 from spec_t5x.models.t5 import T5Config

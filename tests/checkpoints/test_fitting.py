@@ -8,7 +8,7 @@ import pytest
 
 from spec_t5x.checkpoints.fitting import fitted
 from spec_t5x.checkpoints.loading import load, open_model
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.models.t5 import T5Config
 from spec_t5x.testing.toy_models import tiny_t5

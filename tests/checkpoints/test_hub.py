@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from spec_t5x.checkpoints.convert import convert
-from spec_t5x.checkpoints.fingerprints import fingerprint
+from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.checkpoints.huggingface import hub, weight_files
 from spec_t5x.checkpoints.loading import find_directory, load, load_vocabulary, named_vocabulary
 from spec_t5x.checkpoints.make_draft import find_models
@@ -104,7 +104,7 @@ def test_names_are_the_directories(cached, directories):
     ours = generated(TARGET, DRAFT)
     assert ours == generated(str(directories / "target"), str(directories / "draft"))
     assert any(ours)
-    assert load_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
+    assert load_vocabulary(TARGET).files_digest() == load_vocabulary(DRAFT).files_digest()
     assert isinstance(load_vocabulary(DRAFT), UnigramVocabulary)
 
 
@@ -118,7 +118,7 @@ def test_a_commit(cached, directories):
 
 def test_a_vocabulary_takes_no_weights(cached):
     (find_directory(TARGET) / "model.safetensors").unlink()
-    assert named_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
+    assert named_vocabulary(TARGET).files_digest() == load_vocabulary(DRAFT).files_digest()
 
 
 def test_converting_a_name(cached, tmp_path, directories):
@@ -137,23 +137,23 @@ def test_a_directory_comes_first(cached, directories, tmp_path, monkeypatch):
     assert "no directory owner/draft" in message_of(find_directory, Path(DRAFT))
 
 
-def test_fingerprints_are_of_commits(cached, directories, tmp_path):
+def test_digests_are_of_commits(cached, directories, tmp_path):
     commit = commit_of(directories / "target")
-    first = fingerprint(TARGET)
+    first = files_digest(TARGET)
     assert first["name"] == TARGET
-    assert fingerprint(f"{TARGET}@{commit}")["content"] == first["content"]
+    assert files_digest(f"{TARGET}@{commit}")["content"] == first["content"]
     assert len(first["content"]) == len(hashlib.sha256().hexdigest())
-    assert fingerprint(DRAFT)["content"] != first["content"]
-    draft = fingerprint(f"mixed:{DRAFT}")["content"]
-    assert draft == f"mixed:{fingerprint(DRAFT)['content']}"
+    assert files_digest(DRAFT)["content"] != first["content"]
+    draft = files_digest(f"mixed:{DRAFT}")["content"]
+    assert draft == f"mixed:{files_digest(DRAFT)['content']}"
     # What others download of the same commit makes no difference; another commit does.
     (find_directory(TARGET) / "tf_model.h5").write_text("theirs")
-    assert fingerprint(TARGET) == first
+    assert files_digest(TARGET) == first
     shutil.copytree(directories / "target", tmp_path / "later")
     (tmp_path / "later" / "README.md").write_text("later")
     add_to_cache(cached, TARGET, tmp_path / "later")
     hub.snapshot.cache_clear()
-    assert fingerprint(TARGET)["content"] != first["content"]
+    assert files_digest(TARGET)["content"] != first["content"]
 
 
 @pytest.mark.usefixtures("unloadable")

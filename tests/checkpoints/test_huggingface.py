@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.huggingface import weight_files
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load, load_vocabulary
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.unigram import UnigramVocabulary
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError

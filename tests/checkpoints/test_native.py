@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.errors import InputError
 from spec_t5x.models.t5 import T5Config
 

@@ -8,7 +8,7 @@ import pytest
 
 from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own import rounded
+from spec_t5x.checkpoints.native import rounded
 from spec_t5x.checkpoints.storage.tensors import array_tensors
 from spec_t5x.errors import InputError
 from tests.checkpoints.faults import edit_config, message_of

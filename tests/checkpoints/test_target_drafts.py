@@ -10,10 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.make_draft import DraftOptions, make_draft
-from spec_t5x.checkpoints.own.target_drafts import (
-    load_shared_draft,
-    save_shared_draft,
-)
+from spec_t5x.checkpoints.native.target_drafts import load_shared_draft, save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.mixed import MixedDraft

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.testing.toy_models import tiny_t5
 

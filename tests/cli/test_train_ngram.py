@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.ngram_tables import load_ngram
+from spec_t5x.checkpoints.native.ngram_tables import load_ngram
 from spec_t5x.generation import GenerateOptions, Generator
 from tests.cli.results import Result, assert_refused
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from spec_t5x.checkpoints.fingerprints import fingerprint
+from spec_t5x.checkpoints.digests import files_digest
 from spec_t5x.cli.main import main
 from spec_t5x.generation import Generator
 from spec_t5x.inference import bulk, processes
@@ -225,44 +225,44 @@ def test_the_gin_file_takes_the_macros_of_a_t5x_launch(run, tmp_path, tiny_pair)
 def test_a_copied_checkpoint_is_the_same_and_a_trained_one_is_not(tiny_pair, tmp_path):
     copied, name = tmp_path / "copied", str(tiny_pair / "target")
     shutil.copytree(name, copied)
-    before = fingerprint(name)
-    assert before == {"name": name, "content": fingerprint(str(copied))["content"]}
-    mixed = fingerprint(f"mixed:{copied}")
+    before = files_digest(name)
+    assert before == {"name": name, "content": files_digest(str(copied))["content"]}
+    mixed = files_digest(f"mixed:{copied}")
     assert mixed["content"] == f"mixed:{before['content']}"
-    assert fingerprint("copy:3") == {"name": "copy:3", "content": "copy:3"}
-    assert fingerprint("ende-draft")["content"] != "ende-draft"
+    assert files_digest("copy:3") == {"name": "copy:3", "content": "copy:3"}
+    assert files_digest("ende-draft")["content"] != "ende-draft"
     # A run's own directory may lie below a checkpoint.
     answers = copied / "answers"
     answers.mkdir()
     (answers / "manifest.json").write_text("{}")
-    assert fingerprint(str(copied), str(answers))["content"] == before["content"]
+    assert files_digest(str(copied), str(answers))["content"] == before["content"]
     largest = max(copied.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    assert fingerprint(str(copied), str(answers))["content"] != before["content"]
+    assert files_digest(str(copied), str(answers))["content"] != before["content"]
 
 
 def test_of_t5xs_folders_of_checkpoints_the_latest_is_read(tmp_path):
     for step in (5, 10):
         (tmp_path / "t5x" / f"checkpoint_{step}").mkdir(parents=True)
         (tmp_path / "t5x" / f"checkpoint_{step}" / "checkpoint").write_text(f"{step}")
-    before = fingerprint(str(tmp_path / "t5x"))
+    before = files_digest(str(tmp_path / "t5x"))
     (tmp_path / "t5x" / "events.out").write_text("x")
-    assert fingerprint(str(tmp_path / "t5x")) == before
+    assert files_digest(str(tmp_path / "t5x")) == before
     (tmp_path / "t5x" / "checkpoint_10" / "checkpoint").write_text("11")
-    assert fingerprint(str(tmp_path / "t5x")) != before
+    assert files_digest(str(tmp_path / "t5x")) != before
 
 
 def test_a_large_file_is_sampled_from_end_to_end(tmp_path, monkeypatch):
     path = tmp_path / "weights"
     path.write_bytes(bytes(5 << 20))
-    before = fingerprint(str(path))
+    before = files_digest(str(path))
     for place in (0, (5 << 20) - 1):
         content = bytearray(5 << 20)
         content[place] = 1
         path.write_bytes(content)
-        assert fingerprint(str(path)) != before
+        assert files_digest(str(path)) != before
 
 
 def test_processes_that_cannot_meet_are_one_line(run, lines, monkeypatch):

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from t5x import adafactor, models, partitioning
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.target_drafts import EAGLE, load_shared_draft
+from spec_t5x.checkpoints.native.target_drafts import EAGLE, load_shared_draft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, DraftInitializer, FrozenTarget
 from spec_t5x.labs.t5x_training.head_distillation import distill_head

@@ -14,13 +14,13 @@ from spec_t5x.machine import programs
 from spec_t5x.sampling.distributions import sampling
 from spec_t5x.testing.toy_models import disturbed, tiny_t5
 from spec_t5x.tuning import costs
-from spec_t5x.tuning.identity import fingerprint
+from spec_t5x.tuning.identity import params_digest
 
 
-def test_a_fingerprint_is_of_content_and_settings():
+def test_a_digest_is_of_content_and_settings():
     model = tiny_t5(0)
     same = jax.tree.map(lambda leaf: jnp.array(leaf), model)
-    assert fingerprint(same) == fingerprint(model)
+    assert params_digest(same) == params_digest(model)
     draft = TransformerDraft(model)
     others = [
         tiny_t5(1),
@@ -33,7 +33,7 @@ def test_a_fingerprint_is_of_content_and_settings():
         CopyDraft(31),
         None,
     ]
-    assert len({fingerprint(other) for other in [model, *others]}) == 1 + len(others)
+    assert len({params_digest(other) for other in [model, *others]}) == 1 + len(others)
 
 
 def test_costs_are_known_by_all_that_they_depend_on(monkeypatch):

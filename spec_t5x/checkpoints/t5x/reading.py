@@ -9,7 +9,7 @@ largest relative distance, 128.
 import re
 from collections.abc import Mapping
 
-from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, SIDECAR_NAME, read_json
 from spec_t5x.checkpoints.storage.locations import LOG_IN, GcsPath, Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -45,13 +45,13 @@ def open_model(location: Location, values: None = None) -> StoredModel:
     # With it a checkpoint that ``writing`` wrote needs neither inference nor vocabulary.
     sidecar = read_json(path) if path.is_file() else {}
     if sidecar.get("vocabulary") is not None:
-        vocabulary = native.read_vocabulary(directory, sidecar)
+        vocabulary = model_files.read_vocabulary(directory, sidecar)
     if sidecar:
-        config = native.read_config(sidecar, path)
+        config = model_files.read_config(sidecar, path)
     else:
         shapes = {path: tensor.shape for path, tensor in tensors.items()}
         config = infer_config(shapes, str(directory))
-    metadata = native.extra_entries(sidecar)
+    metadata = model_files.extra_entries(sidecar)
     if step is not None:
         metadata["step"] = int(open_tensors({"step": step}, str(found))["step"].read(()))
     return StoredModel(

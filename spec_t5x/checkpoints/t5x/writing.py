@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from spec_t5x.checkpoints.own import native
+from spec_t5x.checkpoints.native import model_files
 from spec_t5x.checkpoints.storage.files import SIDECAR_NAME, write_json
 from spec_t5x.checkpoints.storage.locations import kvstore_spec
 from spec_t5x.checkpoints.storage.stored_model import StoredModel
@@ -35,7 +35,7 @@ def write_model(stage: Path, stored: StoredModel, dtype: str, report: Report | N
     The step is among the model's metadata. T5X has the network in gin: it is noted
     beside what T5X reads, for those who read the checkpoint without T5X (``spec_t5x.json``).
     """
-    write_json(stage / SIDECAR_NAME, native.describe(stored, dtype))
+    write_json(stage / SIDECAR_NAME, model_files.describe(stored, dtype))
     specs = _write_arrays(stage, stored, dtype, report)
     _write_index(stage / CHECKPOINT_NAME, specs, stored.metadata["step"])
 

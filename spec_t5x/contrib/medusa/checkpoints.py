@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.checkpoints.own.directory import read_arrays
-from spec_t5x.checkpoints.own.target_drafts import (
+from spec_t5x.checkpoints.native.directory import read_arrays
+from spec_t5x.checkpoints.native.target_drafts import (
     DraftFormat,
     check_belongs,
     checked_params,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from spec_t5x.checkpoints import fingerprints
+from spec_t5x.checkpoints import digests
 from spec_t5x.checkpoints.make_draft import PACKAGED_DRAFTS
 from spec_t5x.errors import InputError
 from spec_t5x.generation import Generator
@@ -88,7 +88,7 @@ def inputs(pair: Pair, drafts: Sequence[str], texts: Sequence[str], **more: Any)
     files = [pair.target, *(PACKAGED_DRAFTS[pair.target][kind] for kind in kinds)]
     return {
         "version": 4,
-        "files": [fingerprints.fingerprint(name)["content"] for name in files],
+        "files": [digests.files_digest(name)["content"] for name in files],
         "drafts": list(drafts),
         "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         **more,

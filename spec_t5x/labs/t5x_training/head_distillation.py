@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from t5x import models
 
-from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.errors import InputError
 from spec_t5x.labs.t5x_training.distillation import DistillationModel, encoder_decoder_as
 from spec_t5x.labs.t5x_training.frozen_target import COLLECTION, FrozenTarget, without_target

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from spec_t5x.checkpoints.loading import check_same_vocabulary, load
-from spec_t5x.checkpoints.own.native import save_model
-from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.checkpoints.native.model_files import save_model
+from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.data.batching import Batches, TokenisedPairs
 from spec_t5x.errors import InputError, check_at_least

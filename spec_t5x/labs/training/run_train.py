@@ -4,7 +4,7 @@
 
 The output directory gets ``vocabulary/`` (if one is trained), ``cache/`` (tokenized files),
 ``checkpoints/``, ``metrics.jsonl``, ``predictions/`` (if outputs are scored) and, at the end,
-``model/``, which ``checkpoints.own`` reads. The same command resumes a run that was interrupted.
+``model/``, which ``checkpoints.native`` reads. The same command resumes a run that was interrupted.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import gin
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.checkpoints.storage.files import check_destination
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.vocabularies import VocabularyLike

@@ -6,7 +6,7 @@ import pytest
 
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.make_draft import make_draft
-from spec_t5x.checkpoints.own.target_drafts import save_shared_draft
+from spec_t5x.checkpoints.native.target_drafts import save_shared_draft
 from spec_t5x.contrib.cascade.draft import CascadeDraft
 from spec_t5x.drafts.copying import CopyDraft
 from spec_t5x.drafts.mixed import MixedDraft

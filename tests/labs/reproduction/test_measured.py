@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spec_t5x.checkpoints import fingerprints
+from spec_t5x.checkpoints import digests
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark import paper_tables, traces
 from spec_t5x.labs.reproduction import acceptance_rates, compiled_steps, decodes, pairs, speed_ups
@@ -254,11 +254,11 @@ def test_rates_are_measured(monkeypatch):
 
 @pytest.mark.parametrize("changed", ["ende-target", "ende-draft", "texts"])
 def test_another_model_or_text_is_noticed(monkeypatch, changed):
-    real, texts = fingerprints.fingerprint, ["a", "b"]
+    real, texts = digests.files_digest, ["a", "b"]
     before = pairs.inputs(pairs.ENDE, ("transformer",), texts)
     if changed == "texts":
         texts = ["a", "c"]
     else:
         other = lambda name: {"content": "other"} if name == changed else real(name)  # noqa: E731
-        monkeypatch.setattr(fingerprints, "fingerprint", other)
+        monkeypatch.setattr(digests, "files_digest", other)
     assert pairs.inputs(pairs.ENDE, ("transformer",), texts) != before

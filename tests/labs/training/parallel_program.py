@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from spec_t5x.checkpoints.loading import load
-from spec_t5x.checkpoints.own.native import save_model
+from spec_t5x.checkpoints.native.model_files import save_model
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student
 from spec_t5x.labs.training.layout import Layout

@@ -1,6 +1,6 @@
 """The content of a checkpoint, whatever it is called and wherever it is stored.
 
-A fingerprint is of the content, so that a checkpoint may be copied or moved between a
+A digest is of the content, so that a checkpoint may be copied or moved between a
 kill and the restart. Of a large file it takes in the size and samples from all over it:
 weights that were trained on differ everywhere, and 45 GB need not be read. Of a checkpoint
 in ``gs://`` it takes in the address and the names there alone, and of one on the Hugging Face
@@ -20,7 +20,7 @@ _SAMPLES = 64
 _SAMPLE = 4096  # bytes
 
 
-def fingerprint(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
+def files_digest(name: str | None, output_dir: str | None = None) -> dict[str, str | None]:
     """Name and content of a checkpoint, or of a draft such as ``cascade:DIR,bigram``.
 
     Args:
@@ -29,7 +29,7 @@ def fingerprint(name: str | None, output_dir: str | None = None) -> dict[str, st
 
     Returns:
       ``{"name": as given, "content": the name with a hash (hex) for each place in it}``.
-      Two fingerprints are of one thing if their contents are equal.
+      Two digests are of one thing if their contents are equal.
     """
     if name is None:
         return {"name": None, "content": None}

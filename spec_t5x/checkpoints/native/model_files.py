@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_t5x import registry
-from spec_t5x.checkpoints.own import rounded
-from spec_t5x.checkpoints.own.directory import check_format, check_known, with_extra
+from spec_t5x.checkpoints.native import rounded
+from spec_t5x.checkpoints.native.directory import check_format, check_known, with_extra
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, write_json
 from spec_t5x.checkpoints.storage.locations import Location
 from spec_t5x.checkpoints.storage.stored_model import StoredModel

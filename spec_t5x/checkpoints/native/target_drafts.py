@@ -21,7 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from spec_t5x.checkpoints.loading import find_directory
-from spec_t5x.checkpoints.own.directory import check_format, read_arrays, write_draft
+from spec_t5x.checkpoints.native.directory import check_format, read_arrays, write_draft
 from spec_t5x.checkpoints.storage.files import CONFIG_NAME, describing, read_json
 from spec_t5x.checkpoints.storage.stored_model import LoadedModel
 from spec_t5x.checkpoints.storage.tensors import (
