@@ -5,6 +5,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.copying import CopyDraft
@@ -17,6 +18,7 @@ from spec_t5x.tuning import costs
 from spec_t5x.tuning.identity import params_digest
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_digest_is_of_content_and_settings():
     model = tiny_t5(0)
     same = jax.tree.map(lambda leaf: jnp.array(leaf), model)

@@ -13,6 +13,7 @@ from spec_t5x.drafts.mixed import MixedDraft
 from spec_t5x.drafts.transformer import TransformerDraft
 from spec_t5x.errors import InputError
 from spec_t5x.models.kept_layers import keep_layers, own_params
+from spec_t5x.testing.toy_models import StubTarget
 from tests.drafts import test_every_draft as every_draft
 from tests.loops import test_laws_against_transformers as theirs
 from tests.loops import test_ruled
@@ -81,6 +82,16 @@ def test_rules_of_decoding_are_kept(name, draft):
 @pytest.mark.parametrize("draft", ["cascade", "mixed with a cascade, second"])
 def test_texts_follow_the_law_of_transformers(laws, draft):  # noqa: F811
     theirs.test_texts_follow_the_law_of_transformers(laws, draft, "block")
+
+
+def test_the_middle_model_has_positions_for_the_texts():
+    class Short(StubTarget):
+        max_positions = 8
+
+    draft = CascadeDraft(Short(None, every_draft.VOCAB), CopyDraft(every_draft.VOCAB))
+    draft.check(every_draft.tiny_t5(0), 8)
+    with pytest.raises(InputError, match="the draft has 8 positions and max_decode_len is 9"):
+        draft.check(every_draft.tiny_t5(0), 9)
 
 
 @functools.cache

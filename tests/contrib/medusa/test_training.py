@@ -16,10 +16,12 @@ from spec_t5x.errors import InputError
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.run_data import DataOptions
 from spec_t5x.labs.training.trainer import TrainOptions, fit
+from spec_t5x.models.partitioning import make_mesh
+from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.conftest import ENGLISH, GERMAN
 from tests.labs.training.conftest import shared_steps  # noqa: F401
-from tests.labs.training.toys import copy_batches
+from tests.labs.training.toys import copy_batches, toy_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
@@ -135,3 +137,11 @@ def test_heads_are_exported_and_resumed(run, caplog):
 def test_a_target_brings_its_vocabulary(run):
     with pytest.raises(InputError, match="DataOptions.vocabulary is 'spiece.model': leave it out"):
         run(2, vocabulary="spiece.model")
+
+
+def test_heads_are_shared_out():
+    target = T5Model.create({}, toy_config(384, 16))
+    learner = HeadsLearner(HeadsConfig(16, 384, 2, 16), TrainOptions(steps=1), target)
+    shardings = learner.shardings(make_mesh(1, 1))
+    found = {name: tuple(sharding.spec) for name, sharding in shardings.items()}
+    assert found == {"wi": (None, None, "model"), "wo": (None, "model", None)}
