@@ -240,7 +240,7 @@ def given(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     }
 
 
-def read(args: argparse.Namespace, *classes: type) -> list[Any]:
+def read(args: argparse.Namespace, *classes: type) -> tuple[Any, ...]:
     """``Models``, ``GenerateOptions`` and an object of each other class, as ``configured``."""
     from spec_t5x.generation import GenerateOptions
 

@@ -104,7 +104,7 @@ def test_names_are_the_directories(cached, directories):
     ours = generated(TARGET, DRAFT)
     assert ours == generated(str(directories / "target"), str(directories / "draft"))
     assert any(ours)
-    assert load_vocabulary(TARGET).files_digest() == load_vocabulary(DRAFT).files_digest()
+    assert load_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
     assert isinstance(load_vocabulary(DRAFT), UnigramVocabulary)
 
 
@@ -118,7 +118,7 @@ def test_a_commit(cached, directories):
 
 def test_a_vocabulary_takes_no_weights(cached):
     (find_directory(TARGET) / "model.safetensors").unlink()
-    assert named_vocabulary(TARGET).files_digest() == load_vocabulary(DRAFT).files_digest()
+    assert named_vocabulary(TARGET).fingerprint() == load_vocabulary(DRAFT).fingerprint()
 
 
 def test_converting_a_name(cached, tmp_path, directories):

@@ -303,7 +303,7 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
     ("changes", "expected"),
     [
         ({"model_type": "umt5"}, "1 missing (decoder.block.1.layer.0.SelfAttention.rel"),
-        ({"model_type": "bart"}, "is of a BART, which is not read: give a T5 or T5Gemma"),
+        ({"model_type": "bart"}, "is of a BART, which is not read: give a T5"),
         ({"model_type": "longt5"}, "is of a LongT5 (local attention in the encoder), which is not"),
         ({"model_type": "switch_transformers"}, "is of a Switch Transformer (experts), which is"),
         ({"model_type": "whisper"}, "is of a Whisper (audio), which is not read"),
