@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     from spec_t5x.checkpoints.loading import named_vocabulary
     from spec_t5x.checkpoints.native.ngram_tables import save_ngram
-    from spec_t5x.data.batching import tokenise
     from spec_t5x.data.tsv import read_lines
+    from spec_t5x.labs.training.batching import tokenise
     from spec_t5x.labs.training.ngram_counts import count_ngrams, join_texts
 
     vocabulary = named_vocabulary(args.vocabulary)

@@ -1,5 +1,5 @@
-"""Vocabularies, files of text pairs, length-bucketed batches, metrics and seqio tasks.
+"""Vocabularies, files of text pairs, metrics and seqio tasks.
 
-``tasks``, ``paper_tasks``, ``task_examples`` and ``task_streams`` import seqio, and with it
-TensorFlow, so nothing else here imports them; the other modules need neither.
+``tasks``, ``paper_tasks`` and ``task_examples`` import seqio, and with it TensorFlow, so nothing
+else here imports them; the other modules need neither.
 """

@@ -8,11 +8,11 @@ from pathlib import Path
 import gin
 
 from spec_t5x.contrib.lm.wordpiece import WordPieceVocabulary, train_wordpiece
-from spec_t5x.data.batching import TokenisedPairs, tokenise
 from spec_t5x.data.tokenizer_vocabulary import TOKENIZER_NAME
 from spec_t5x.data.tsv import read_lines
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.batching import TokenisedPairs, tokenise
 from spec_t5x.labs.training.run_data import TrainingData, sample
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from spec_t5x.data.batching import Batches, PairBatch
 from spec_t5x.errors import InputError, as_lists, check_at_least, check_choice
+from spec_t5x.labs.training.batching import Batches, PairBatch
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.learners import TargetReading, network_logits, read_target
 from spec_t5x.labs.training.losses import LossSums, token_losses

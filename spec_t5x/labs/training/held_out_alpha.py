@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_t5x.data.batching import PairBatch
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.batching import PairBatch
 from spec_t5x.labs.training.losses import LossSums
 from spec_t5x.theory import estimates, formulas
 from spec_t5x.theory.estimates import Bootstrap, Estimate

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from spec_t5x.data.batching import Ids, join_pairs
 from spec_t5x.drafts.ngram import MASS_UNITS, ContextLevel, NgramDraft
 from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.labs.training.batching import Ids, join_pairs
 from spec_t5x.types import PAD_ID, Bool, Float32, Int
 
 # What is taken from every count, in quarters. Estimates from counts of counts lie between

@@ -18,7 +18,6 @@ import gin
 
 from spec_t5x import registry
 from spec_t5x.checkpoints.loading import named_vocabulary
-from spec_t5x.data.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.data.metrics import check_installed, metric_by_name
 from spec_t5x.data.task_options import TaskOptions
 from spec_t5x.data.tsv import read_pairs
@@ -29,6 +28,7 @@ from spec_t5x.data.vocabulary import (
     train_sentencepiece,
 )
 from spec_t5x.errors import InputError, check_at_least
+from spec_t5x.labs.training.batching import DEFAULT_BUCKETS, Batches, TokenisedPairs, tokenise
 from spec_t5x.labs.training.text_metrics import ScoredTexts
 from spec_t5x.labs.training.trainer import Positioned
 from spec_t5x.machine.progress import doing
@@ -294,7 +294,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
             InputError: no such task, or one that cannot be trained on.
         """
         # Imported here: seqio brings TensorFlow along, seconds that a file does not need.
-        from spec_t5x.data.task_streams import PairedTask
+        from spec_t5x.labs.training.task_streams import PairedTask
 
         return PairedTask(
             self.mixture_or_task,
@@ -306,7 +306,7 @@ class TaskDataOptions(TrainingData, TaskOptions):
 
     def train_batches(self, vocabulary: Vocabulary, cache_dir: Path, seed: int) -> Positioned:
         """A stream that mixes, shuffles and repeats as seqio does."""
-        from spec_t5x.data.task_streams import TaskStream
+        from spec_t5x.labs.training.task_streams import TaskStream
 
         options = {"buckets": self.buckets, "tokens_per_batch": self.tokens_per_batch}
         return TaskStream(self.task(vocabulary), split=self.train_split, seed=seed, **options)

@@ -15,14 +15,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from spec_t5x.data.batching import (
+from spec_t5x.generation import GenerateOptions, Generator, all_answered
+from spec_t5x.labs.training.batching import (
     Batches,
     TokenisedPairs,
     join_pairs,
     load_tokenised,
     store_tokenised,
 )
-from spec_t5x.generation import GenerateOptions, Generator, all_answered
 from spec_t5x.types import PAD_ID
 
 log = logging.getLogger(__name__)

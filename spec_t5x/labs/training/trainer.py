@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from spec_t5x.data.batching import PairBatch
 from spec_t5x.errors import InputError, check_at_least, check_choice
 from spec_t5x.labs.training.accumulation import mean_gradient
+from spec_t5x.labs.training.batching import PairBatch
 from spec_t5x.labs.training.distillation_losses import CROSS_ENTROPY, OBJECTIVES
 from spec_t5x.labs.training.finite import DivergedError, check_params, state_of
 from spec_t5x.labs.training.layout import Layout

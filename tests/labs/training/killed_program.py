@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from spec_t5x.data.batching import Batches
+from spec_t5x.labs.training.batching import Batches
 from spec_t5x.labs.training.losses import DevMetrics
 from spec_t5x.labs.training.optimizers import OptimizerOptions
 from spec_t5x.labs.training.trainer import TrainOptions, fit

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from spec_t5x.data.batching import Batches, join_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.drafts.eagle import EagleDraft
 from spec_t5x.drafts.shared_encoder import SharedEncoderDraft
 from spec_t5x.generation import Generator
 from spec_t5x.labs.benchmark.text_scores import score_texts
+from spec_t5x.labs.training.batching import Batches, join_pairs
 from spec_t5x.labs.training.distill import DistillOptions, DraftLearner, Student, sample_outputs
 from spec_t5x.labs.training.held_out_alpha import HeldOutAlpha
 from spec_t5x.labs.training.learners import network_logits, read_target

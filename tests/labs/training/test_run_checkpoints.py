@@ -9,8 +9,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from spec_t5x.data.batching import Batches
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training.batching import Batches
 from spec_t5x.labs.training.run_checkpoints import RunCheckpoints
 from tests.labs.training.toys import assert_identical, copy_batches, train_toy
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_t5x.data.batching import TokenisedPairs, join_pairs
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.generation import Generator
 from spec_t5x.labs.training import target_outputs
+from spec_t5x.labs.training.batching import TokenisedPairs, join_pairs
 from spec_t5x.labs.training.target_outputs import SampleOptions, sample_targets
 from spec_t5x.loops.autoregressive import autoregressive_decode
 from spec_t5x.sampling.distributions import sampling

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from spec_t5x.data import batching
-from spec_t5x.data.batching import Batches, join_pairs, tokenise
 from spec_t5x.data.vocabulary import ByteVocabulary
 from spec_t5x.errors import InputError
+from spec_t5x.labs.training import batching
+from spec_t5x.labs.training.batching import Batches, join_pairs, tokenise
 
 
 def make_pairs(lengths, seed=0):

@@ -11,8 +11,8 @@ from spec_t5x.errors import InputError
 seqio = pytest.importorskip("seqio")
 import tensorflow as tf  # noqa: E402
 
-from spec_t5x.data.task_streams import PairedTask, TaskStream  # noqa: E402
 from spec_t5x.labs.training.run_checkpoints import RunCheckpoints  # noqa: E402
+from spec_t5x.labs.training.task_streams import PairedTask, TaskStream  # noqa: E402
 
 LENGTHS = {"inputs": 16, "targets": 8}
 BUCKETS = (4, 8, 16, 32)

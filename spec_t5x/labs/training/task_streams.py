@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.data.batching import PairBatch, TokenisedPairs, batch_of, join_pairs
 from spec_t5x.data.task_examples import in_order, read_features, reading, task_or_mixture
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.errors import InputError, check_numbers
+from spec_t5x.labs.training.batching import PairBatch, TokenisedPairs, batch_of, join_pairs
 from spec_t5x.machine.extras import needed
 
 with needed("seqio"):
