@@ -32,6 +32,7 @@ setup(
     package_data={
         "spec_t5x": [
             "pretrained/**/*",
+            "contrib/*/README.md",
             "contrib/cpu/*.cc",
             "labs/reproduction/*.json",
             "labs/reproduction/*.jinja",

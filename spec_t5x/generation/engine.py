@@ -114,6 +114,13 @@ class Engine:
         while self.under_way:
             yield self.under_way.popleft()()
 
+    def answers(self, batches: Iterable[tuple[tuple[int, ...], Batch]]) -> Iterator[Answered]:
+        """Yields the answers to batches; each batch is under way before the last one is awaited."""
+        for places, batch in batches:
+            self.submit(places, batch)
+            yield from self.collect()
+        yield from self.close()
+
     def decode(self, batch: Batch) -> Decoded:
         """Decodes a batch on the device until its last row has ended; returns at once."""
         decoder = self._decoder(batch)

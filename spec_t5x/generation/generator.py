@@ -22,7 +22,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
 from spec_t5x.generation.decoder import Decoder
-from spec_t5x.generation.engine import Answered, Engine
+from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.streaming import StreamEvent, stream
 from spec_t5x.loops.pace import Costs, Pace
@@ -195,16 +195,9 @@ class Generator(Decoder):
                         answers[place] = Answer(error=error)
                 yield from self.by_length(good, options)
 
-        def ended() -> Iterator[Answered]:
-            for batch in batches():
-                engine.submit(*batch)
-                yield from engine.collect()
-            yield from engine.close()
-            # There may be errors after the last batch.
-            yield (), []
-
         following = first
-        for places, found in ended():
+        # There may be errors after the last batch.
+        for places, found in itertools.chain(engine.answers(batches()), [((), [])]):
             answers.update(zip(places, found, strict=True))
             while following in answers:
                 yield answers.pop(following)

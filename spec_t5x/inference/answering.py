@@ -7,6 +7,7 @@ interruptions it is decoded.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from spec_t5x.data.text_files import json_line
 from spec_t5x.errors import InputError
 from spec_t5x.generation import AUTO, Answer, GenerateOptions, Generation, Generator
 from spec_t5x.generation.batches import Batch, Input
-from spec_t5x.generation.engine import Answered, Engine, bytes_needed
+from spec_t5x.generation.engine import Engine, bytes_needed
 from spec_t5x.inference.placement import Placement
 from spec_t5x.inference.sources import Item
 from spec_t5x.loops.pace import Costs
@@ -159,16 +160,9 @@ class Answerer:
             tally.row_calls, counted = engine.row_calls - counted, engine.row_calls
             progress(tally)
 
-        def ended() -> Iterator[Answered]:
-            for places, batch in batches():
-                engine.submit(places, batch)
-                yield from engine.collect()
-            yield from engine.close()
-            # Inputs that come to no text may be the last.
-            yield (), []
-
         with self._on_devices():
-            for indices, answers in ended():
+            # Inputs that come to no text may be the last.
+            for indices, answers in itertools.chain(engine.answers(batches()), [((), [])]):
                 record(indices, answers)
                 for shard, (items, lines) in list(begun.items()):
                     if len(lines) == len(items):

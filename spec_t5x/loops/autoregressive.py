@@ -42,8 +42,8 @@ def autoregressive_decode(
     """Decodes with the target alone, in one compiled program.
 
     Args:
-      target, inputs, prompts, rng, settings, max_decode_len, max_decode_steps, num_decodes,
-        eos_id, rescale_log_probs: as of ``speculative_decode``.
+      target, inputs, prompts, rng, settings, max_decode_steps: as of ``speculative_decode``.
+      max_decode_len, num_decodes, eos_id, rescale_log_probs: fields of ``Loop``.
       coupled: sample with the noise that the coupled verifier uses, which gives the
         text that it gives (and T5X's, with T5X's stream).
 

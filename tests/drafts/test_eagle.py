@@ -95,7 +95,7 @@ def unrolled_probs(target, own, draft, context, drafts):
 )
 def test_it_drafts_what_it_is_trained_to(options):
     target, own, draft = pair(**options)
-    state, context = after_some_iterations(target, draft, speculative.DEFAULT_VERIFIER)
+    state, context = after_some_iterations(target, draft, verifier("block"))
     proposal, _ = jax.jit(lambda *args: draft.propose(*args, GAMMA))(state, context)
     expected = unrolled_probs(target, own, draft, context, np.asarray(proposal.tokens))
     np.testing.assert_allclose(proposal.probs, expected, atol=1e-4)

@@ -17,7 +17,7 @@ from spec_t5x.machine.operations import XLA
 from spec_t5x.models.partitioning import make_mesh, partitioned, replicated
 from spec_t5x.models.seq2seq import T5Model
 from spec_t5x.models.t5 import Transformer
-from spec_t5x.models.weights import Form, map_forms
+from spec_t5x.models.weights import map_forms
 from spec_t5x.testing.toy_models import tiny_t5
 from tests.loops.compiled_loops import cache_copies, loop_instructions
 from tests.loops.test_compiled_loops import GAMMA, MAX_DECODE_LEN, TREE, check, rows
@@ -102,13 +102,12 @@ def shapes_of(tree, mesh):
     def shapes(node):
         if isinstance(node, T5Model):
             # As on a TPU: weights as they were given, of an output layer of its own too.
-            node = map_forms(Form.unpacked, node)
             config = dataclasses.replace(node.config, dtype="bfloat16")
-            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.weights)
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), node.params)
             node = node.replace(weights=params, module=Transformer(config), operations=XLA)
         if hasattr(node, "shared"):
             # The target's output layer, which heads share.
-            node = node.replace(shared=map_forms(Form.unpacked, node.shared))
+            node = node.replace(shared=map_forms(lambda form: form.unpacked(), node.shared))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh)),
             node,

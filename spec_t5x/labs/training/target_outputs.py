@@ -105,9 +105,10 @@ def _sample_part(
             temperature=options.temperature,
             seed=options.seed,
         )
-        run = target.plain().run(decoding)
+        plain = target.plain()
         inputs = ((first + row, "", sources[row].tolist()) for row in bucket.pairs.tolist())
-        for rows, answers in run.answers([inputs]):
+        engine, batches = plain.engine(decoding), plain.by_length(inputs, decoding)
+        for rows, answers in engine.answers(batches):
             for row, (output,) in zip(rows, all_answered(answers), strict=True):
                 outputs[row] = _until_padding(output.output_ids)
     return join_pairs(([], outputs[first + number]) for number in range(len(sources)))

@@ -10,7 +10,7 @@ from tests.simulated_devices import printed_by
 
 @pytest.fixture(scope="module")
 def found():
-    return printed_by("training/parallel_program.py", devices=4)
+    return printed_by("labs/training/parallel_program.py", devices=4)
 
 
 @pytest.mark.parametrize("run", ["adamw", "distill"])
