@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Seconds of timing, compilation apart, after which no further round begins.
 _BUDGET = 2.5
-# The shortest time counts: other load makes times longer, never shorter.
+# Timings of each program at most.
 _MOST_ROUNDS = 9
 # The largest trees.
 _MAX_DEPTH = 4
@@ -78,7 +78,8 @@ def measure(target: Target, draft: Draft, inputs: PyTree, settings: Sampling, lo
     limits = [limit for limit in (() if whole else (1, 4, 8)) if limit < largest] + [largest]
     timed = step_times.Timed.half_way(target, draft, inputs, settings, loop)
     programs = [timed.plain_steps, timed.prefills, *map(timed.iterations, limits)]
-    plain, prefill, *iterations = np.min(
+    # A timing is a difference of two, so that noise makes the least of several too small.
+    plain, prefill, *iterations = np.median(
         interleaved(programs, _MOST_ROUNDS, budget=_BUDGET), axis=0
     )
     return of_seconds(limits, plain, prefill, iterations, whole=whole)
