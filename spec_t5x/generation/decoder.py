@@ -34,11 +34,11 @@ from spec_t5x.sampling.distributions import Sampling
 from spec_t5x.sampling.rules import Rules, rules
 from spec_t5x.types import EOS_ID, PAD_ID, EndOfSequence
 
-Kind = TypeVar("Kind", bound="Decoder")
+Kind = TypeVar("Kind", bound="BatchDecoder")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Decoder:
+class BatchDecoder:
     """A target, an optional draft and their vocabulary."""
 
     target: Model

@@ -20,7 +20,7 @@ from spec_t5x.errors import InputError
 from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, all_answered
 from spec_t5x.generation.batches import Batch, prompt_lengths
-from spec_t5x.generation.decoder import Decoder
+from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.loops import refill
 from spec_t5x.loops.outputs import Decoded
@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: BatchDecoder,
         options: GenerateOptions,
         costs: dict[GenerateOptions, Costs],
         pace: Pace | None = None,
@@ -146,11 +146,11 @@ class Engine:
 
         return run()
 
-    def _decoder(self, batch: Batch) -> Decoder:
+    def _decoder(self, batch: Batch) -> BatchDecoder:
         """Gives the models for a batch: without the draft where it does not pay."""
         return self.decoder if self._drafts(batch) else self.decoder.plain()
 
-    def _took(self, decoder: Decoder, decoded: Decoded) -> None:
+    def _took(self, decoder: BatchDecoder, decoded: Decoded) -> None:
         """Takes the pace that a batch ended at."""
         if decoder.draft is not None:
             self.pace = decoded.pace
@@ -279,7 +279,7 @@ class _Slots:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: BatchDecoder,
         options: GenerateOptions,
         places: Sequence[int],
         batch: Batch,
@@ -359,7 +359,7 @@ class _Slots:
         return int(ended.calls), places, answers
 
 
-def bytes_needed(decoder: Decoder, options: GenerateOptions, batch: Batch) -> int:
+def bytes_needed(decoder: BatchDecoder, options: GenerateOptions, batch: Batch) -> int:
     """Counts the bytes of slots and a group of this size, and of a call's logits; weights apart."""
     gamma = 0
     if decoder.draft is not None:

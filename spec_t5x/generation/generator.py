@@ -21,7 +21,7 @@ from spec_t5x.data.mapped_vocabulary import MappedVocabulary
 from spec_t5x.errors import InputError
 from spec_t5x.generation.answers import Answer, Answers
 from spec_t5x.generation.batches import Batch
-from spec_t5x.generation.decoder import Decoder
+from spec_t5x.generation.decoder import BatchDecoder
 from spec_t5x.generation.engine import Engine
 from spec_t5x.generation.generate_options import GenerateOptions, options_with
 from spec_t5x.generation.streaming import StreamEvent, stream
@@ -37,7 +37,7 @@ _SORTED = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Generator(Decoder):
+class Generator(BatchDecoder):
     """A target, an optional draft and their vocabulary: texts in, texts out."""
 
     # The costs of speculation with some options, and the pace that texts were last decoded at.

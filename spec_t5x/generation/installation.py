@@ -32,7 +32,7 @@ _TEXT = "Where is the station?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cache:
+class CacheDirectory:
     """A directory of what can be made or fetched again."""
 
     path: str
@@ -51,7 +51,7 @@ class Installation:
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Whether CPU kernels are used, and what there is to say of it; None where there are none.
     cpu_kernels: tuple[bool, str] | None = None
-    caches: dict[str, Cache] = dataclasses.field(default_factory=dict)
+    caches: dict[str, CacheDirectory] = dataclasses.field(default_factory=dict)
     packaged_models: list[str] = dataclasses.field(default_factory=list)
     # Why JAX does not use the machine's accelerator, with the remedy.
     accelerator: str | None = None
@@ -141,7 +141,7 @@ def _look_at_machine(found: Installation) -> None:
             )
 
 
-def _caches() -> Iterator[tuple[str, Cache]]:
+def _caches() -> Iterator[tuple[str, CacheDirectory]]:
     from spec_t5x.machine.compilation_cache import user_cache
 
     own = user_cache()
@@ -154,10 +154,10 @@ def _caches() -> Iterator[tuple[str, Cache]]:
     yield "Hugging Face", _cache(Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")))
 
 
-def _cache(path: Path) -> Cache:
+def _cache(path: Path) -> CacheDirectory:
     # One that is not there is made in the nearest directory that is.
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    return Cache(
+    return CacheDirectory(
         path=str(path),
         num_bytes=_size(path) if path.is_dir() else None,
         writable=os.access(there, os.W_OK),

@@ -86,7 +86,7 @@ class Panels(Form):
 
 
 @flax.struct.dataclass
-class Table(Form):
+class PackedEmbedding(Form):
     """Embeddings, held as the bits of bfloat16 where that holds their values exactly.
 
     Of an array in bfloat16 XLA for CPUs would widen the whole table for a few of its rows.
@@ -97,7 +97,7 @@ class Table(Form):
     num: Int[Array, ""] | None = None
 
     @classmethod
-    def pack(cls, table: Float32[Array, "vocab embed"]) -> "Table":
+    def pack(cls, table: Float32[Array, "vocab embed"]) -> "PackedEmbedding":
         """The table, on the host."""
         values = _narrow(table)
         is_wide = values.dtype == np.float32
@@ -137,7 +137,7 @@ def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
     if name == "kernel":
         return Panels.pack(leaf)
     leaf = jnp.asarray(leaf)
-    return Table.pack(leaf) if name in TABLES else leaf
+    return PackedEmbedding.pack(leaf) if name in TABLES else leaf
 
 
 def is_packed(params: PyTree) -> bool:
@@ -151,9 +151,9 @@ def first(tree: PyTree, num: Int[Array, ""]) -> PyTree:
     The results for others are zeros.
     """
     return jax.tree.map(
-        lambda leaf: leaf.replace(num=num) if isinstance(leaf, Panels | Table) else leaf,
+        lambda leaf: leaf.replace(num=num) if isinstance(leaf, Panels | PackedEmbedding) else leaf,
         tree,
-        is_leaf=lambda node: isinstance(node, Panels | Table),
+        is_leaf=lambda node: isinstance(node, Panels | PackedEmbedding),
     )
 
 

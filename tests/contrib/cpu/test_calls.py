@@ -11,7 +11,7 @@ import pytest
 from spec_t5x.contrib.cpu import calls
 from spec_t5x.contrib.cpu.library import available
 from spec_t5x.contrib.cpu.operations import CPU
-from spec_t5x.contrib.cpu.panels import Panels, Table
+from spec_t5x.contrib.cpu.panels import PackedEmbedding, Panels
 from spec_t5x.machine.operations import XLA
 from spec_t5x.models.weights import Rounded
 from spec_t5x.sampling import distributions, random_bits
@@ -62,7 +62,7 @@ def test_weights_in_bfloat16_give_the_bits_of_float32(rows):
         (output,) = calls.multiply(inputs, [calls.Matrix(panels, narrow.scales, 150)])
         np.testing.assert_array_equal(output, multiply(inputs, weight)[0])
     np.testing.assert_array_equal(
-        calls.dot_with_table(inputs, Table.pack(table).values),
+        calls.dot_with_table(inputs, PackedEmbedding.pack(table).values),
         calls.dot_with_table(inputs, table),
     )
 

@@ -11,7 +11,7 @@ from spec_t5x.checkpoints.convert import convert
 from spec_t5x.checkpoints.loading import load
 from spec_t5x.checkpoints.storage import tensors
 from spec_t5x.contrib.cpu import operations, panels
-from spec_t5x.contrib.cpu.panels import Panels, Table
+from spec_t5x.contrib.cpu.panels import PackedEmbedding, Panels
 from spec_t5x.generation import GenerateOptions, Generator
 from spec_t5x.labs.reproduction.example_texts import DESCRIPTIONS, SENTENCES
 from spec_t5x.models.binding import bind
@@ -116,7 +116,7 @@ def test_they_are_arrays_of_the_device_whatever_their_width(stored, tmp_path, ti
     params = load(tmp_path / "copy", for_decoding=True).params
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
     table = params["token_embedder"]["embedding"]
-    assert isinstance(table, Table)
+    assert isinstance(table, PackedEmbedding)
     assert table.values.dtype == (np.float32 if stored == "float32" else np.uint16)
 
 
@@ -148,7 +148,7 @@ def test_weights_for_decoding_are_packed_as_they_are_read(monkeypatch):
 def test_a_rounded_model_is_in_panels_throughout(bits):
     coarse = tiny_t5(0, logits_via_embedding=True).rounded(bits)
     tied = coarse.weights["token_embedder"]["embedding"]
-    assert isinstance(tied.table, Table) and isinstance(tied.output, Panels)
+    assert isinstance(tied.table, PackedEmbedding) and isinstance(tied.output, Panels)
     forms = jax.tree.leaves(coarse.weights, is_leaf=lambda node: isinstance(node, Panels))
     dtypes = {str(form.panels.dtype) for form in forms if isinstance(form, Panels)}
     assert dtypes == {{8: "int8", 4: "uint8"}[bits]}
