@@ -1,4 +1,4 @@
-"""What copying is worth in corrections: tokens for each target call, by text and gamma.
+"""The gain of copying in corrections: tokens for each target call, by text and gamma.
 
     python examples/corrections/measure.py --gamma 4 8 15 --json benchmarks/copying.json \\
         --data dev_errors.tsv.gz dev_misspelt.tsv.gz jfleg_dev.tsv

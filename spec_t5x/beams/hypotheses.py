@@ -99,7 +99,7 @@ class Ranking:
         return ends
 
     def is_settled(self, beams: "Beams") -> Bool[Array, "batch"]:
-        """Whether no live hypothesis of a row can displace its worst finished one."""
+        """Tells, for each row, whether no live hypothesis can displace its worst finished one."""
         # The largest penalty that T5X reckons with; its sequences count the start token.
         longest = jnp.asarray(beams.live_sequences.shape[2])
         within_reach = beams.live_log_probs[:, -1] / brevity_penalty(self.exponent, longest)

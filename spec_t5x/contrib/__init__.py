@@ -1,1 +1,1 @@
-"""What hangs on the core's seams: each folder may be deleted, and registers itself."""
+"""Folders that register themselves with the core, and may each be deleted."""

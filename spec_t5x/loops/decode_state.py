@@ -159,7 +159,7 @@ class DecodeState:
 
 @flax.struct.dataclass(kw_only=True)
 class Iteration:
-    """What happened in one iteration: a line of Figure 1; a plain step has no drafts."""
+    """The record of one iteration, a line of Figure 1; a plain step has no drafts."""
 
     # What the draft proposed, and how many tokens of it count. Of a tree, the drafts that
     # were accepted and the first of those refused after them.
@@ -177,7 +177,7 @@ class Iteration:
 
 @flax.struct.dataclass(kw_only=True)
 class Verified:
-    """What one target call says of a proposal; of a tree, along the path that was taken.
+    """The result of one target call over a proposal; for a tree, along the path that was taken.
 
     There are gamma drafts, or none in a plain step.
     """

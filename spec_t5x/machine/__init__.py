@@ -1,1 +1,1 @@
-"""What depends on the computer: its operations, XLA's flags, what is kept of compiled programs."""
+"""The computer: its operations, XLA's flags, and the programs that are kept for it."""

@@ -1,4 +1,4 @@
-"""What this machine computes with: XLA, or what a folder of ``contrib`` brings for it.
+"""The operations that this machine computes with: XLA's, or those of a folder of ``contrib``.
 
 Models and the functions of ``sampling`` are written in JAX alone. Kernels that a machine has in
 their place are one object, which is registered by its name:
@@ -27,11 +27,11 @@ class Operations:
     skips: ClassVar[bool] = False
 
     def usable(self, dtype: str) -> bool:
-        """Whether models that compute in this type use them, if all lies on one device."""
+        """Tells whether models that compute in this type use them, if all lies on one device."""
         return True
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Whether a model with these very parameters can use them."""
+        """Tells whether a model with these very parameters can use them."""
         return True
 
     def pack(self, params: PyTree) -> PyTree:
@@ -55,7 +55,7 @@ class Operations:
         return None
 
     def state(self) -> tuple[bool, str] | None:
-        """Whether kernels are used, and what there is to say of it; None if there are none.
+        """Tells whether kernels are used, and why or why not; None if there are none.
 
         Nothing is compiled.
         """

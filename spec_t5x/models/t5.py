@@ -169,7 +169,7 @@ class T5Config(NetworkConfig):
 
 
 class Layer(nn.Module):
-    """What layers have in common: each block adds to the states, and the last is feed-forward."""
+    """The common base of layers: each block adds to the states, and the last is feed-forward."""
 
     config: NetworkConfig
     number: int

@@ -24,7 +24,7 @@ from spec_t5x.types import Array
 
 
 def intercept(plain: Callable, args: tuple, kwargs: dict, context: InterceptorContext) -> Any:
-    """What a block computes in place of the method that is called, or what the method does."""
+    """Calls the block that takes the place of a method, or else the method itself."""
     for kind, name in BLOCKS:
         if context.method_name == name and isinstance(context.module, kind):
             return BLOCKS[kind, name](plain, context.module, *args, **kwargs)
@@ -38,7 +38,7 @@ def _normalize(plain: Callable, norm: RMSNorm, inputs: Array) -> Array:
 
 
 def _attend(plain: Callable, layer: SelfAttentionLayer, states: Array, bias, deterministic: bool):
-    """Of an encoder."""
+    """Computes the attention of an encoder's layer."""
     attention = layer.attention
     if not (deterministic and isinstance(bias, PairBias) and _is_plain(attention.traits)):
         return plain(states, bias, deterministic)
@@ -121,7 +121,7 @@ BLOCKS: dict[tuple[type, str], Callable] = {
 
 
 def _is_plain(traits: Traits) -> bool:
-    """Whether the kernels compute such attention."""
+    """Tells whether the kernels compute such attention."""
     return traits == Traits(scale=traits.scale, use_bias=traits.use_bias)
 
 

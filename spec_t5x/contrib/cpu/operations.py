@@ -25,7 +25,7 @@ class CpuOperations(Operations):
         return dtype == "float32" and calls.usable()
 
     def suit(self, params: PyTree, dtype: str) -> bool:
-        """Whether the parameters are packed, or float32 arrays on the only device."""
+        """Tells whether the parameters are packed, or float32 arrays on the only device."""
         return panels.is_packed(params) or (dtype == "float32" and calls.suit(params))
 
     def pack(self, params: PyTree) -> PyTree:
@@ -51,7 +51,7 @@ class CpuOperations(Operations):
         return _KERNELS.get(name) if suit and calls.alone() else None
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kernels are used, or why not; compiles nothing."""
+        """Tells whether the kernels are used, or why not; compiles nothing."""
         return library.state()
 
 

@@ -61,7 +61,7 @@ def network_logits(
 
 
 def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
-    """What a network is called with: without a source, what is fed to the decoder alone."""
+    """Returns the inputs of a network's call: without a source, the decoder's alone."""
     return inputs if config.has_source else inputs[1:2]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the CPU's kernels ask of a model, of a GPT."""
+"""The tests of the CPU's kernels, for a GPT."""
 
 import pytest
 

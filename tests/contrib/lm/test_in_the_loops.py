@@ -1,4 +1,4 @@
-"""What the core's tests ask of a target or a model, of a GPT."""
+"""The core's tests of targets and models, for a GPT."""
 
 import jax
 import jax.numpy as jnp

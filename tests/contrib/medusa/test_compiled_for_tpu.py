@@ -1,4 +1,4 @@
-"""What XLA makes of the loop with heads for a TPU v4, without one."""
+"""The loop with heads, compiled for a TPU v4 without one."""
 
 from tests.loops import test_compiled_for_tpu
 from tests.loops.test_compiled_for_tpu import no_check_of_types, v4  # noqa: F401

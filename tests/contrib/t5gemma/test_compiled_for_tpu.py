@@ -1,4 +1,4 @@
-"""What XLA makes of the loops with T5Gemmas for a TPU v4, without one: no copy of a cache."""
+"""The loops with T5Gemmas, compiled for a TPU v4 without one: no copy of a cache."""
 
 import pytest
 

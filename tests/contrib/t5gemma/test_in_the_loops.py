@@ -1,4 +1,4 @@
-"""What the core's tests ask of a model, of T5Gemmas."""
+"""The core's tests of models, for T5Gemmas."""
 
 import numpy as np
 import pytest
