@@ -15,7 +15,6 @@ from spec_t5x.beams.search import beam_search
 from spec_t5x.beams.speculative_search import speculative_beam_search
 from spec_t5x.data.vocabulary import Vocabulary
 from spec_t5x.drafts.transformer import TransformerDraft
-from spec_t5x.drafts.uniform import UniformDraft
 from spec_t5x.errors import InputError
 from spec_t5x.generation import programs
 from spec_t5x.generation.answers import Answer, Generation
@@ -23,7 +22,7 @@ from spec_t5x.generation.batches import Batch, Input, bucket, padded, prompt_len
 from spec_t5x.generation.generate_options import GenerateOptions
 from spec_t5x.generation.stop_strings import first_stop
 from spec_t5x.interfaces import Draft, check_positions
-from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop
+from spec_t5x.loops.decode_state import DEFAULT_VERIFIER, Loop, NoDraft
 from spec_t5x.loops.outputs import UNSOUND, Decoded
 from spec_t5x.loops.pace import Pace
 from spec_t5x.loops.speculative import Iteration, speculative_steps
@@ -67,7 +66,7 @@ class BatchDecoder:
 
     @property
     def is_decoder_only(self) -> bool:
-        """Whether the target continues a text instead of answering it."""
+        """True if the target continues a text instead of answering it."""
         return isinstance(self.target, TextModel)
 
     # Texts to batches
@@ -218,7 +217,7 @@ class BatchDecoder:
 
     @property
     def eos_id(self) -> EndOfSequence:
-        """What ends an output, as the loops take it."""
+        """The id that ends an output, or all of them, as the loops take it."""
         ids = self.vocabulary.eos_ids
         return ids if len(ids) > 1 else ids[0]
 
@@ -274,7 +273,7 @@ class BatchDecoder:
         )
 
     def _loop_arguments(self, batch: Batch, options: GenerateOptions) -> tuple[tuple, dict]:
-        """What every loop takes, by place and by name."""
+        """Returns the arguments of every loop, by place and by name."""
         return (batch.tokens, batch.prompts, batch.keys, self.sampling(options)), {
             "eos_id": self.eos_id,
             "max_decode_len": self.room(batch, options),
@@ -310,8 +309,8 @@ class BatchDecoder:
             verifier = options.make_verifier()
             # A tree has no gamma 0.
             common |= {"gamma": 0, "verifier": verifier if verifier.coupled else DEFAULT_VERIFIER}
-            nobody = UniformDraft(self.target.vocab_size)
-            return speculative_steps(self.target, nobody, *rows, **common)
+            none = NoDraft(self.target.vocab_size)
+            return speculative_steps(self.target, none, *rows, **common)
         common |= _draft_options(options, pace)
         return speculative_steps(self.target, self.draft, *rows, **common)
 
@@ -387,7 +386,7 @@ class BatchDecoder:
     def collect_beams(
         self, batch: Batch, result: BeamResult, options: GenerateOptions
     ) -> Iterator[Answer]:
-        """As ``collect``, of a search."""
+        """Fetches the results of a search, and turns them into text as ``collect`` does."""
         result = jax.device_get(result)
         speculative = self.draft is not None and options.gamma not in (0, AUTO)
         skipped = prompt_lengths(batch)
@@ -469,6 +468,6 @@ _rules = functools.lru_cache(rules)
 
 
 def _draft_options(options: GenerateOptions, pace: Pace | None) -> dict:
-    """What the loops with a draft take beside that."""
+    """Returns the further arguments of the loops with a draft."""
     gamma = options.gamma if pace is None else pace.largest
     return {"gamma": gamma, "verifier": options.make_verifier(), "pace": pace}

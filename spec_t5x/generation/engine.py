@@ -93,10 +93,7 @@ class Engine:
             answers = self.decoder.collect_beams(batch, found, self.options)
             self.under_way.append(functools.partial(self._counted, places, answers))
         else:
-            decoder = self._decoder(batch)
-            decoded = decoder.decode(batch, self.options, self.pace)
-            self._took(decoder, decoded)
-            answers = self._answers(batch, decoded)
+            answers = self._answers(batch, self.decode(batch))
             self.under_way.append(functools.partial(self._counted, places, answers))
 
     def collect(self) -> list[Answered]:

@@ -21,7 +21,7 @@ class CpuOperations(Operations):
     skips = True
 
     def usable(self, dtype: str) -> bool:
-        """Whether the kernels are available, and this process has one device, a CPU."""
+        """Tells whether the kernels are available, and this process has one device, a CPU."""
         return dtype == "float32" and calls.usable()
 
     def suit(self, params: PyTree, dtype: str) -> bool:

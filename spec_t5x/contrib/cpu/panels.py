@@ -56,7 +56,7 @@ class Panels(Form):
         return cls(jnp.asarray(panels), scales, values.shape[1])
 
     def matrix(self) -> Float32[Array, "inner features"]:
-        """What was packed, in float32."""
+        """Returns the matrix that was packed, in float32."""
         panels = self.panels
         if panels.dtype == jnp.uint8:
             halves = jnp.stack([panels << 4, panels], axis=2).astype(jnp.int8) >> 4
@@ -81,7 +81,7 @@ class Panels(Form):
         return Panels.pack(Rounded.of(self.matrix(), bits))
 
     def unpacked(self) -> Float32[Array, "inner features"]:
-        """What was packed, in float32."""
+        """Returns the matrix that was packed, in float32."""
         return self.matrix()
 
 
@@ -141,7 +141,7 @@ def packed(name: str, leaf: Float32[Array, "..."] | Form) -> Any:
 
 
 def is_packed(params: PyTree) -> bool:
-    """Whether ``pack`` made this tree."""
+    """Tells whether ``pack`` made this tree."""
     return any(isinstance(leaf, Panels) for leaf in flatten_dict(params).values())
 
 
@@ -168,7 +168,7 @@ def _in_panels(values: np.ndarray) -> np.ndarray:
 
 
 def _joined(panels: Array) -> Array:
-    """What ``_in_panels`` was given, with what filled it up."""
+    """Reverses ``_in_panels``; the zeros that fill the last panel stay."""
     return jnp.swapaxes(panels, 0, 1).reshape(panels.shape[1], -1)
 
 

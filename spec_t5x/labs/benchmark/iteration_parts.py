@@ -56,7 +56,7 @@ def measure_parts(
 
 
 def overhead(parts: dict[str, list[float]]) -> dict[str, float | list[float]]:
-    """What ``measure_parts`` says of the overhead, in milliseconds and as shares.
+    """Returns the overhead that ``measure_parts`` found, in milliseconds and as shares.
 
     ``overhead`` of an iteration; ``overhead_share`` of it, with the quartiles of the rounds'
     own shares; ``plain_share``, of a plain step what is not the target call.

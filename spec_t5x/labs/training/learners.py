@@ -66,7 +66,7 @@ def _inputs_of(config: ModelConfig, inputs: Inputs) -> tuple:
 
 
 class TargetReading(NamedTuple):
-    """What a target makes of a text."""
+    """A target's logits and states over a text."""
 
     logits: Float32[Array, "batch length vocab"]
     encoded: Float[Array, "batch source embed"] | None = None
