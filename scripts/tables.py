@@ -3,10 +3,10 @@
     python scripts/tables.py            # after a benchmark's file has changed
     python scripts/tables.py --check    # says whether there is anything to write
 
-A table stands between two comments, of which the first names its kind and its file (or, with an
-asterisk, its files):
+A table is written between two comments. The first names its kind and its file (or, with an
+asterisk, its files), and may name the columns to show:
 
-    <!-- table: implementations benchmarks/implementations_pair.json -->
+    <!-- table: implementations benchmarks/implementations_pair.json: ms/token, speed-up -->
     <!-- end of table -->
 """
 
@@ -48,6 +48,23 @@ def by_gamma(values: Mapping[str, Any]) -> str:
             f"{line[1][gamma]:.2f}" if gamma in line[1] else None
         )
     return results.table(columns, list(speed_ups.items()))
+
+
+def by_temperature(values: Mapping[str, Any]) -> str:
+    """Returns a line for each draft and verifier, columns for each temperature."""
+    lines: dict[tuple[str, str], dict[float, Mapping[str, Any]]] = {}
+    for row in values["rows"]:
+        lines.setdefault((row["draft"], row["verifier"]), {})[row["temperature"]] = row
+    columns: dict[str, Callable] = {"draft": lambda line: line[0][0]}
+    if len({verifier for _, verifier in lines}) > 1:
+        columns["verifier"] = lambda line: line[0][1]
+    figures = {"alpha": ("alpha", 3), "block efficiency": ("block_efficiency", 2)}
+    figures |= {"c": ("c", 2), "T(verify)": ("verification_cost", 2), "speed-up": ("speed_up", 2)}
+    for title, (name, digits) in figures.items():
+        columns[title] = lambda line, name=name, digits=digits: " / ".join(
+            f"{line[1][t][name]:.{digits}f}" for t in sorted(line[1])
+        )
+    return results.table(columns, list(lines.items()))
 
 
 def alphas(values: Mapping[str, Any]) -> str:
@@ -96,13 +113,42 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "implementations": lambda values: implementations(values["groups"], values["machine"]),
     "benchmark": lambda values: sweep.table(values["rows"]),
     "benchmark_by_gamma": by_gamma,
+    "benchmark_by_temperature": by_temperature,
     "alphas": alphas,
     "bulk": bulk.table,
     "copying": measure.table,
     "objectives": lambda values: objectives.table(values["rows"]),
     "predicted": predicted,
 }
-_TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_TABLE = re.compile(
+    r"(<!-- table: (\S+) (\S+?)(?:: ([^\n]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL
+)
+_MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+
+
+def with_columns(text: str, names: Sequence[str]) -> str:
+    """Returns Markdown whose tables have the first column and the named ones alone.
+
+    Footnotes that no remaining cell refers to are left out, and the others are renumbered.
+    """
+    lines, places = [], [0]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = line.strip("|").split("|")
+            if not (lines and lines[-1].startswith("|")):
+                titles = [cell.strip().rstrip(_MARKS) for cell in cells]
+                places = [0, *(titles.index(name) for name in names if name in titles[1:])]
+            line = f"|{'|'.join(cells[place] for place in places)}|"
+        lines.append(line)
+    used = {mark for line in lines if line.startswith("|") for mark in line if mark in _MARKS}
+    numbers = str.maketrans(dict(zip(sorted(used, key=_MARKS.index), _MARKS, strict=False)))
+    kept = []
+    for line in lines:
+        if line[:1] and line[0] in _MARKS:
+            notes = re.split(f"(?=[{_MARKS}] )", line)
+            line = "".join(note for note in notes if note[:1] in used).strip()
+        kept.append(line.translate(numbers))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
 
 
 def filled(text: str, folder: Path) -> str:
@@ -118,13 +164,16 @@ def filled(text: str, folder: Path) -> str:
     """
 
     def make(found: re.Match) -> str:
-        start, kind, file, end = found.groups()
+        start, kind, file, columns, end = found.groups()
         paths = sorted(folder.glob(file))
         if not paths:
             raise FileNotFoundError(f"no file {file} in {folder}: keep its results there")
         several = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         values = several if "*" in file else several[0]
-        return f"{start}\n{MAKERS[kind](values)}\n\n{end}"
+        table = str(MAKERS[kind](values))
+        if columns:
+            table = with_columns(table, columns.split(", "))
+        return f"{start}\n{table}\n\n{end}"
 
     return _TABLE.sub(make, text)
 
